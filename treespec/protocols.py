@@ -1,0 +1,300 @@
+"""What the parts expect of each other: scorers, drafters, policies, rules and choosers.
+
+Axis letters: B rows, P prompt positions, F new nodes, N nodes, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from treespec.tree import Path, TreeBatch, Verdict
+
+
+class Capability(IntEnum):
+    """What a model can verify in one pass: nothing beyond the next token, a chain, or a tree."""
+
+    PLAIN = 0
+    CHAIN = 1
+    TREE = 2
+
+
+class Scores(NamedTuple):
+    """What one pass over new nodes returns.
+
+    `logits` [B, F, V], in the model's dtype; `hidden_states`: a tuple of [B, F, H] per layer when the scorer was asked
+    for them (feature-level drafters), else None.
+    """
+
+    logits: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class CausalScorer(Protocol):
+    """A causal language model with a cache that grows by trees and is cut back to paths.
+
+    Pending nodes are those scored since the last commit, numbered in the order in which they came.
+    """
+
+    @property
+    def capability(self) -> Capability: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def prefill(self, ids: Tensor, mask: Tensor) -> None:
+        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0."""
+        ...
+
+    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+        """Score F new pending nodes in one pass.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F], ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding.
+        """
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        ...
+
+
+class History:
+    """The committed tokens of every row, left padding included: what logits processors and drafters look back on.
+
+    Rows are ragged: `lengths[b]` tokens of row b are valid.
+    """
+
+    def __init__(self, prompt_ids: Tensor, prompt_mask: Tensor) -> None:
+        """prompt_ids int64 [B, P]; prompt_mask bool [B, P], False on left padding."""
+        self._buffer = prompt_ids.clone()
+        self.lengths = [prompt_ids.shape[1]] * prompt_ids.shape[0]
+        self.num_padding: list[int] = (~prompt_mask).sum(1).tolist()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def last_tokens(self) -> Tensor:
+        """int64 [B]: the roots of the next trees."""
+        index = torch.tensor(self.lengths, device=self._buffer.device) - 1
+        return self._buffer.gather(1, index.unsqueeze(1)).squeeze(1)
+
+    def row(self, row: int) -> Tensor:
+        """int64 [length], left padding included (as plain `generate` shows it to its processors)."""
+        return self._buffer[row, : self.lengths[row]]
+
+    def tokens(self, row: int) -> Tensor:
+        """int64 [length], without the left padding."""
+        return self._buffer[row, self.num_padding[row] : self.lengths[row]]
+
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        end = self.lengths[row] + len(tokens)
+        if end > self._buffer.shape[1]:
+            room = max(end, 2 * self._buffer.shape[1])
+            self._buffer = torch.nn.functional.pad(self._buffer, (0, room - self._buffer.shape[1]))
+        fresh = torch.tensor(list(tokens), dtype=torch.int64)
+        self._buffer[row, self.lengths[row] : end] = fresh.to(self._buffer.device, non_blocking=True)
+        self.lengths[row] = end
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._buffer = self._buffer[torch.tensor(rows, device=self._buffer.device)]
+        self.lengths = [self.lengths[b] for b in rows]
+        self.num_padding = [self.num_padding[b] for b in rows]
+
+
+class PathProcessors(Protocol):
+    """The caller's logits processors, applied along paths of a tree."""
+
+    @property
+    def is_path_free(self) -> bool:
+        """True when no processor looks at the tokens before the position (temperature, top-k, top-p, min-p, none)."""
+        ...
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        """Processed scores float32 [M, V] from raw logits [M, V] of positions that end the ids int64 [M, L].
+
+        `row` is the row's number in the caller's batch (some processors index by it).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a drafter gets at the start of a call. `history` is the engine's own and is always up to date."""
+
+    history: History
+    is_sampling: bool
+    processors: PathProcessors
+    generator: torch.Generator
+    device: torch.device
+    vocab_size: int
+    row_ids: list[int]
+    """The caller's batch row of every row still at work, kept up to date by the engine."""
+
+
+@dataclass(frozen=True)
+class VerifiedStep:
+    """One verified step, as drafters and statistics see it. The history already holds the emitted tokens."""
+
+    trees: TreeBatch
+    verdicts: list[Verdict]
+    scores: Scores
+    emitted: list[list[int]]
+    """Tokens appended to each row: the accepted draft tokens and the next token, cut where generation stopped."""
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A source of token trees. One drafter serves one call of generation at a time."""
+
+    def start(self, session: Session) -> None:
+        """Forget the last call and read the prompt. Tables that learn across calls stay."""
+        ...
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees for all rows whose roots are `history.last_tokens`, no deeper than `max_depth` (>= 1)."""
+        ...
+
+    def commit(self, step: VerifiedStep) -> None:
+        """Learn what became of the last trees."""
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order: the others have finished."""
+        ...
+
+
+class Proposal(NamedTuple):
+    """Next-token laws of F nodes per row, dense or as candidates.
+
+    Dense: `probs` float [B, F, V] and `tokens` None: an exact law that may be sampled from. Candidates: `tokens` int64
+    [B, F, K] in order of decreasing value and `probs` float [B, F, K], estimates that need not sum to one and are zero
+    where there is no candidate: children can only be selected.
+    """
+
+    probs: Tensor
+    tokens: Tensor | None = None
+
+
+class DraftSource(Protocol):
+    """What a policy grows its tree from, one level of expanded nodes at a time."""
+
+    @property
+    def root_tokens(self) -> Tensor:
+        """int64 [B]."""
+        ...
+
+    @property
+    def is_sampling(self) -> bool: ...
+
+    @property
+    def generator(self) -> torch.Generator: ...
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """Next-token laws of F more nodes, computed in one pass.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F]: the number of an earlier *expanded* node, counted over all calls since the root, -1
+                for the root itself (the first call, F = 1), -2 for padding.
+        """
+        ...
+
+
+class TreePolicy(Protocol):
+    """How a tree is shaped: which nodes are expanded and which children they get."""
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes of a tree, root included."""
+        ...
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """Grow one tree per row, no deeper than `max_depth`."""
+        ...
+
+
+class VerifiableTree(Protocol):
+    """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    def children(self, node: int) -> Sequence[int]:
+        """Child ids in verification order."""
+        ...
+
+    def token(self, node: int) -> int: ...
+
+    def law(self, node: int) -> Any | None:
+        """The law this child was drawn from given what was drawn before it, an array [V]; None for a point mass."""
+        ...
+
+
+TargetLaw = Callable[[int], Any]
+"""Maps a node to the target law after it, an array [V], computed on demand and never changed by the rule."""
+
+
+class Chooser(Protocol):
+    """Where a rule's chance comes from: given coins and draws, or an enumeration of all of them."""
+
+    def flip(self, node: int, prob: Any) -> bool:
+        """True with probability `prob`; the coin is the one of the node that is judged."""
+        ...
+
+    def pick(self, node: int, weights: Any) -> int:
+        """An index drawn from unnormalised weights [V]; the draw is the one of the node that is drawn from."""
+        ...
+
+
+class VerificationRule(Protocol):
+    """Walks a drafted tree and decides what is kept."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_lossless(self) -> bool: ...
+
+    def check(self, trees: TreeBatch) -> None:
+        """Raise `RuleMismatchError` when the trees' proposal laws are not those that the rule admits."""
+        ...
+
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        """Judge one tree, touching only the nodes it needs. Generic over torch, numpy and rational arrays."""
+        ...
+
+
+__all__ = [
+    "Capability",
+    "CausalScorer",
+    "Chooser",
+    "DraftSource",
+    "Drafter",
+    "History",
+    "Path",
+    "PathProcessors",
+    "Proposal",
+    "Scores",
+    "Session",
+    "TargetLaw",
+    "TreePolicy",
+    "VerifiableTree",
+    "VerificationRule",
+    "VerifiedStep",
+]

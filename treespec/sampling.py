@@ -1,0 +1,75 @@
+"""Draws from given uniforms. Nothing here owns or touches a global random state.
+
+Axis letters: V vocabulary, k draws; `...` stands for any leading axes.
+"""
+
+import torch
+from torch import Tensor
+
+
+def residual(law: Tensor, draft_law: Tensor) -> Tensor:
+    """Unnormalised residual `(law - draft_law)+`, float [..., V] (Leviathan et al. 2023, equation 3)."""
+    return (law - draft_law).clamp(min=0)
+
+
+def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """`weights / sum(weights)` over the last axis, float [..., V].
+
+    Rows without any mass become `fallback` (same shape) or stay zero: never NaN.
+    """
+    total = weights.sum(-1, keepdim=True)
+    has_mass = total > 0
+    scaled = weights / torch.where(has_mass, total, torch.ones_like(total))
+    return scaled if fallback is None else torch.where(has_mass, scaled, fallback)
+
+
+def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw an index from unnormalised weights, one per leading position.
+
+    The uniform is scaled by the last cumulative sum, so float32 laws that sum to 1 - 8e-6 lose nothing, and an index
+    of zero mass is never returned while any index has mass.
+
+    Args:
+        weights: float [..., V], not negative.
+        uniform: float [...], in [0, 1).
+
+    Returns:
+        int64 [...].
+    """
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    total = cdf[..., -1:]
+    goal = uniform.to(torch.float64).unsqueeze(-1) * total
+    # u * total may round up to total itself: then the last index with mass is the right one.
+    goal = torch.minimum(goal, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, goal, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def draw_independent(law: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """k independent draws per law, duplicates kept, in drawing order: int64 [..., k]."""
+    uniform = torch.rand(*law.shape[:-1], k, dtype=torch.float64, device=law.device, generator=generator)
+    cdf = law.cumsum(-1, dtype=torch.float64)
+    total = cdf[..., -1:]
+    goal = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, goal, right=True).clamp(max=law.shape[-1] - 1)
+
+
+def draw_without_replacement(law: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """k draws without replacement per law, in drawing order, by an exponential race (Gumbel top-k, Kool et al. 2019).
+
+    The k first arrivals of independent exponential clocks with rates `law` have exactly the law of successive draws
+    from the renormalised rest.
+
+    Args:
+        law: float [..., V].
+        k: at most V; more is cut to V.
+        generator: on the law's device.
+
+    Returns:
+        tokens int64 [..., k] and is_drawn bool [..., k]: False where the law had fewer than k tokens of positive mass.
+    """
+    k = min(k, law.shape[-1])
+    clocks = torch.empty_like(law, dtype=torch.float64).exponential_(generator=generator)
+    # A larger rate rings earlier; the reciprocal turns the first arrivals into a top-k and zero mass into never.
+    speed = law.to(torch.float64) / clocks
+    top = speed.topk(k, dim=-1)
+    return top.indices, top.values > 0
