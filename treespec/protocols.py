@@ -111,6 +111,10 @@ class History:
         self._buffer[row, self.lengths[row] : end] = fresh.to(self._buffer.device, non_blocking=True)
         self.lengths[row] = end
 
+    def truncate(self, row: int, length: int) -> None:
+        """Forget the tokens of a row beyond `length`."""
+        self.lengths[row] = min(length, self.lengths[row])
+
     def select_rows(self, rows: Sequence[int]) -> None:
         self._buffer = self._buffer[torch.tensor(rows, device=self._buffer.device)]
         self.lengths = [self.lengths[b] for b in rows]
@@ -145,6 +149,8 @@ class Session:
     vocab_size: int
     row_ids: list[int]
     """The caller's batch row of every row still at work, kept up to date by the engine."""
+    policy: TreePolicy | None = None
+    """How this call's trees are to be shaped; a drafter built with a policy of its own keeps that."""
 
 
 @dataclass(frozen=True)
