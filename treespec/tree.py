@@ -226,6 +226,8 @@ class TreeBatch:
         law_index: int64 [B, N] into `laws`, or None for all -1.
         is_without_replacement: bool [B, N], or None for all False.
         is_width_fixed: see `TokenTree`.
+        values: float [B, N], the drafter's estimates that a node's whole path is accepted (the root's is 1), or None.
+            Rules never look at them.
 
     Raises:
         InvalidTreeError: wrong shapes or dtypes. Values are not read here, which would wait for the device: `is_valid`
@@ -238,6 +240,7 @@ class TreeBatch:
     law_index: Tensor | None = None
     is_without_replacement: Tensor | None = None
     is_width_fixed: bool = True
+    values: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_shapes(self, num_axes=2)
@@ -355,6 +358,7 @@ class TreeBatch:
             parents=torch.where(kept, parents, PADDING_PARENT),
             law_index=take(self.law_index),
             is_without_replacement=take(self.is_without_replacement),
+            values=take(self.values),
         )
 
 
@@ -419,6 +423,9 @@ def _check_shapes(tree: TokenTree | TreeBatch, num_axes: int = 1) -> None:
         if value is not None and (value.shape != shape or value.dtype != dtype):
             got = f"{value.dtype} {list(value.shape)}"
             raise InvalidTreeError(f"{name} must be {dtype} of tokens' shape {list(shape)}, got {got}")
+    values = getattr(tree, "values", None)
+    if values is not None and (values.shape != shape or not values.is_floating_point()):
+        raise InvalidTreeError(f"values must be float of tokens' shape {list(shape)}, got {list(values.shape)}")
     laws = tree.laws
     if laws is not None and (laws.ndim != 2 or not laws.is_floating_point()):
         raise InvalidTreeError(f"laws must be float [R, V], got {laws.dtype} {list(laws.shape)}")
