@@ -1,0 +1,60 @@
+"""Which trees a rule admits, and the error that names the rules that would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from treespec.errors import RuleMismatchError
+from treespec.protocols import VerificationRule
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
+
+ANY_FAMILY = frozenset({SELECTED, IID, WITHOUT_REPLACEMENT, MIXED})
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a rule asks of a tree: the families of its sibling groups, its shape, and how its widths were decided."""
+
+    families: frozenset[str] = ANY_FAMILY
+    is_chain_only: bool = False
+    needs_fixed_width: bool = False
+
+    def objection(self, trees: TreeBatch) -> str | None:
+        """Why the trees are not admitted, or None. Trees are only read as far as the question needs it."""
+        if self.is_chain_only and not trees.is_chain:
+            return "it verifies chains, and a node of the tree has several children"
+        if self.needs_fixed_width and not trees.is_width_fixed:
+            return "it needs every node's width fixed before its first draw (is_width_fixed)"
+        foreign = frozenset() if self.families == ANY_FAMILY else trees.families - self.families
+        if foreign:
+            return f"it admits siblings that are {_listed(self.families)}, and some are {_listed(foreign)}"
+        return None
+
+
+class AdmittingRule(VerificationRule, Protocol):
+    """A rule that says as data what it admits: every rule of this package."""
+
+    @property
+    def admission(self) -> Admission: ...
+
+
+def check_admission(name: str, admission: Admission, trees: TreeBatch) -> None:
+    """Raise for trees that the rule called `name` does not admit.
+
+    Raises:
+        RuleMismatchError: with the reason and the names of the lossless rules that admit these trees.
+    """
+    objection = admission.objection(trees)
+    if objection is None:
+        return
+    from treespec.verification import admissible_rules
+
+    raise RuleMismatchError(
+        f"rule '{name}' cannot verify this tree: {objection}; "
+        f"admissible lossless rules: {', '.join(admissible_rules(trees))}"
+    )
+
+
+def _listed(families: frozenset[str]) -> str:
+    return " or ".join(sorted(families)) or "of no family"

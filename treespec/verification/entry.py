@@ -1,0 +1,148 @@
+"""`verify`: the verification of a tree or a batch of trees as one function, for loops written by hand."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
+from treespec.protocols import VerificationRule
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.verification.chooser import GivenChooser
+
+_LAW_TOLERANCE = 1e-3
+
+
+@overload
+def verify(
+    tree: TokenTree,
+    target_probs: Tensor,
+    rule: str | VerificationRule = ...,
+    *,
+    coins: Tensor | None = ...,
+    draws: Tensor | None = ...,
+    generator: torch.Generator | None = ...,
+) -> Verdict: ...
+
+
+@overload
+def verify(
+    tree: TreeBatch,
+    target_probs: Tensor,
+    rule: str | VerificationRule = ...,
+    *,
+    coins: Tensor | None = ...,
+    draws: Tensor | None = ...,
+    generator: torch.Generator | None = ...,
+) -> list[Verdict]: ...
+
+
+def verify(
+    tree: TokenTree | TreeBatch,
+    target_probs: Tensor,
+    rule: str | VerificationRule = "auto",
+    *,
+    coins: Tensor | None = None,
+    draws: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Verdict | list[Verdict]:
+    """Decide which drafted tokens are kept, and the token that follows them.
+
+    Args:
+        tree: one tree of N nodes, or a batch of B.
+        target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target law after every node, logits
+            processors applied. Rows of padding are not read.
+        rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
+        coins: float [N] (a batch: [B, N]) in [0, 1), one per judged node; drawn from `generator` when left out.
+        draws: likewise, one per node that a token is drawn from; must share no noise with coins or drafting.
+        generator: source of what was left out, on the device of `target_probs`; None is torch's global one.
+
+    Returns:
+        A Verdict, or one per row of the batch.
+
+    Raises:
+        InvalidTreeError: the tree and `target_probs` do not fit, or the tree's values are not those of a drafted tree.
+        VocabularyMismatchError: the draft's laws and the target's have different vocabularies, or a token has no law.
+        LogitsError: a target law is not finite, is negative or does not sum to one.
+        RuleMismatchError: the rule does not admit the tree.
+        ConfigError: an unknown rule; coins or draws of a wrong shape, dtype or range.
+    """
+    if isinstance(tree, TokenTree):
+        coins, draws = (None if values is None else values.unsqueeze(0) for values in (coins, draws))
+        return _verify_batch(TreeBatch.from_trees([tree]), target_probs.unsqueeze(0), rule, coins, draws, generator)[0]
+    return _verify_batch(tree, target_probs, rule, coins, draws, generator)
+
+
+def _verify_batch(
+    trees: TreeBatch,
+    target_probs: Tensor,
+    rule: str | VerificationRule,
+    coins: Tensor | None,
+    draws: Tensor | None,
+    generator: torch.Generator | None,
+) -> list[Verdict]:
+    from treespec.verification import resolve
+
+    _check_shapes(trees, target_probs)
+    resolved = resolve(rule, True, trees)
+    coins = _uniforms("coins", coins, trees, target_probs.device, generator)
+    draws = _uniforms("draws", draws, trees, target_probs.device, generator)
+    _check_values(trees, target_probs)
+    return [
+        resolved.walk(tree, target_probs[b].__getitem__, GivenChooser(coins[b].tolist(), draws[b].tolist()))
+        for b, tree in enumerate(trees.trees)
+    ]
+
+
+def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
+    if target_probs.shape[:-1] != trees.tokens.shape:
+        raise InvalidTreeError(
+            f"target_probs must hold one law per node, {[*trees.tokens.shape, 'V']}, got {list(target_probs.shape)}"
+        )
+    if target_probs.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(
+            f"target_probs must be float32 or float64, got {target_probs.dtype}: take the softmax in float32"
+        )
+    if trees.laws is not None and trees.laws.shape[1] != target_probs.shape[-1]:
+        raise VocabularyMismatchError(
+            f"the tree's proposal laws cover {trees.laws.shape[1]} tokens, the target's laws {target_probs.shape[-1]}"
+        )
+
+
+def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
+    is_node = trees.parents != PADDING_PARENT
+    vocab_size = target_probs.shape[-1]
+    is_outside = (trees.tokens < 0) | (trees.tokens >= vocab_size)
+    is_child = is_node & (trees.parents >= 0)
+    if (is_outside & is_child).any():
+        raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
+    if not trees.is_valid:
+        raise InvalidTreeError(
+            "the trees are not drafted trees: parents must stand before children and padding last, laws must sum to "
+            "one, and no drawn token may have probability zero (TokenTree names the fault when built row by row)"
+        )
+    # NaN fails both comparisons, so `not (good)` rather than `bad`.
+    is_law = (target_probs >= 0).all(-1) & ((target_probs.sum(-1) - 1).abs() <= _LAW_TOLERANCE)
+    if not (is_law | ~is_node).all():
+        row, node = (int(i) for i in (~is_law & is_node).nonzero()[0])
+        total, low = float(target_probs[row, node].sum()), float(target_probs[row, node].min())
+        raise LogitsError(
+            f"target_probs of row {row}, node {node} are not a law: their sum is {total:.6g}, the least is {low:.6g}; "
+            "give probabilities, not logits"
+        )
+
+
+def _uniforms(
+    name: str, values: Tensor | None, trees: TreeBatch, device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    """The caller's coins or draws, checked, or fresh ones: float64 [B, N] in [0, 1)."""
+    if values is None:
+        return torch.rand(trees.tokens.shape, dtype=torch.float64, device=device, generator=generator)
+    if values.shape != trees.tokens.shape or not values.is_floating_point():
+        expected, got = list(trees.tokens.shape), f"{values.dtype} {list(values.shape)}"
+        raise ConfigError(f"{name} must be one float per node, {expected}, got {got}")
+    if not ((values >= 0) & (values < 1)).all():
+        raise ConfigError(f"{name} must lie in [0, 1), got values from {float(values.min())} to {float(values.max())}")
+    return values
