@@ -1,0 +1,251 @@
+"""The public face on tiny real models: the same tokens, stops, scores and streams as plain `generate`."""
+
+import pytest
+import torch
+from tiny import noisy_copy, prompt, tiny_llama
+from transformers.generation.streamers import BaseStreamer
+
+import treespec
+from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.policies import BestFirst, Chain, KAry
+
+NUM_NEW = 24
+OPTIONS = {"max_new_tokens": NUM_NEW, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return noisy_copy(target)
+
+
+def padded_batch(num_rows=3, length=14):
+    """Left-padded prompts of different lengths, with their mask."""
+    ids, mask = prompt(num_rows, length), torch.ones(num_rows, length, dtype=torch.long)
+    for row in range(num_rows):
+        mask[row, : 2 * row] = 0
+        ids[row, : 2 * row] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+TREES = {
+    "chain": Chain(4),
+    "paths": [(0,), (1,), (0, 0), (0, 1)],
+    "k-ary": KAry((2, 2, 1)),
+    "best-first": BestFirst(12),
+    "int": 8,
+}
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_greedy_equals_plain(target, draft, tree, num_rows):
+    inputs = padded_batch(num_rows)
+    plain = target.generate(**inputs, **OPTIONS)
+    speculation = treespec.TreeSpeculation(draft, tree=tree)
+    assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    assert speculation.stats.num_accepted_tokens > 0
+    assert speculation.stats.num_emitted_tokens == num_rows * NUM_NEW
+    assert speculation.stats.num_target_passes < NUM_NEW
+
+
+@pytest.mark.parametrize("drafter", [TokenRecycling, SuffixLookup, lambda: [TokenRecycling(), SuffixLookup()]])
+def test_training_free_drafters_equal_plain(target, drafter):
+    inputs = padded_batch()
+    plain = target.generate(**inputs, **OPTIONS)
+    speculation = treespec.TreeSpeculation(drafter(), tree=8)
+    for _ in range(2):  # the second call starts with what the tables learnt
+        assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    assert speculation.total_stats.num_emitted_tokens == 2 * 3 * NUM_NEW
+
+
+PROCESSORS = {
+    "repetition": {"repetition_penalty": 1.8},
+    "no-repeat-ngram": {"no_repeat_ngram_size": 2},
+    "bad-words": {"bad_words_ids": [[5], [7, 9]]},
+    "sequence-bias": {"sequence_bias": [[[4], 3.0], [[6, 8], -5.0]]},
+    "min-length": {"min_new_tokens": 10, "eos_token_id": list(range(1, 20))},
+    "suppress": {"suppress_tokens": [1, 2, 3], "begin_suppress_tokens": [8, 9]},
+    "forced-eos": {"forced_eos_token_id": 11},
+    "encoder-penalty": {"encoder_repetition_penalty": 1.5},
+    "prefix": {"prefix_allowed_tokens_fn": lambda row, ids: [3 + row, 9, 10 + len(ids) % 5, 30, 31]},
+}
+
+
+@pytest.mark.parametrize("options", PROCESSORS.values(), ids=PROCESSORS.keys())
+def test_processors_run_along_every_path(target, draft, options):
+    inputs = padded_batch()
+    plain = target.generate(**inputs, **OPTIONS, **options)
+    unprocessed = target.generate(**inputs, **OPTIONS)
+    speculation = treespec.TreeSpeculation(draft, tree=12)
+    assert torch.equal(target.generate(**inputs, **OPTIONS, **options, custom_generate=speculation), plain)
+    assert not torch.equal(plain, unprocessed), "the processor must matter"
+
+
+def test_eos_stops_rows_at_the_same_token(target, draft):
+    inputs = padded_batch()
+    eos = target.generate(**inputs, **OPTIONS)[:, 18:22].flatten().tolist()
+    plain = target.generate(**inputs, **OPTIONS, eos_token_id=eos)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    assert torch.equal(target.generate(**inputs, **OPTIONS, eos_token_id=eos, custom_generate=speculation), plain)
+    assert plain.shape[1] < 14 + NUM_NEW
+
+
+class StopAfter:
+    """A custom criterion on the tokens themselves."""
+
+    def __init__(self, tokens):
+        self.tokens = set(tokens)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([len(self.tokens & set(row[14:].tolist())) >= 2 for row in input_ids])
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("eos", [None, [63]])
+def test_custom_criteria_are_asked_after_every_token(target, draft, num_rows, eos):
+    inputs = padded_batch(num_rows)
+    tokens = target.generate(**inputs, **OPTIONS)[:, 14:][:, ::4].flatten().tolist()
+    options = {**OPTIONS, "stopping_criteria": [StopAfter(tokens)], "eos_token_id": eos}
+    plain = target.generate(**inputs, **options)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    assert torch.equal(target.generate(**inputs, **options, custom_generate=speculation), plain)
+    assert plain.shape[1] < 14 + NUM_NEW
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 3, 5])
+def test_lengths_are_exact(target, draft, num_new):
+    ids = prompt(2)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    out = target.generate(ids, max_new_tokens=num_new, do_sample=False, custom_generate=speculation)
+    assert torch.equal(out, target.generate(ids, max_new_tokens=num_new, do_sample=False))
+    by_length = target.generate(ids, max_length=ids.shape[1] + num_new, do_sample=False, custom_generate=speculation)
+    assert torch.equal(by_length, out)
+
+
+def test_one_token_prompt(target, draft):
+    ids = prompt(2, length=1)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    out = target.generate(ids, **OPTIONS, custom_generate=speculation)
+    assert torch.equal(out, target.generate(ids, **OPTIONS))
+
+
+def test_scores_and_logits_of_emitted_tokens(target, draft):
+    inputs = padded_batch()
+    options = {
+        **OPTIONS,
+        "repetition_penalty": 1.3,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    plain = target.generate(**inputs, **options)
+    out = target.generate(**inputs, **options, custom_generate=treespec.TreeSpeculation(draft, tree=8))
+    assert torch.equal(out.sequences, plain.sequences)
+    for name in ("scores", "logits"):
+        ours, theirs = getattr(out, name), getattr(plain, name)
+        assert len(ours) == len(theirs) == NUM_NEW
+        torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), atol=1e-3, rtol=1e-4)
+
+
+def test_num_return_sequences_and_seeds(target, draft):
+    ids = prompt(2)
+    options = {"max_new_tokens": 12, "do_sample": True, "num_return_sequences": 3}
+
+    def run(seed):
+        return target.generate(ids, **options, custom_generate=treespec.TreeSpeculation(draft, tree=8, seed=seed))
+
+    assert run(5).shape == (6, ids.shape[1] + 12)
+    assert torch.equal(run(5), run(5))
+    assert not torch.equal(run(5), run(6))
+    torch.manual_seed(0)
+    first = run(None)
+    torch.manual_seed(0)
+    assert torch.equal(run(None), first)
+    assert not torch.equal(run(None), first)
+
+
+class Chunks(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.chunks, self.num_ends = [], 0
+
+    def put(self, value):
+        self.chunks.append(value)
+
+    def end(self):
+        self.num_ends += 1
+
+
+def test_streaming_in_accepted_chunks(target, draft):
+    ids, chunks = prompt(1), Chunks()
+    speculation = treespec.TreeSpeculation(draft, tree=8, streamer=chunks)
+    out = target.generate(ids, **OPTIONS, custom_generate=speculation)
+    assert torch.equal(torch.cat(chunks.chunks, dim=1), out)
+    assert chunks.num_ends == 1
+    assert len(chunks.chunks) - 1 == speculation.stats.num_target_passes
+
+
+def test_treespec_generate_takes_a_streamer_and_ends_it_after_an_error(target, draft):
+    ids, chunks = prompt(1), Chunks()
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    out = treespec.generate(target, {"input_ids": ids}, speculation, streamer=chunks, **OPTIONS)
+    assert torch.equal(out, treespec.generate(target, ids, speculation, **OPTIONS))
+    assert torch.equal(torch.cat(chunks.chunks, dim=1), out)
+    assert speculation.streamer is None
+    failing = Chunks()
+    with pytest.raises(treespec.UnsupportedModeError):
+        treespec.generate(target, prompt(2), speculation, streamer=failing, **OPTIONS)
+    assert failing.num_ends == 1
+
+
+def test_records_and_statistics_agree(target, draft):
+    speculation = treespec.TreeSpeculation(draft, tree=8, record_steps=True)
+    out = target.generate(**padded_batch(), **OPTIONS, custom_generate=speculation)
+    stats, steps = speculation.stats, speculation.steps
+    assert len(steps) == stats.num_target_passes
+    emitted = [[], [], []]
+    for step in steps:
+        for row, tokens in zip(step.rows, step.emitted, strict=True):
+            emitted[row] += tokens
+    assert emitted == out[:, 14:].tolist()
+    assert sum(stats.acceptance_histogram.values()) == stats.num_drafts == sum(len(step.rows) for step in steps)
+    accepted = sum(k * count for k, count in stats.acceptance_histogram.items())
+    assert accepted == stats.num_accepted_tokens == sum(stats.num_accepted_at_node.values())
+    assert accepted == sum(stats.num_accepted_at_depth.values()) == sum(stats.num_accepted_at_rank.values())
+    assert stats.mean_acceptance_length == 1 + accepted / stats.num_drafts
+    assert stats.num_emitted_tokens == 3 * NUM_NEW
+    assert all(0 <= share <= 1 for share in (*stats.acceptance_per_depth.values(), *stats.acceptance_per_node.values()))
+    assert stats.seconds["target"] > 0
+
+
+def test_static_cache(target, draft):
+    inputs = padded_batch()
+    plain = target.generate(**inputs, **OPTIONS)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    out = target.generate(**inputs, **OPTIONS, cache_implementation="static", custom_generate=speculation)
+    assert torch.equal(out, plain)
+
+
+def test_from_config_speaks_vllm(target, draft):
+    ids = prompt(1)
+    plain = target.generate(ids, **OPTIONS)
+    configs = [
+        {
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": 3,
+            "speculative_token_tree": "[(0,), (1,), (0, 0)]",
+        },
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3},
+        {"method": "suffix", "num_speculative_tokens": 4},
+        {"method": "token_recycling", "num_speculative_tokens": 4},
+    ]
+    for config in configs:
+        speculation = treespec.from_config(config)
+        assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)

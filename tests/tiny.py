@@ -1,0 +1,44 @@
+"""Tiny random models for the tests: real architectures, small enough for milliseconds."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def tiny_llama(vocab_size: int = 64, seed: int = 0, num_layers: int = 2, **options) -> LlamaForCausalLM:
+    """A random llama whose logits have a standard deviation above one, so that its choices are not near-ties."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval()
+    torch.set_rng_state(state)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def noisy_copy(model: LlamaForCausalLM, noise: float = 0.05, seed: int = 1) -> LlamaForCausalLM:
+    """A draft of the model: the same weights with noise, so that it agrees often but not always."""
+    draft = LlamaForCausalLM(model.config).eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+    return draft
+
+
+def prompt(num_rows: int = 1, length: int = 12, vocab_size: int = 64, seed: int = 3) -> torch.Tensor:
+    """Random ids int64 [num_rows, length], none of them the pad token 0."""
+    return torch.randint(1, vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(seed))

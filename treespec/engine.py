@@ -1,0 +1,252 @@
+"""The loop: draft a tree, score it, verify it, commit the accepted path, for every row at once.
+
+A chain is a tree of width one and plain decoding a tree of one node: there is no second engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from treespec.errors import InvalidTreeError, UnsupportedModelError
+from treespec.laws import NoProcessors, TargetLaws
+from treespec.protocols import (
+    Capability,
+    CausalScorer,
+    Drafter,
+    History,
+    PathProcessors,
+    Session,
+    TreePolicy,
+    VerificationRule,
+    VerifiedStep,
+)
+from treespec.stats import SpeculationStats, StepRecord
+from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
+from treespec.verification import ArgmaxChooser, GivenChooser, resolve, verify_dense
+
+
+class Stopping(Protocol):
+    """Where generation ends."""
+
+    def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:
+        """How many of the new tokens are kept, up to and including the one that stops the row; None: go on.
+
+        `ids` int64 [L] holds the whole row, left padding and new tokens included; `row` is the caller's batch row.
+        """
+        ...
+
+    def max_new(self, row: int, length: int, num_padding: int) -> int:
+        """How many tokens a row of `length` ids, `num_padding` of them padding, may still get."""
+        ...
+
+
+class Streams(NamedTuple):
+    """Three independent random streams: what one uses never shifts another."""
+
+    draft: torch.Generator
+    coins: torch.Generator
+    draws: torch.Generator
+
+    @classmethod
+    def from_seed(cls, seed: int | None, device: torch.device) -> Streams:
+        """`seed=None` takes one draw from torch's default generator, so that `torch.manual_seed` is enough."""
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        parent = torch.Generator().manual_seed(seed)
+        seeds = torch.randint(2**62, (3,), generator=parent).tolist()
+        return cls(*(torch.Generator(device).manual_seed(s) for s in seeds))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything one call of `speculate` needs beside the models.
+
+    Args:
+        prompt_ids: int64 [B, P], P >= 1, left-padded.
+        prompt_mask: bool [B, P], False on padding.
+        stopping: where each row ends.
+        policy: how trees are shaped, for drafters that have no policy of their own.
+        verification: "auto", a rule's name or a rule.
+        processors: the caller's logits processors.
+        is_sampling: False decodes greedily.
+        seed: of all random streams; None takes one draw from torch's default generator.
+        on_tokens: called with (row, tokens) as soon as tokens are final.
+        on_laws: called with (row, laws, index of the row in the laws, verdict path) before a row's tokens are final.
+        has_records: keep one `StepRecord` per step.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    stopping: Stopping
+    policy: TreePolicy | None = None
+    verification: str | VerificationRule = "auto"
+    processors: PathProcessors = field(default_factory=NoProcessors)
+    is_sampling: bool = True
+    seed: int | None = None
+    on_tokens: Callable[[int, list[int]], None] | None = None
+    on_laws: Callable[[int, TargetLaws, int, tuple[int, ...]], None] | None = None
+    has_records: bool = False
+
+
+@dataclass
+class Result:
+    """`tokens[b]`: everything emitted for row b; counters; step records if asked for."""
+
+    tokens: list[list[int]]
+    stats: SpeculationStats
+    records: list[StepRecord]
+
+
+@torch.no_grad()
+def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Result:
+    """Decode every row of `request` until it stops, drafting with `drafter` and verifying with `target`.
+
+    With any lossless rule the output law is the target's own under the given processors.
+
+    Raises:
+        InvalidTreeError, RuleMismatchError: what the drafter proposed is no tree, or not one the rule admits.
+        LogitsError: the target's logits give no law.
+        UnsupportedModelError: the drafter proposed a shape that the target cannot score.
+    """
+    run = _Run(target, drafter, request)
+    with run.stats.timed("prefill"):
+        target.prefill(request.prompt_ids[:, :-1], request.prompt_mask[:, :-1])
+        drafter.start(run.session)
+    while run.rows:
+        before = dict(run.stats.seconds)
+        with run.stats.timed("draft"):
+            trees = run.draft()
+        with run.stats.timed("target"):
+            scores = target.extend(trees.tokens, trees.parents)
+        with run.stats.timed("verify"):
+            laws = TargetLaws(trees, scores.logits, run.history, request.processors, run.rows, request.is_sampling)
+            verdicts = run.verify(trees, laws)
+        with run.stats.timed("commit"):
+            emitted, finished = run.emit(verdicts, laws)
+            target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
+            drafter.commit(VerifiedStep(trees, verdicts, scores, emitted))
+        run.record(trees, verdicts, emitted, before)
+        run.leave(finished)
+    return Result(run.outputs, run.stats, run.records)
+
+
+def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Tensor, draws: Tensor) -> list[Verdict]:
+    """Verify every tree of a batch with the fast form of `rule` that suits the device.
+
+    On a CPU each row is walked and only the nodes that the rule visits get a law; on an accelerator all laws are dense
+    and one copy brings every verdict to the host.
+
+    Args:
+        coins, draws: float [B, N], uniforms in [0, 1) indexed by the node judged and the node drawn from.
+    """
+    if trees.device.type != "cpu":
+        return verify_dense(rule, trees, laws.dense(), coins, draws)
+    if not bool(trees.is_valid):
+        raise InvalidTreeError(
+            "the drafter proposed an invalid tree: a child before its parent, a law that does not sum to one, or a "
+            "drawn token that its proposal law gives probability zero"
+        )
+    is_greedy_walk = not laws.is_sampling and rule.name == "target_walk"
+    verdicts = []
+    for row, tree in enumerate(trees.trees):
+        law = partial(laws.scores if is_greedy_walk else laws.law, row)
+        chooser = ArgmaxChooser() if is_greedy_walk else GivenChooser(coins[row], draws[row])
+        verdicts.append(rule.walk(tree, law, chooser))
+    return verdicts
+
+
+class _Run:
+    """The state of one call."""
+
+    def __init__(self, target: CausalScorer, drafter: Drafter, request: Request) -> None:
+        self.target, self.drafter, self.request = target, drafter, request
+        self.streams = Streams.from_seed(request.seed, target.device)
+        self.history = History(request.prompt_ids, request.prompt_mask)
+        self.stats, self.records = SpeculationStats(), []
+        self.rows = list(range(request.prompt_ids.shape[0]))
+        self.outputs: list[list[int]] = [[] for _ in self.rows]
+        self.session = Session(
+            history=self.history,
+            is_sampling=request.is_sampling,
+            processors=request.processors,
+            generator=self.streams.draft,
+            device=target.device,
+            vocab_size=target.vocab_size,
+            row_ids=self.rows,
+            policy=request.policy,
+        )
+
+    def draft(self) -> TreeBatch:
+        """Trees no deeper than each row has room for: a path of depth d emits d + 1 tokens."""
+        room = [self._room(b) - 1 for b in range(len(self.rows))]
+        if self.target.capability == Capability.PLAIN or max(room) < 1:
+            return self._roots()
+        trees = self.drafter.propose(max(room))
+        if trees.max_nodes > 1 + min(room):
+            trees = trees.limit_depth(room)
+        if self.target.capability == Capability.CHAIN and not trees.is_chain:
+            raise UnsupportedModelError("the target verifies chains only, but the drafter proposed branches: use Chain")
+        return trees
+
+    def _room(self, index: int) -> int:
+        history = self.history
+        return self.request.stopping.max_new(self.rows[index], history.lengths[index], history.num_padding[index])
+
+    def _roots(self) -> TreeBatch:
+        tokens = self.history.last_tokens.unsqueeze(1)
+        return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT))
+
+    def verify(self, trees: TreeBatch, laws: TargetLaws) -> list[Verdict]:
+        rule = resolve(self.request.verification, self.request.is_sampling, trees)
+        shape = trees.tokens.shape
+        coins, draws = (
+            torch.rand(shape, dtype=torch.float64, device=trees.device, generator=stream)
+            for stream in (self.streams.coins, self.streams.draws)
+        )
+        return judge(rule, trees, laws, coins, draws)
+
+    def emit(self, verdicts: Sequence[Verdict], laws: TargetLaws) -> tuple[list[list[int]], list[bool]]:
+        """Append the accepted tokens and the next token of every row, cut where generation stops."""
+        emitted, finished = [], []
+        for index, verdict in enumerate(verdicts):
+            row, tree = self.rows[index], laws.trees.trees[index]
+            tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
+            tokens = tokens[: self._room(index)]
+            if self.request.on_laws:
+                self.request.on_laws(row, laws, index, verdict.path[: len(tokens)])
+            self.history.append(index, tokens)
+            num_kept = self.request.stopping.num_kept(row, self.history.row(index), tokens)
+            if num_kept is not None:
+                self.history.truncate(index, self.history.lengths[index] - len(tokens) + num_kept)
+                tokens = tokens[:num_kept]
+            self.outputs[row] += tokens
+            if self.request.on_tokens:
+                self.request.on_tokens(row, tokens)
+            emitted.append(tokens)
+            finished.append(num_kept is not None)
+        return emitted, finished
+
+    def record(
+        self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]
+    ) -> None:
+        self.stats.record(trees.trees, verdicts, emitted)
+        if self.request.has_records:
+            seconds = {phase: total - before[phase] for phase, total in self.stats.seconds.items()}
+            self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds))
+
+    def leave(self, finished: Sequence[bool]) -> None:
+        """Rows that have finished leave the work."""
+        if not any(finished):
+            return
+        stay = [b for b, is_done in enumerate(finished) if not is_done]
+        self.rows[:] = [self.rows[b] for b in stay]
+        if stay:
+            self.history.select_rows(stay)
+            self.target.select_rows(stay)
+            self.drafter.select_rows(stay)

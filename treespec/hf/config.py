@@ -1,0 +1,72 @@
+"""Speculation from vLLM's words: the keys of its `speculative_config`, read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.errors import ConfigError
+from treespec.hf.generate import TreeSpeculation
+from treespec.policies import Chain, Paths
+from treespec.protocols import Drafter
+from treespec.tree import parse_paths
+
+_KEYS: dict[str, set[str]] = {
+    "draft_model": {"model"},
+    "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
+    "suffix": set(),
+    "token_recycling": set(),
+}
+_COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
+
+
+def from_config(config: Mapping[str, Any], **options: Any) -> TreeSpeculation:
+    """Build a `TreeSpeculation` from a configuration in vLLM's words.
+
+    Args:
+        config: `method` ("draft_model", "ngram", "suffix", or treespec's own "token_recycling"), `model` (a name, a
+            folder or a loaded model, for "draft_model"), `num_speculative_tokens` (draft tokens a step) and, optionally,
+            `speculative_token_tree` (a list of rank paths as a literal, by default a chain); "ngram" also takes
+            `prompt_lookup_max` and `prompt_lookup_min`.
+        options: keyword arguments of `TreeSpeculation` beside `tree`.
+
+    Raises:
+        ConfigError: an unknown method or key, a missing key, or a tree whose size is not `num_speculative_tokens`.
+    """
+    method = config.get("method")
+    if method not in _KEYS:
+        raise ConfigError(f"method must be one of {sorted(_KEYS)}, got {method!r}")
+    unknown = sorted(set(config) - _COMMON - _KEYS[method])
+    if unknown:
+        raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | _KEYS[method])}")
+    return TreeSpeculation(_drafter(method, config), tree=_tree(config), **options)
+
+
+def _tree(config: Mapping[str, Any]) -> Chain | Paths:
+    count = config.get("num_speculative_tokens")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(f"num_speculative_tokens must be a positive int, got {count!r}")
+    literal = config.get("speculative_token_tree")
+    if literal is None:
+        return Chain(count)
+    paths = parse_paths(literal)
+    if len(paths) != count:
+        raise ConfigError(f"speculative_token_tree has {len(paths)} nodes, but num_speculative_tokens is {count}")
+    return Paths(paths)
+
+
+def _drafter(method: str, config: Mapping[str, Any]) -> Drafter | PreTrainedModel:
+    if method == "draft_model":
+        model = config.get("model")
+        if not isinstance(model, (str, PreTrainedModel)):
+            raise ConfigError(f"method 'draft_model' needs 'model': a name, a folder or a loaded model, got {model!r}")
+        return AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
+    if method == "token_recycling":
+        return TokenRecycling()
+    if method == "suffix":
+        return SuffixLookup()
+    longest, shortest = config.get("prompt_lookup_max", 5), config.get("prompt_lookup_min", 1)
+    return SuffixLookup(max_match=longest, min_match=shortest)

@@ -1,0 +1,237 @@
+"""The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from treespec.drafters import DraftModel, Merge
+from treespec.engine import Request, Result, speculate
+from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.hf.modes import check_mode, check_positions, prompt_mask
+from treespec.hf.processors import TreeProcessors
+from treespec.hf.recording import EmittedScores
+from treespec.hf.stopping import TreeStopping
+from treespec.hf.target import make_scorer
+from treespec.policies import as_policy
+from treespec.protocols import Drafter, TreePolicy, VerificationRule
+from treespec.stats import SpeculationStats, StepRecord
+from treespec.verification import get_rule
+
+AnyDrafter = Drafter | PreTrainedModel
+Output = Tensor | GenerateDecoderOnlyOutput
+
+
+class TreeSpeculation:
+    """Speculative decoding by token trees, as `model.generate(..., custom_generate=TreeSpeculation(drafter))`.
+
+    The output law is the model's own: identical tokens when greedy (near-ties in floating point aside), the same law
+    when sampling. The object holds the options and is reusable, one call at a time.
+
+    Args:
+        drafter: a `Drafter`, a causal language model with the target's vocabulary, or a list of them to be merged.
+        tree: a `TreePolicy`, a list of rank paths (or its literal), or a node budget, root included.
+        verification: "auto" (target walk for selected children, otherwise traversal), a rule's name, or a rule.
+        tokenizer: needed for `stop_strings` only.
+        streamer: gets the prompt, every accepted chunk int64 [1, k] and `end()`; batch size one.
+        stop_strings: strings that end a row (transformers' own `stop_strings=` cannot reach a custom_generate object).
+        seed: of the draft, coin and target streams; None takes one draw from torch's default generator per call.
+        record_steps: keep one `StepRecord` per step of the last call in `steps`.
+
+    Raises:
+        ConfigError: an option of the wrong kind or out of range, an unknown rule.
+    """
+
+    def __init__(
+        self,
+        drafter: AnyDrafter | Sequence[AnyDrafter],
+        *,
+        tree: TreePolicy | str | Sequence[Sequence[int]] | int = 16,
+        verification: str | VerificationRule = "auto",
+        tokenizer: Any = None,
+        streamer: BaseStreamer | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        record_steps: bool = False,
+    ) -> None:
+        if stop_strings is not None and tokenizer is None:
+            raise ConfigError("stop_strings need the tokenizer: TreeSpeculation(..., tokenizer=tokenizer)")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ConfigError(f"seed must be an int or None, got {seed!r}")
+        self.drafter = as_drafter(drafter)
+        self.policy = as_policy(tree)
+        self.verification = verification if verification == "auto" else get_rule(verification)
+        self.tokenizer, self.streamer, self.stop_strings = tokenizer, streamer, stop_strings
+        self.seed, self.record_steps = seed, record_steps
+        self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
+        self.steps: list[StepRecord] = []
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Output:
+        """What `generate` calls when everything is prepared: input_ids int64 [B, P] to sequences int64 [B, P + new].
+
+        Raises:
+            TreespecError: see `check_mode`, `speculate` and `make_scorer`.
+        """
+        try:
+            check_mode(model, input_ids, generation_config, model_kwargs)
+            mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
+            check_positions(model_kwargs.get("position_ids"), mask)
+            if self.streamer is not None:
+                self._stream_prompt(input_ids)
+            call = _Call(self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config)
+            return call.run(model_kwargs.get("past_key_values"))
+        finally:
+            if self.streamer is not None:
+                self.streamer.end()
+
+    def _stream_prompt(self, input_ids: Tensor) -> None:
+        if input_ids.shape[0] > 1:
+            raise UnsupportedModeError(f"a streamer follows one row, the batch has {input_ids.shape[0]}")
+        assert self.streamer is not None
+        self.streamer.put(input_ids.cpu())
+
+    @contextmanager
+    def overridden(self, **options: Any) -> Iterator[TreeSpeculation]:
+        """The object with other options for the time of a `with` block; None leaves an option as it is."""
+        kept = {name: getattr(self, name) for name, value in options.items() if value is not None}
+        try:
+            for name in kept:
+                setattr(self, name, options[name])
+            yield self
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
+
+
+class _Call:
+    """One call of `generate`, from prepared arguments to the returned sequences."""
+
+    def __init__(
+        self,
+        options: TreeSpeculation,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        mask: Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ) -> None:
+        self.options, self.model, self.input_ids, self.config = options, model, input_ids, config
+        num_rows, prompt_length = input_ids.shape
+        self.recorder = EmittedScores.for_config(config, num_rows, prompt_length)
+        if options.stop_strings is not None:
+            criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, options.stop_strings)])
+        self.stopping = TreeStopping(
+            criteria, num_rows, max_positions(model), self.recorder.scores_of if self.recorder else None
+        )
+        self.request = Request(
+            prompt_ids=input_ids,
+            prompt_mask=mask,
+            stopping=self.stopping,
+            policy=options.policy,
+            verification=options.verification,
+            processors=TreeProcessors(processors, num_rows),
+            is_sampling=bool(config.do_sample),
+            seed=options.seed,
+            on_tokens=self._stream if options.streamer is not None else None,
+            on_laws=self.recorder,
+            has_records=options.record_steps,
+        )
+
+    def run(self, cache: Any) -> Output:
+        target = make_scorer(self.model, cache=cache, static_length=self._static_length())
+        result = speculate(target, self.options.drafter, self.request)
+        self.options.stats, self.options.steps = result.stats, result.records
+        self.options.total_stats.add(result.stats)
+        sequences = self._sequences(result)
+        if not self.config.return_dict_in_generate:
+            return sequences
+        num_new = sequences.shape[1] - self.input_ids.shape[1]
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences,  # pyright: ignore[reportArgumentType]
+            scores=self.recorder.scores(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
+            logits=self.recorder.logits(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
+            past_key_values=target.cache,
+        )
+
+    def _static_length(self) -> int | None:
+        """Slots for a static cache: the whole text, one tree, and room for the holes of ragged rows."""
+        if self.config.cache_implementation != "static":
+            return None
+        return int(self.config.max_length or 0) + 2 * self.options.policy.max_nodes
+
+    def _sequences(self, result: Result) -> Tensor:
+        """Prompts and emitted tokens, right-padded with the pad token: int64 [B, P + new]."""
+        end = self.stopping.joint_length
+        limit = None if end is None else end - self.input_ids.shape[1]
+        rows = [torch.tensor(tokens[:limit], dtype=torch.int64) for tokens in result.tokens]
+        pad = getattr(self.config, "_pad_token_tensor", None)
+        emitted = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
+        return torch.cat([self.input_ids, emitted.to(self.input_ids)], dim=1)
+
+    def _stream(self, row: int, tokens: list[int]) -> None:
+        assert self.options.streamer is not None
+        self.options.streamer.put(torch.tensor([tokens]))
+
+
+def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
+    """A drafter from a drafter, a model, or a list of them (merged into one tree).
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(drafter, PreTrainedModel):
+        return DraftModel(make_scorer(drafter))
+    if isinstance(drafter, Drafter):
+        return drafter
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
+        return Merge([as_drafter(part) for part in drafter])
+    raise ConfigError(
+        f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
+        "disk load it first with AutoModelForCausalLM.from_pretrained"
+    )
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    speculation: TreeSpeculation,
+    *,
+    streamer: BaseStreamer | None = None,
+    tokenizer: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    **generation_kwargs: Any,
+) -> Output:
+    """`model.generate` by speculation, with transformers' own preparation and all its keyword arguments.
+
+    Args:
+        model: any causal language model.
+        inputs: input ids int64 [B, P], or what a tokenizer returns.
+        speculation: the options.
+        streamer, tokenizer, stop_strings: override the object's own for this call.
+        generation_kwargs: passed to `model.generate` (`max_new_tokens`, `do_sample`, `stopping_criteria`, ...).
+
+    Returns:
+        As `model.generate`.
+    """
+    arguments = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    with speculation.overridden(streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings):
+        if speculation.stop_strings is not None and speculation.tokenizer is None:
+            raise ConfigError("stop_strings need the tokenizer: treespec.generate(..., tokenizer=tokenizer)")
+        return model.generate(**arguments, custom_generate=speculation, **generation_kwargs)

@@ -1,0 +1,90 @@
+"""What a call of `generate` may ask of speculation: everything else is refused by name before any work is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+
+from treespec.errors import ConfigError, UnsupportedModeError
+
+_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
+_CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
+
+
+def check_mode(
+    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuse what speculation does not serve.
+
+    Raises:
+        UnsupportedModeError: beams, assisted or contrastive modes, attentions or hidden states as outputs, a cache
+            implementation without row access, model arguments beyond plain text.
+        ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
+    """
+    mode = config.get_generation_mode()
+    if config.num_beams != 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UnsupportedModeError(
+            f"speculation serves greedy decoding and sampling, not {mode.value} (num_beams={config.num_beams}); set "
+            "num_beams=1 and leave transformers' own assisted modes off"
+        )
+    if config.output_attentions or config.output_hidden_states:
+        raise UnsupportedModeError("output_attentions and output_hidden_states have no meaning for tree passes")
+    if config.cache_implementation not in _CACHES:
+        raise UnsupportedModeError(
+            f"cache_implementation={config.cache_implementation!r} allows no access to single rows of the cache; use "
+            "'dynamic' or 'static'"
+        )
+    unknown = sorted(name for name, value in model_kwargs.items() if name not in _MODEL_KWARGS and value is not None)
+    if unknown:
+        raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")
+    _check_ids(model, input_ids)
+
+
+def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The prompt's mask, bool [B, P]: True on tokens, False on left padding.
+
+    Raises:
+        ConfigError: a mask of another shape, right padding, holes, or a row of nothing but padding.
+    """
+    if attention_mask is None:
+        return torch.ones_like(input_ids, dtype=torch.bool)
+    mask = attention_mask.bool()
+    if mask.shape != input_ids.shape:
+        raise ConfigError(f"attention_mask must have input_ids' shape {list(input_ids.shape)}, got {list(mask.shape)}")
+    if not bool(mask[:, -1].all()):
+        raise ConfigError("a row ends in padding: decoder-only models need left padding (tokenizer.padding_side='left')")
+    if bool((mask.long().diff(dim=1) < 0).any()):
+        raise ConfigError("attention_mask has holes inside a prompt: only padding on the left is served")
+    return mask
+
+
+def check_positions(position_ids: Tensor | None, mask: Tensor) -> None:
+    """Refuse position ids that are not those of a left-padded prompt.
+
+    Raises:
+        UnsupportedModeError: other positions.
+    """
+    if position_ids is None:
+        return
+    expected = mask.long().cumsum(1) - 1
+    is_same = position_ids.shape == mask.shape and bool((position_ids == expected)[mask].all())
+    if not is_same:
+        raise UnsupportedModeError("position_ids other than 0, 1, 2, ... after the left padding are not served")
+
+
+def _check_ids(model: PreTrainedModel, input_ids: Tensor) -> None:
+    if input_ids.ndim != 2 or input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
+        raise ConfigError(
+            f"the prompt is empty: input_ids must be int64 [B, P] with at least one token a row, got shape "
+            f"{list(input_ids.shape)}"
+        )
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise ConfigError(f"input_ids must be int64 token ids, got {input_ids.dtype}")
+    size = model.get_input_embeddings().weight.shape[0]
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= size:
+        raise ConfigError(f"input_ids hold the id {low if low < 0 else high}, outside the vocabulary of {size} tokens")

@@ -1,0 +1,123 @@
+"""The caller's logits processors, applied to positions of a tree as plain `generate` applies them to a batch.
+
+Axis letters: M positions, L tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as library
+
+from treespec.errors import UnsupportedModeError
+
+_PATH_FREE = (
+    library.TemperatureLogitsWarper,
+    library.TopKLogitsWarper,
+    library.TopPLogitsWarper,
+    library.TopHLogitsWarper,
+    library.MinPLogitsWarper,
+    library.TypicalLogitsWarper,
+    library.EpsilonLogitsWarper,
+    library.EtaLogitsWarper,
+    library.SuppressTokensLogitsProcessor,
+    library.InfNanRemoveLogitsProcessor,
+    library.LogitNormalization,
+)
+"""Processors that look at the scores only."""
+
+_ROW_FREE = (
+    *_PATH_FREE,
+    library.MinLengthLogitsProcessor,
+    library.MinNewTokensLengthLogitsProcessor,
+    library.RepetitionPenaltyLogitsProcessor,
+    library.NoRepeatNGramLogitsProcessor,
+    library.SequenceBiasLogitsProcessor,
+    library.NoBadWordsLogitsProcessor,
+    library.ForcedBOSTokenLogitsProcessor,
+    library.ForcedEOSTokenLogitsProcessor,
+    library.ExponentialDecayLengthPenalty,
+    library.SuppressTokensAtBeginLogitsProcessor,
+    library.WatermarkLogitsProcessor,
+)
+"""Processors for which a row's number means nothing, so that paths of one row may be stacked as a batch."""
+
+_STATEFUL = (library.UnbatchedClassifierFreeGuidanceLogitsProcessor, library.SynthIDTextWatermarkLogitsProcessor)
+"""Processors that remember their last call: they cannot look at several branches."""
+
+
+class TreeProcessors:
+    """`PathProcessors` over a list of transformers logits processors.
+
+    A processor must be a function of (input_ids, scores): one that remembers its calls cannot follow branches.
+
+    Args:
+        processors: prepared processors, in order.
+        num_rows: rows of the caller's batch. Processors that are not known to ignore the row's number see each path
+            at its own row of a batch of this size, as in plain decoding.
+
+    Raises:
+        UnsupportedModeError: a processor that is known to keep state between calls.
+    """
+
+    def __init__(self, processors: Sequence[library.LogitsProcessor], num_rows: int) -> None:
+        for processor in processors:
+            if isinstance(processor, _STATEFUL):
+                name = type(processor).__name__
+                raise UnsupportedModeError(
+                    f"{name} keeps state between calls and cannot be applied along the branches of a tree; switch it "
+                    "off (guidance_scale, watermarking_config) or decode without speculation"
+                )
+        self._processors = [_fast_form(p) for p in processors]
+        self._num_rows = num_rows
+        self.is_path_free = all(type(p) in _PATH_FREE for p in processors)
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        scores = logits.to(torch.float32, copy=True)
+        for processor in self._processors:
+            if isinstance(processor, (FastTopP, *_ROW_FREE)):
+                scores = processor(ids, scores)  # pyright: ignore[reportArgumentType]
+            else:
+                scores = self._at_row(processor, ids, scores, row)
+        return scores
+
+    def _at_row(self, processor: library.LogitsProcessor, ids: Tensor, scores: Tensor, row: int) -> Tensor:
+        def one(i: int) -> Tensor:
+            batch_ids, batch_scores = (x[i].repeat(self._num_rows, 1) for x in (ids, scores))
+            return processor(batch_ids, batch_scores)[row]  # pyright: ignore[reportArgumentType]
+
+        return torch.stack([one(i) for i in range(len(ids))])
+
+
+class FastTopP:
+    """`TopPLogitsWarper` without sorting the vocabulary: the kept tokens are found among the few highest scores.
+
+    Keeps exactly the tokens whose more probable tokens have a mass below `top_p`, which is the library's rule read
+    from the other end; sums are taken in float64, so only ties within float32 rounding of `top_p` may differ.
+    """
+
+    widths = (128, 2048)
+
+    def __init__(self, warper: library.TopPLogitsWarper) -> None:
+        self._warper, self._top_p = warper, warper.top_p
+        self._min_kept = max(warper.min_tokens_to_keep, 1)
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        normaliser = scores.logsumexp(-1, keepdim=True)
+        for width in self.widths:
+            if scores.device.type != "cpu" or max(width, self._min_kept) * 4 > scores.shape[-1]:
+                break  # sorting is cheap on an accelerator, and reading the outcome is not
+            top = scores.topk(max(width, self._min_kept), dim=-1)
+            mass = (top.values - normaliser).to(torch.float64).exp()
+            is_kept = mass.cumsum(-1) - mass < self._top_p
+            is_kept[..., : self._min_kept] = True
+            if not bool(is_kept[..., -1].any()):
+                kept = top.values.masked_fill(~is_kept, self._warper.filter_value)
+                return torch.full_like(scores, self._warper.filter_value).scatter_(-1, top.indices, kept)
+        return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
+
+
+def _fast_form(processor: library.LogitsProcessor) -> library.LogitsProcessor | FastTopP:
+    return FastTopP(processor) if type(processor) is library.TopPLogitsWarper else processor

@@ -1,0 +1,86 @@
+"""Stopping at exactly the token where plain `generate` stops: every criterion is asked after every new token."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+
+from treespec.errors import TreespecWarning
+
+
+class TreeStopping:
+    """Where the rows of a call end.
+
+    EOS ids and the maximal length are read from their criteria and compared on the host; every other criterion is
+    called with one row, token by token. Without an EOS id plain decoding of a batch goes on for all rows until the last
+    one has met a criterion; `is_joint` does the same.
+
+    Args:
+        criteria: the prepared criteria of the call.
+        num_rows: rows of the caller's batch.
+        max_positions: how many positions the model has (learned position tables), None where it has no end.
+        scores_of: (row, length) to the scores behind the row's first `length` ids, for criteria that read them.
+    """
+
+    def __init__(
+        self,
+        criteria: StoppingCriteriaList,
+        num_rows: int,
+        max_positions: int | None = None,
+        scores_of: Callable[[int, int], tuple[Tensor, ...] | None] | None = None,
+    ) -> None:
+        self._max_length = min((c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)), default=None)
+        eos = [c for c in criteria if isinstance(c, EosTokenCriteria)]
+        self._eos = {int(token) for c in eos for token in c.eos_token_id.flatten().tolist()}
+        self._others = [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
+        self._max_positions, self._scores_of = max_positions, scores_of
+        self.is_joint = num_rows > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
+        self._stop_lengths: list[int | None] = [None] * num_rows
+        self._num_padding = [0] * num_rows
+
+    @property
+    def joint_length(self) -> int | None:
+        """Where a joint call ends for every row: known once every row has met a criterion."""
+        lengths = [length for length in self._stop_lengths if length is not None]
+        return max(lengths) if self.is_joint and len(lengths) == len(self._stop_lengths) else None
+
+    def max_new(self, row: int, length: int, num_padding: int) -> int:
+        self._num_padding[row] = num_padding
+        limits = [limit for limit in (self._max_length, self.joint_length) if limit is not None]
+        if self._max_positions is not None:
+            # The last token of a row is never fed back, so a row may hold one token more than there are positions.
+            limits.append(self._max_positions + 1 + num_padding)
+        return max(min(limits, default=length + 2**30) - length, 0)
+
+    def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:
+        first = ids.shape[0] - len(new_tokens)
+        stop = next((i + 1 for i, t in enumerate(new_tokens) if self._stops(row, ids[: first + i + 1], t)), None)
+        if not self.is_joint:
+            return stop
+        if self._stop_lengths[row] is None and stop is not None:
+            self._stop_lengths[row] = first + stop
+        end = self.joint_length
+        return None if end is None or ids.shape[0] < end else max(end - first, 0)
+
+    def _stops(self, row: int, ids: Tensor, token: int) -> bool:
+        length = ids.shape[0]
+        is_too_long = self._max_length is not None and length >= self._max_length
+        if token in self._eos or is_too_long or self._is_full(row, length):
+            return True
+        scores = self._scores_of(row, length) if self._scores_of else None
+        batch = ids.unsqueeze(0)
+        return any(bool(torch.as_tensor(c(batch, scores)).any()) for c in self._others)  # pyright: ignore[reportArgumentType]
+
+    def _is_full(self, row: int, length: int) -> bool:
+        if self._max_positions is None or length - self._num_padding[row] <= self._max_positions:
+            return False
+        warnings.warn(
+            f"row {row} stops after {length} tokens: the model's {self._max_positions} positions are full",
+            TreespecWarning,
+            stacklevel=2,
+        )
+        return True

@@ -1,0 +1,116 @@
+"""Target laws of tree nodes, computed on demand under the caller's logits processors.
+
+Axis letters: B rows, N nodes, V vocabulary, L path length in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.errors import LogitsError
+from treespec.protocols import History, PathProcessors
+from treespec.tree import TreeBatch
+
+
+class NoProcessors:
+    """The empty list of logits processors: scores are the logits in float32."""
+
+    is_path_free = True
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        return logits.float()
+
+
+class TargetLaws:
+    """The target's law after every node of one step's trees, each computed once, when it is asked for.
+
+    Verification visits few nodes, and one node's top-p over 50k tokens costs milliseconds on a CPU: so nothing is
+    computed for the nodes that no rule looks at. Accelerators ask for `dense` instead.
+
+    Args:
+        trees: B trees whose roots are the last committed tokens.
+        logits: [B, N, V] raw logits of the target's pass over them.
+        history: the committed tokens of the rows.
+        processors: the caller's logits processors.
+        row_ids: the caller's batch row of every row.
+        is_sampling: False makes every law a point mass on the highest score (greedy decoding).
+    """
+
+    def __init__(
+        self,
+        trees: TreeBatch,
+        logits: Tensor,
+        history: History,
+        processors: PathProcessors,
+        row_ids: Sequence[int],
+        is_sampling: bool,
+    ) -> None:
+        self.trees, self.logits, self.is_sampling = trees, logits, is_sampling
+        self._history, self._processors, self._row_ids = history, processors, row_ids
+        self._scores: dict[tuple[int, int], Tensor] = {}
+        self._laws: dict[tuple[int, int], Tensor] = {}
+
+    def scores(self, row: int, node: int) -> Tensor:
+        """Processed scores after a node, float32 [V].
+
+        Raises:
+            LogitsError: NaN or +inf among them, or nothing but -inf.
+        """
+        key = (row, node)
+        if key not in self._scores:
+            raw = self.logits[row, node].unsqueeze(0)
+            scores = self._processors(self._ids(row, node), raw, self._row_ids[row])[0]
+            _check_scores(scores.max(), self._row_ids[row], node)
+            self._scores[key] = scores
+        return self._scores[key]
+
+    def law(self, row: int, node: int) -> Tensor:
+        """The target law after a node, float32 [V]; never to be written to."""
+        key = (row, node)
+        if key not in self._laws:
+            scores = self.scores(row, node)
+            self._laws[key] = scores.softmax(-1) if self.is_sampling else point_mass(scores)
+        return self._laws[key]
+
+    def dense(self) -> Tensor:
+        """All laws at once, float32 [B, N, V], without waiting for the device; padding nodes hold any law."""
+        num_rows, num_nodes = self.trees.tokens.shape
+        if self._processors.is_path_free:
+            flat = self.logits.flatten(0, 1)
+            scores = self._processors(self.trees.tokens.view(-1, 1), flat, 0).view(num_rows, num_nodes, -1)
+        else:
+            rows = [torch.stack([self._row_scores(b, i) for i in range(num_nodes)]) for b in range(num_rows)]
+            scores = torch.stack(rows)
+        return scores.softmax(-1) if self.is_sampling else point_mass(scores)
+
+    def _row_scores(self, row: int, node: int) -> Tensor:
+        if node >= self.trees.trees[row].num_nodes:
+            return torch.zeros_like(self.logits[row, node], dtype=torch.float32)
+        return self._processors(self._ids(row, node), self.logits[row, node].unsqueeze(0), self._row_ids[row])[0]
+
+    def _ids(self, row: int, node: int) -> Tensor:
+        """The path's tokens as plain decoding would hold them, int64 [1, L]; the root stands in when none is needed."""
+        if self._processors.is_path_free:
+            return self.trees.tokens[row, :1].unsqueeze(0)
+        committed = self._history.row(row)
+        path = self.trees.trees[row].path_to(node)[1:]
+        if not path:
+            return committed.unsqueeze(0)
+        return torch.cat([committed, self.trees.tokens[row, list(path)]]).unsqueeze(0)
+
+
+def point_mass(scores: Tensor) -> Tensor:
+    """One-hot laws on the highest scores, float32 [..., V]; the first of equal scores wins, as in greedy decoding."""
+    return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+
+
+def _check_scores(top: Tensor, row: int, node: int) -> None:
+    if not -torch.inf < float(top) < torch.inf:
+        kind = "NaN" if bool(top.isnan()) else ("+inf" if float(top) > 0 else "no token above -inf")
+        raise LogitsError(
+            f"the processed logits of row {row} after tree node {node} hold {kind}: no probability law can be made of "
+            "them. Check the model's weights and dtype, and the logits processors."
+        )
