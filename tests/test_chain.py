@@ -1,0 +1,321 @@
+"""The textbook forms: against independent loops, by their exact law, and against the biases of well-known versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from treespec.chain import explain_round, simulate_round, speculative_decode, speculative_decoding_verify
+from treespec.errors import ConfigError
+
+GRID = 12  # Laws in quarters: every ratio and every residual has its steps at multiples of 1 / lcm(1..4).
+QUARTERS = [[2, 1, 1], [1, 3, 0], [0, 1, 3]]
+TARGET = [[1, 1, 2], [3, 0, 1], [1, 2, 1]]
+BONUS = [0, 3, 1]
+
+
+class ScriptedGenerator(np.random.Generator):
+    """Replays uniforms from the middle of grid cells, and asks for more by raising."""
+
+    def __init__(self, cells: tuple[int, ...]) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.rest = list(cells)
+
+    def random(self, *args, **kwargs):
+        if not self.rest:
+            raise LookupError
+        return (self.rest.pop(0) + 0.5) / GRID
+
+
+def enumerate_outputs(decode: Callable[[ScriptedGenerator], list[int]]) -> dict[tuple[int, ...], Fraction]:
+    """The exact law of the output over all scripts of uniforms."""
+    law: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    scripts: list[tuple[int, ...]] = [()]
+    while scripts:
+        script = scripts.pop()
+        try:
+            law[tuple(decode(ScriptedGenerator(script)))] += Fraction(1, GRID ** len(script))
+        except LookupError:
+            scripts += [(*script, cell) for cell in range(GRID)]
+    return law
+
+
+def law_of_joint(decode, num_tokens: int, length: int) -> dict[tuple[int, ...], Fraction]:
+    """Law of the first `length` tokens over drafts, chance and the target's own continuation. Laws ignore the past."""
+    joint: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    rows = [*TARGET[:num_tokens], BONUS]
+    for drafted in itertools.product(range(3), repeat=num_tokens):
+        weight = Fraction(1)
+        for row, token in zip(QUARTERS, drafted, strict=False):
+            weight *= Fraction(row[token], 4)
+        if weight == 0:
+            continue
+        for output, prob in enumerate_outputs(lambda generator, d=drafted: decode(d, generator)).items():
+            for tail in itertools.product(range(3), repeat=length - len(output)):
+                mass = weight * prob
+                for position, token in enumerate(tail, start=len(output)):
+                    mass *= Fraction(rows[position][token], 4)
+                joint[(*output, *tail)] += mass
+    return joint
+
+
+def total_variation(joint, num_tokens: int, length: int) -> Fraction:
+    rows = [*TARGET[:num_tokens], BONUS]
+    assert sum(joint.values()) == 1
+    distance = Fraction(0)
+    for tokens in itertools.product(range(3), repeat=length):
+        truth = Fraction(1)
+        for row, token in zip(rows, tokens, strict=False):
+            truth *= Fraction(row[token], 4)
+        distance += abs(joint[tokens] - truth)
+    return distance / 2
+
+
+def laws(num_tokens: int, with_bonus: bool) -> tuple[np.ndarray, np.ndarray]:
+    rows = TARGET[:num_tokens] + ([BONUS] if with_bonus else [])
+    return np.array(rows) / 4, np.array(QUARTERS[:num_tokens]) / 4
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_speculative_decode_has_exactly_the_targets_law(num_tokens):
+    target, draft = laws(num_tokens, with_bonus=False)
+    joint = law_of_joint(
+        lambda tokens, generator: speculative_decode(target, draft, tokens, generator=generator), num_tokens, num_tokens
+    )
+    assert total_variation(joint, num_tokens, num_tokens) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_verify_with_bonus_has_exactly_the_targets_law(num_tokens):
+    target, draft = laws(num_tokens, with_bonus=True)
+    joint = law_of_joint(
+        lambda tokens, generator: speculative_decoding_verify(tokens, draft, target, 3, generator=generator),
+        num_tokens,
+        num_tokens + 1,
+    )
+    assert total_variation(joint, num_tokens, num_tokens + 1) == 0
+
+
+def biased_loop(tokens, draft, target, generator, *, bonus_by_length=False, resample_target=False) -> list[int]:
+    """The loop of widespread sources, with their biases as switches; without them it is correct."""
+    output: list[int] = []
+    is_rejected = False
+
+    def pick(weights):
+        return int(np.searchsorted(np.cumsum(weights / weights.sum()), generator.random(), side="right"))
+
+    for i, token in enumerate(tokens):
+        if generator.random() < min(1.0, target[i, token] / draft[i, token]):
+            output.append(token)
+            continue
+        output.append(pick(target[i] if resample_target else np.maximum(target[i] - draft[i], 0)))
+        is_rejected = True
+        break
+    has_bonus = len(output) == len(tokens) if bonus_by_length else not is_rejected
+    if has_bonus and len(target) > len(tokens):
+        output.append(pick(target[len(tokens)]))
+    return output
+
+
+def last_law_depends_on_the_past(tokens, generator, decode) -> list[int]:
+    """Runs `decode` with a bonus row conditioned on the last *draft* token, as a model's row is."""
+    target, draft = laws(1, with_bonus=True)
+    target[1] = np.roll(target[1], tokens[0])
+    return decode(tokens, draft, target, generator)
+
+
+def bonus_bias(decode) -> Fraction:
+    """Total variation over two tokens where the second one's law is BONUS rolled by the first token."""
+    distance: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    for first, second in itertools.product(range(3), repeat=2):
+        distance[first, second] -= Fraction(TARGET[0][first], 4) * Fraction(BONUS[(second - first) % 3], 4)
+    for drafted in range(3):
+        weight = Fraction(QUARTERS[0][drafted], 4)
+        outputs = enumerate_outputs(lambda g, d=drafted: last_law_depends_on_the_past((d,), g, decode))
+        for output, prob in outputs.items():
+            if len(output) == 2:
+                distance[output] += weight * prob
+                continue
+            for second in range(3):
+                distance[output[0], second] += weight * prob * Fraction(BONUS[(second - output[0]) % 3], 4)
+    return sum((abs(value) for value in distance.values()), Fraction(0)) / 2
+
+
+def test_bonus_after_a_rejected_last_token_is_caught():
+    def ours(tokens, draft, target, generator):
+        return speculative_decoding_verify(tokens, draft, target, 3, generator=generator)
+
+    def mutant(tokens, draft, target, generator):
+        return biased_loop(tokens, draft, target, generator, bonus_by_length=True)
+
+    assert bonus_bias(ours) == 0
+    assert bonus_bias(biased_loop) == 0
+    assert bonus_bias(mutant) > Fraction(1, 20)
+
+
+def test_a_round_never_adds_a_bonus_after_a_rejection():
+    draft, target = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [0.5, 0.5]])
+    assert speculative_decoding_verify([0], draft, target, 2) == [1]
+
+
+def test_resampling_from_the_target_is_caught():
+    target, draft = laws(2, with_bonus=False)
+    biased = law_of_joint(lambda t, g: biased_loop(t, draft, target, g, resample_target=True), 2, 2)
+    assert total_variation(biased, 2, 2) > Fraction(1, 20)
+
+
+def random_laws(rng, rows: int, vocab: int) -> np.ndarray:
+    table = rng.dirichlet(np.full(vocab, 0.5), size=rows)
+    return table / table.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_numpy_agrees_with_an_independent_loop_on_the_same_stream(seed):
+    rng = np.random.default_rng(seed)
+    num_tokens, vocab = int(rng.integers(1, 6)), int(rng.integers(1, 9))
+    draft, target = random_laws(rng, num_tokens, vocab), random_laws(rng, num_tokens + 1, vocab)
+    tokens = [int(rng.choice(vocab, p=row)) for row in draft]
+    expected = biased_loop(tokens, draft, target, np.random.default_rng(seed))
+    actual = speculative_decoding_verify(tokens, draft, target, vocab, generator=np.random.default_rng(seed))
+    assert actual == expected
+    short = speculative_decode(target[:-1], draft, np.array(tokens), generator=np.random.default_rng(seed))
+    assert short == expected[:num_tokens]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_follows_the_global_state_coin_first(dtype):
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        draft, target = (torch.as_tensor(random_laws(rng, 4, 6)).to(dtype) for _ in range(2))
+        tokens = torch.tensor([int(rng.choice(6, p=row / row.sum())) for row in draft.double().numpy()])
+        torch.manual_seed(seed)
+        expected = []
+        for i, token in enumerate(tokens.tolist()):
+            if torch.rand(1).item() < min(1.0, (target[i, token].double() / draft[i, token].double()).item()):
+                expected.append(token)
+                continue
+            rest = torch.clamp(target[i] - draft[i], min=0)
+            expected.append(int(torch.multinomial(rest / rest.sum(), 1)))
+            break
+        torch.manual_seed(seed)
+        assert speculative_decode(target, draft, tokens) == expected
+        generator = torch.Generator().manual_seed(seed)
+        assert speculative_decode(target, draft, tokens, generator=generator) == expected
+
+
+def test_lists_and_arrays_follow_numpys_global_state():
+    target, draft = laws(3, with_bonus=True)
+    outputs = []
+    for form in (np.asarray, np.ndarray.tolist):
+        np.random.seed(7)
+        outputs.append([speculative_decoding_verify([0, 1, 2], form(draft), form(target), 3) for _ in range(20)])
+    assert outputs[0] == outputs[1]
+    assert len({tuple(output) for output in outputs[0]}) > 1
+
+
+def test_equal_laws_keep_every_token_and_disjoint_ones_none():
+    probs = torch.softmax(torch.arange(40.0).view(4, 10).sin(), dim=-1)
+    assert speculative_decode(probs, probs, torch.tensor([2, 5, 1, 8])) == [2, 5, 1, 8]
+    assert speculative_decode([[0.0, 1.0]], [[1.0, 0.0]], [0]) == [1]
+    assert speculative_decode([[1.0]], [[1.0]], [0]) == [0]
+    assert speculative_decode(probs.half(), probs.half(), torch.tensor([0, 1, 2, 3])) == [0, 1, 2, 3]
+
+
+def test_no_draft_tokens_leave_the_bonus_token_only():
+    assert speculative_decoding_verify([], np.zeros((0, 2)), [[0.0, 1.0]], 2) == [1]
+    assert speculative_decoding_verify([], [], [], 2) == []
+    assert simulate_round([], [[0.25, 0.75]], [], [])["accepted_tokens"] == [1]
+
+
+def test_simulate_round_follows_its_statement():
+    draft = [[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]]
+    target = [[0.3, 0.6, 0.1], [0.2, 0.1, 0.7], [0.1, 0.2, 0.7]]
+    kept = simulate_round(draft, target, [0, 1], [0.49, 0.19])
+    assert kept == {"accepted_tokens": [0, 1, 2], "num_generated": 3, "acceptance_rate": 1.0}
+    replaced = simulate_round(draft, target, [0, 1], [0.49, 0.21])
+    assert replaced == {"accepted_tokens": [0, 2], "num_generated": 2, "acceptance_rate": 0.5}
+    at_once = simulate_round(torch.tensor(draft), torch.tensor(target), torch.tensor([0, 1]), torch.tensor([0.51, 0.0]))
+    assert at_once == {"accepted_tokens": [1], "num_generated": 1, "acceptance_rate": 0.0}
+    third = simulate_round([[0.5, 0.5]] * 3, [[1.0, 0.0]] * 3, [0, 1, 0], [0.0, 0.0, 0.0])
+    assert third == {"accepted_tokens": [0, 0], "num_generated": 2, "acceptance_rate": 0.3333}
+    without_bonus_row = simulate_round(draft, target[:2], [0, 1], [0.0, 0.0])
+    assert without_bonus_row["accepted_tokens"] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_simulate_round_agrees_with_an_independent_loop(seed):
+    rng = np.random.default_rng(seed)
+    draft, target, coins = random_laws(rng, 4, 5), random_laws(rng, 5, 5), rng.random(4)
+    tokens = rng.integers(0, 5, 4)
+    expected, kept = [], 0
+    for i, token in enumerate(tokens):
+        if coins[i] >= min(1, target[i, token] / draft[i, token]):
+            expected.append(int(np.argmax(np.maximum(target[i] - draft[i], 0))))
+            break
+        expected.append(int(token))
+        kept += 1
+    else:
+        expected.append(int(np.argmax(target[4])))
+    out = simulate_round(draft, target, tokens, coins)
+    assert out == {"accepted_tokens": expected, "num_generated": len(expected), "acceptance_rate": round(kept / 4, 4)}
+
+
+def test_explain_round_tells_both_readings():
+    round_ = explain_round([0.3, 0.2, 0.1, 0.5], [0.2, 0.4, 0.5, 0.5], [0.99, 0.4, 0.6, 0.0])
+    assert [step.verdict for step in round_.steps] == ["accepted", "accepted", "rejected", "discarded"]
+    assert [step.ratio for step in round_.steps] == pytest.approx([1.5, 0.5, 0.2, 1.0])
+    assert (round_.num_accepted, round_.num_appended, round_.num_appended_with_replacement) == (2, 2, 3)
+    assert "coin 0.6 is greater than the ratio 0.2" in round_.steps[2].reason
+    text = str(round_)
+    assert "not replaced: 2 appended" in text
+    assert "replaced by a residual token: 3 appended" in text
+    assert text.count("\n") == 4
+    assert dataclasses.asdict(round_)["steps"][1]["coin"] == 0.4
+
+
+def test_explain_round_without_a_rejection():
+    round_ = explain_round(np.array([0.5, 0.1]), torch.tensor([0.5, 0.2]), (1.0, 0.5))
+    assert (round_.num_appended, round_.num_appended_with_replacement) == (2, 2)
+    assert "no token was rejected" in str(round_)
+
+
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.float32)])
+def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
+    # In binary .06 / .2 < .3: float arithmetic would reject.
+    assert explain_round(form([0.06]), form([0.2]), form([0.3])).num_accepted == 1
+    assert explain_round(form([0.06]), form([0.2]), form([0.3001])).num_accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]), r"target_probs\[0\] is not a probability law"),
+        (lambda: speculative_decode([[2.0, -1.0]], [[0.5, 0.5]], [0]), r"target_probs\[0\] is not a probability law"),
+        (lambda: speculative_decode([[np.nan, 0.5]], [[0.5, 0.5]], [0]), "not a probability law"),
+        (lambda: speculative_decode([[0.5, 0.5]], [[1.0, 0.0]], [1]), "probability zero"),
+        (lambda: speculative_decode([[0.5, 0.5]] * 2, [[0.5, 0.5]], [0]), "1 draft tokens need"),
+        (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.25, 0.25]], [0]), "vocabularies differ"),
+        (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.5]], [2]), "outside the vocabulary"),
+        (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.5]], [0.0]), "must be integers"),
+        (lambda: speculative_decode([0.5, 0.5], [[0.5, 0.5]], [0]), "shape"),
+        (lambda: speculative_decode([["a", "b"]], [[0.5, 0.5]], [0]), "array of numbers"),
+        (lambda: speculative_decode(np.zeros((0, 2)), np.zeros((0, 2)), []), "at least one draft token"),
+        (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.5]], [0], generator=3), "generator must be"),  # pyright: ignore
+        (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], 3), "expected 3"),
+        (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], [1.5]), "must lie in"),
+        (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], [0.5, 0.5]), r"shape \[1\]"),
+        (lambda: explain_round([0.5], [0.0], [0.5]), "draft_token_probs"),
+        (lambda: explain_round([0.5], [0.5, 0.5], [0.5]), "shape"),
+        (lambda: explain_round(["x"], [0.5], [0.5]), "must hold numbers"),
+    ],
+)
+def test_misuse_is_named(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
