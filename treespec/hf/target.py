@@ -1,0 +1,249 @@
+"""`CausalLM`: any transformers causal language model as a `CausalScorer`, for targets and draft models alike."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
+from treespec.hf.cache import SlotCache, check_cache, new_cache
+from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
+from treespec.protocols import Capability, Scores
+from treespec.tree import ancestor_mask
+
+
+class CausalLM:
+    """A causal language model with a cache that takes trees and is cut back to paths.
+
+    Trees are scored with a tree attention mask (`Capability.TREE`). With `Capability.CHAIN` only chains are scored,
+    through the model's own causal mask and a cache without holes: for models whose attention counts slots, and for
+    attention implementations that take no mask.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        capability: Capability = Capability.TREE,
+        cache: Cache | None = None,
+        max_cache_len: int | None = None,
+        wants_hidden_states: bool = False,
+    ) -> None:
+        """Wrap a model; its weights, mode and configuration stay as they are.
+
+        Args:
+            model: on any device or devices.
+            capability: what the model is known to score rightly, see `make_scorer`.
+            cache: a caller's own cache of the first tokens of the prompt, continued by the first `prefill`; its
+                layers must be growing ones that keep all tokens. An empty one is not used.
+            max_cache_len: slots of a static cache; None for a growing one.
+            wants_hidden_states: return the hidden states of every layer with the logits.
+
+        Raises:
+            UnsupportedModelError: the cache cannot be cut back, or the attention takes no tree mask.
+        """
+        self._model = model
+        self._capability = capability
+        self._max_cache_len = max_cache_len
+        self._wants_hidden_states = wants_hidden_states
+        self._given_cache = cache if cache is not None and cache.get_seq_length() > 0 else None
+        if self._given_cache is not None:
+            check_cache(self._given_cache)
+        self._text_config = model.config.get_text_config()
+        self._layout = attention_layout(model.config) if capability == Capability.TREE else None
+        self._arguments = frozenset(inspect.signature(model.forward).parameters)
+        embedding = model.get_input_embeddings()
+        self._device, self._dtype = _execution_device(embedding), model.dtype
+        self._max_positions = _position_table_size(model)
+        self._slots: SlotCache | None = None
+        self._parents = torch.empty(0, 0, dtype=torch.int64)
+
+    @property
+    def capability(self) -> Capability:
+        return self._capability
+
+    @property
+    def vocab_size(self) -> int:
+        return self._text_config.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids are expected; logits come back there too."""
+        return self._device
+
+    @property
+    def max_positions(self) -> int | None:
+        """The size of the model's table of learned positions, None when positions are computed (rope, alibi)."""
+        return self._max_positions
+
+    @property
+    def cache(self) -> Cache:
+        """The transformers cache, which holds the committed tokens (between steps: all but the last)."""
+        return self._state.cache
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor, mask: Tensor) -> None:
+        """Start anew with the committed tokens that are to be cached.
+
+        Args:
+            ids: int64 [B, P]; P = 0 is allowed (prompts of one token).
+            mask: bool [B, P], False on left padding.
+
+        Raises:
+            ContextFullError: the prompt is longer than the position table or the static cache.
+            UnsupportedModelError: a given cache holds more tokens than the prompt.
+        """
+        rows: list[list[bool]] = mask.tolist()
+        lengths = [sum(row) for row in rows]
+        self._check_positions(max(lengths, default=0))
+        given, self._given_cache = self._given_cache, None
+        num_cached = 0 if given is None else int(given.get_seq_length())
+        if num_cached > ids.shape[1]:
+            raise UnsupportedModelError(
+                f"past_key_values holds {num_cached} tokens, but only {ids.shape[1]} come before the prompt's last "
+                "one: pass the cache of a prefix of the prompt"
+            )
+        # Padding that all rows share costs passes for nothing; a given cache's slots are as they are.
+        start = 0 if given is not None else min((row.index(True) for row in rows if True in row), default=ids.shape[1])
+        ids, mask = ids[:, start:], mask[:, start:]
+        is_full = min(lengths, default=0) == ids.shape[1]
+        cache = given or new_cache(self._text_config.num_hidden_layers, self._max_cache_len)
+        self._forget_pending(ids.shape[0])
+        self._slots = SlotCache(cache, mask[:, :0], [0] * ids.shape[0], self._is_compact)
+        self._slots.append(ids.shape[1])
+        if ids.shape[1] > num_cached:
+            positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, num_cached:]
+            attention = TreeAttention(None if is_full else mask.long(), positions)
+            self._forward(ids[:, num_cached:], attention, is_prefill=True)
+        self._slots = SlotCache(cache, mask, lengths, self._is_compact)
+
+    @torch.no_grad()
+    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+        """Score F new pending nodes in one pass; any number of times between commits.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F], ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding.
+                They may stay on the CPU: then chains are recognised without waiting for the device.
+
+        Raises:
+            ContextFullError: a node's position is beyond the position table, or a static cache is full. Nothing has
+                changed then.
+            UnsupportedModelError: a tree, for a model that can only score chains.
+        """
+        slots = self._state
+        if tokens.shape != parents.shape or tokens.ndim != 2 or tokens.shape[0] != len(slots.lengths):
+            expected = f"int64 [{len(slots.lengths)}, F]"
+            raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
+        pending = parents if slots.num_pending == 0 else torch.cat([self._parents.to(parents.device), parents], dim=1)
+        self._check_depths(pending)
+        slots.append(tokens.shape[1])
+        attention = self._attend(slots.slots, pending, tokens.shape[1])
+        self._parents = pending
+        return self._forward(tokens, attention)
+
+    @torch.no_grad()
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
+        self._state.commit(paths)
+        self._forget_pending(len(paths))
+
+    @torch.no_grad()
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._state.select_rows(rows)
+        if self._parents.shape[1]:
+            self._parents = self._parents[torch.tensor(list(rows), device=self._parents.device)]
+
+    @property
+    def _state(self) -> SlotCache:
+        if self._slots is None:
+            raise TreespecError("nothing is cached yet: call prefill() first")
+        return self._slots
+
+    @property
+    def _is_compact(self) -> bool:
+        return self._capability != Capability.TREE
+
+    def _forget_pending(self, num_rows: int) -> None:
+        self._parents = torch.empty(num_rows, 0, dtype=torch.int64)
+
+    def _attend(self, slots: CachedSlots, parents: Tensor, num_new: int) -> TreeAttention:
+        """Mask and positions of the last `num_new` of the pending nodes `parents` int64 [B, M + F]."""
+        if self._layout is not None:
+            return pending_attention(slots, parents, num_new, self._layout, self._dtype)
+        if not is_known_chain(parents.cpu()):
+            name = type(self._model).__name__
+            raise UnsupportedModelError(f"{name} can only score chains, got a tree: use a chain policy with it")
+        num_pending = parents.shape[1]
+        steps = torch.arange(num_pending - num_new, num_pending, device=slots.mask.device)
+        positions = slots.lengths.unsqueeze(1) + steps
+        mask = torch.nn.functional.pad(slots.mask.long(), (0, num_pending), value=1)
+        return TreeAttention(None if slots.is_contiguous else mask, positions)
+
+    def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
+        options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        if "position_ids" in self._arguments:
+            options["position_ids"] = attention.position_ids
+        if is_prefill and "logits_to_keep" in self._arguments:
+            options["logits_to_keep"] = 1
+        if self._wants_hidden_states and not is_prefill:
+            options["output_hidden_states"] = True
+        output = self._model(
+            input_ids=tokens, attention_mask=attention.mask, past_key_values=self._state.cache, **options
+        )
+        return Scores(output.logits, output.hidden_states if self._wants_hidden_states and not is_prefill else None)
+
+    def _check_depths(self, parents: Tensor) -> None:
+        """Raise `ContextFullError` when a pending node, parents int64 [B, M + F], would leave the position table."""
+        longest = max(self._state.lengths, default=0)
+        if self._max_positions is None or longest + parents.shape[1] <= self._max_positions:
+            return
+        # Only near the end of the context are depths read back from the device.
+        depths = (ancestor_mask(parents).sum(-1)).amax(1).tolist()
+        self._check_positions(max(length + depth for length, depth in zip(self._state.lengths, depths, strict=True)))
+
+    def _check_positions(self, num_positions: int) -> None:
+        if self._max_positions is not None and num_positions > self._max_positions:
+            raise ContextFullError(
+                f"{type(self._model).__name__} has a table of {self._max_positions} positions, but {num_positions} are "
+                "needed: shorten the prompt, max_new_tokens or the tree"
+            )
+
+
+def _execution_device(embedding: torch.nn.Module) -> torch.device:
+    """Where a model wants its token ids; offloaded weights lie on no device, their hook knows."""
+    weight = next(embedding.parameters())
+    hook = getattr(embedding, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    return weight.device if device is None else torch.device(device)
+
+
+def _position_table_size(model: PreTrainedModel) -> int | None:
+    """How many positions a model's learned or precomputed table has, None when it has no such table."""
+    sizes = []
+    tokens = model.get_input_embeddings()
+    for name, module in model.named_modules():
+        is_position = "wpe" in name.rsplit(".", 1)[-1] or "position" in name.rsplit(".", 1)[-1]
+        if is_position and isinstance(module, torch.nn.Embedding) and module is not tokens:
+            sizes.append(module.num_embeddings - getattr(module, "offset", 0))
+        table = getattr(module, "embed_positions", None)
+        if isinstance(table, Tensor):
+            sizes.append(table.shape[0])
+    return min(sizes, default=None)
+
+
+def make_scorer(
+    model: PreTrainedModel,
+    *,
+    cache: Cache | None = None,
+    max_cache_len: int | None = None,
+    wants_hidden_states: bool = False,
+) -> CausalLM:
+    """The scorer that fits a model; see `CausalLM` for the arguments."""
+    return CausalLM(model, cache=cache, max_cache_len=max_cache_len, wants_hidden_states=wants_hidden_states)
