@@ -8,6 +8,7 @@ from treespec.tree import TreeBatch
 from treespec.verification.admission import AdmittingRule
 from treespec.verification.block import BlockVerification
 from treespec.verification.chooser import ArgmaxChooser, GivenChooser
+from treespec.verification.dense import verify_dense
 from treespec.verification.entry import verify
 from treespec.verification.recursive import RecursiveRejection
 from treespec.verification.target_walk import TargetWalk
@@ -79,4 +80,5 @@ __all__ = [
     "get_rule",
     "resolve",
     "verify",
+    "verify_dense",
 ]

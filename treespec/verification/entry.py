@@ -10,9 +10,7 @@ from torch import Tensor
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
-from treespec.verification.chooser import GivenChooser
-
-_LAW_TOLERANCE = 1e-3
+from treespec.verification.dense import LAW_TOLERANCE, verify_dense, walk_rows
 
 
 @overload
@@ -89,11 +87,10 @@ def _verify_batch(
     resolved = resolve(rule, True, trees)
     coins = _uniforms("coins", coins, trees, target_probs.device, generator)
     draws = _uniforms("draws", draws, trees, target_probs.device, generator)
+    if target_probs.device.type != "cpu":
+        return verify_dense(resolved, trees, target_probs, coins, draws)
     _check_values(trees, target_probs)
-    return [
-        resolved.walk(tree, target_probs[b].__getitem__, GivenChooser(coins[b].tolist(), draws[b].tolist()))
-        for b, tree in enumerate(trees.trees)
-    ]
+    return walk_rows(resolved, trees, target_probs, coins, draws)
 
 
 def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
@@ -124,7 +121,7 @@ def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
             "one, and no drawn token may have probability zero (TokenTree names the fault when built row by row)"
         )
     # NaN fails both comparisons, so `not (good)` rather than `bad`.
-    is_law = (target_probs >= 0).all(-1) & ((target_probs.sum(-1) - 1).abs() <= _LAW_TOLERANCE)
+    is_law = (target_probs >= 0).all(-1) & ((target_probs.sum(-1) - 1).abs() <= LAW_TOLERANCE)
     if not (is_law | ~is_node).all():
         row, node = (int(i) for i in (~is_law & is_node).nonzero()[0])
         total, low = float(target_probs[row, node].sum()), float(target_probs[row, node].min())
