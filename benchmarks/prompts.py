@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -110,20 +109,9 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
     """Chat-formatted, left-padded batch: input_ids and attention_mask, int64 [B, P]."""
-    rows = [_chat_ids(tokenizer, prompt.text) for prompt in prompts]
-    width = max(map(len, rows))
-    padding = int(tokenizer.convert_tokens_to_ids(tokenizer.pad_token))
-    return {
-        "input_ids": torch.tensor([[padding] * (width - len(row)) + row for row in rows]),
-        "attention_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
-    }
-
-
-def _chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
-    return tokenizer(str(chat), add_special_tokens=False)["input_ids"]
+    turns = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    chats = [str(tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True)) for t in turns]
+    return dict(tokenizer(chats, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"))
 
 
 def _medians(categories: dict[str, list[Prompt]]) -> list[Prompt]:
