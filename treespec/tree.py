@@ -334,7 +334,7 @@ class TreeBatch:
             return good
         sums_to_one = ((self.laws.sum(-1) - 1).abs() <= 1e-4).all() & (self.laws >= 0).all()
         drawn = self.laws[self.law_index.clamp(min=0), self.tokens]
-        return good & sums_to_one & ((drawn > 0) | (self.law_index == POINT_MASS)).all()
+        return good & sums_to_one & ((drawn > 0) | (self.law_index == POINT_MASS) | ~is_node).all()
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
         """Drop the nodes of row b that are deeper than `max_depths[b]`. Lossless: depth depends on no drawn token."""
@@ -342,9 +342,13 @@ class TreeBatch:
         keep = (self.parents != PADDING_PARENT) & (self.depths <= limit)
         return self.keep_nodes(keep)
 
-    def keep_nodes(self, keep: Tensor) -> TreeBatch:
-        """The batch cut down to `keep` bool [B, N], which must hold every kept node's ancestors."""
-        order = keep.logical_not().long().argsort(dim=1, stable=True)[:, : max(int(keep.sum(1).max()), 1)]
+    def keep_nodes(self, keep: Tensor, width: int | None = None) -> TreeBatch:
+        """The batch cut down to `keep` bool [B, N], which must hold every kept node's ancestors.
+
+        `width` is the new N, enough for every row; None takes the largest row's, which waits for the device.
+        """
+        width = max(int(keep.sum(1).max()), 1) if width is None else width
+        order = keep.logical_not().long().argsort(dim=1, stable=True)[:, :width]
         kept = keep.gather(1, order)
         new_id = (keep.long().cumsum(1) - 1).gather(1, self.parents.clamp(min=0))
         parents = torch.where(self.parents >= 0, new_id, self.parents).gather(1, order)

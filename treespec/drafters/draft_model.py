@@ -1,0 +1,180 @@
+"""A draft model: any causal scorer with the target's vocabulary proposes token trees.
+
+A level of the tree is one tree-masked pass over the model's own cache, and so is catching up after acceptance.
+
+Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.pending import PendingNodes
+from treespec.drafters.shared import Shape, own_policy, policy_of_call, single_nodes
+from treespec.errors import ContextFullError, TreespecWarning, VocabularyMismatchError
+from treespec.policies import Chain
+from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
+from treespec.tree import PADDING_PARENT, Path, TreeBatch
+
+CHAIN_LENGTH = 5
+"""The longest chain for a model that cannot run the trees that were asked for."""
+
+
+class DraftModel:
+    """Drafts with a causal language model; see `Drafter` for its methods.
+
+    The law it stores is the one it samples from: softmax in float32 of its logits after the caller's processors,
+    applied along every node's path. Where the caller decodes greedily the same law is an estimate.
+
+    Args:
+        scorer: the draft model, e.g. `hf.CausalLM`; its vocabulary must be the target's.
+        policy: how trees are shaped; None takes the call's policy.
+        max_length: the draft model's context in tokens. When a row has no room left in it, drafting stops and the
+            target decodes alone. None: unlimited, or the scorer raises `ContextFullError`, which has the same effect.
+
+    Raises:
+        ConfigError, InvalidTreeError: see `as_policy`.
+    """
+
+    def __init__(self, scorer: CausalScorer, policy: Shape | None = None, max_length: int | None = None) -> None:
+        self._scorer = scorer
+        self._own_policy = own_policy(policy)
+        self._max_length = max_length
+        self._has_warned = False
+
+    def start(self, session: Session) -> None:
+        """Read the prompt, but for its last token: that is the first root.
+
+        Raises:
+            VocabularyMismatchError: the draft model's vocabulary has another size than the target's.
+        """
+        if self._scorer.vocab_size != session.vocab_size:
+            raise VocabularyMismatchError(
+                f"the draft model's vocabulary has {self._scorer.vocab_size} tokens and the target's "
+                f"{session.vocab_size}: a draft model must use the target's tokenizer"
+            )
+        self._session = session
+        self._policy = self._servable(policy_of_call(self._own_policy, session))
+        self._pending: PendingNodes | None = None
+        self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
+        self._num_cached = [self._length(b) - 1 for b in range(session.history.num_rows)]
+        self._is_full = self._room() < 1
+        if not self._is_full:
+            self._prefill()
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        depth = 0 if self._is_full else min(max_depth, self._room())
+        if depth < 1:
+            return single_nodes(self.root_tokens)
+        try:
+            return self._policy.grow(self, depth)
+        except ContextFullError:
+            self._is_full = True
+            return single_nodes(self.root_tokens)
+
+    def commit(self, step: VerifiedStep) -> None:
+        """Keep what was computed of the emitted tokens, whatever tree they came from."""
+        pending, self._pending = self._pending, None
+        if pending is None or self._is_full:
+            return
+        paths = pending.match(step.emitted)
+        for row, path in enumerate(paths):
+            self._num_cached[row] += len(path)
+            is_root_scored = self._num_cached[row] == self._length(row)
+            self._root_logits[row] = pending.logits_of(row, path[-1]) if is_root_scored else None
+        self._scorer.commit(paths)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._num_cached = [self._num_cached[b] for b in rows]
+        self._root_logits = [self._root_logits[b] for b in rows]
+        if not self._is_full:
+            self._scorer.select_rows(rows)
+
+    @property
+    def root_tokens(self) -> Tensor:
+        return self._session.history.last_tokens
+
+    @property
+    def is_sampling(self) -> bool:
+        return self._session.is_sampling
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self._session.generator
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`; the first call catches up with what was committed since the last pass."""
+        if self._pending is None:
+            logits = self._catch_up()
+        else:
+            logits = self._scorer.extend(tokens, self._pending.add(tokens, parents)).logits
+            self._pending.keep_logits(logits)
+        return Proposal(self._laws(logits, tokens, parents))
+
+    def _prefill(self) -> None:
+        history = self._session.history
+        ids = torch.stack([history.row(b)[:-1] for b in range(history.num_rows)])
+        padding = torch.tensor(history.num_padding, device=ids.device).unsqueeze(1)
+        try:
+            self._scorer.prefill(ids, torch.arange(ids.shape[1], device=ids.device) >= padding)
+        except ContextFullError:
+            self._is_full = True
+
+    def _catch_up(self) -> Tensor:
+        """Logits after the roots, [B, 1, V], from one pass over the committed tokens that are not cached yet."""
+        history = self._session.history
+        pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
+        self._pending = pending
+        if pending.tokens.shape[1] > 0:
+            logits = self._scorer.extend(pending.tokens, pending.parents).logits
+            for row, length in enumerate(pending.chain_lengths):
+                self._root_logits[row] = logits[row, length - 1] if length else self._root_logits[row]
+        return torch.stack([known for known in self._root_logits if known is not None]).unsqueeze(1)
+
+    def _laws(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """The laws that children are drawn from, float32 [B, F, V]; padding nodes get the uniform law."""
+        session, pending = self._session, self._pending
+        assert pending is not None
+        if session.processors.is_path_free:
+            scores = session.processors(tokens.reshape(-1, 1), logits.flatten(0, 1), session.row_ids[0])
+        else:
+            paths = pending.extend_paths(tokens, parents)
+            scores = torch.cat([self._row_scores(row, logits[row], paths[row]) for row in range(len(paths))])
+        is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
+        return scores.softmax(-1, dtype=torch.float32).view(logits.shape).masked_fill_(is_padding, 1 / logits.shape[-1])
+
+    def _row_scores(self, row: int, logits: Tensor, paths: Sequence[Path | None]) -> Tensor:
+        """Processed scores float32 [F, V] of one row's nodes; paths of one length go to the processors together."""
+        session = self._session
+        committed = session.history.row(row)
+        scores = torch.zeros_like(logits, dtype=torch.float32)
+        for length in {len(path) for path in paths if path is not None}:
+            index = [i for i, path in enumerate(paths) if path is not None and len(path) == length]
+            drafted = torch.tensor([paths[i] for i in index], dtype=torch.int64, device=logits.device)
+            ids = torch.cat([committed.expand(len(index), -1), drafted.view(len(index), length)], 1)
+            scores[index] = session.processors(ids, logits[index], session.row_ids[row])
+        return scores
+
+    def _servable(self, policy: TreePolicy) -> TreePolicy:
+        """The policy, or a chain for a model that cannot run trees."""
+        if self._scorer.capability == Capability.TREE or isinstance(policy, Chain):
+            return policy
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn("the draft model cannot run trees: it drafts chains", TreespecWarning, stacklevel=2)
+        return Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
+
+    def _length(self, row: int) -> int:
+        history = self._session.history
+        return history.lengths[row] - history.num_padding[row]
+
+    def _room(self) -> int:
+        """The depth that the draft model's context allows the longest row: leaves take no place in it."""
+        if self._max_length is None:
+            return sys.maxsize
+        return self._max_length + 1 - max(map(self._length, range(self._session.history.num_rows)))

@@ -1,0 +1,104 @@
+"""Book-keeping of the nodes that a draft model has scored since its last commit.
+
+Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, Path
+
+
+class PendingNodes:
+    """Maps expanded nodes to the scorer's pending nodes, and emitted tokens to those that hold them.
+
+    The scorer numbers pending nodes by column over all passes, padding included. The first pass holds the committed
+    tokens that were not cached yet as a chain per row, the root last; a root that is cached already is -1, as for the
+    scorer.
+    """
+
+    def __init__(self, chains: Sequence[Tensor]) -> None:
+        """chains: per row the committed tokens that are not cached yet, int64 [m] with m >= 0, the root last."""
+        device = chains[0].device
+        lengths = [len(chain) for chain in chains]
+        width = max(lengths)
+        self.chain_lengths = lengths
+        self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, width - len(chain))) for chain in chains])
+        steps = [[i - 1 if i < m else PADDING_PARENT for i in range(width)] for m in lengths]
+        self.parents = torch.tensor(steps, dtype=torch.int64, device=device).view(len(chains), width)
+        self._ids = torch.tensor(lengths, device=device).unsqueeze(1) - 1
+        self._logits: list[tuple[int, Tensor]] = []
+        self._paths: list[list[Path | None]] = [[] for _ in chains]
+
+    def add(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Number F more nodes.
+
+        Args:
+            tokens: int64 [B, F]; parents: int64 [B, F], numbers of expanded nodes, -2 for padding.
+
+        Returns:
+            Their parents as the scorer numbers them, int64 [B, F].
+        """
+        above = torch.where(parents >= 0, self._ids.gather(1, parents.clamp(min=0)), parents)
+        first = self.tokens.shape[1]
+        fresh = torch.arange(first, first + tokens.shape[1], device=tokens.device).expand_as(tokens)
+        self._ids = torch.cat([self._ids, fresh], 1)
+        self.tokens, self.parents = torch.cat([self.tokens, tokens], 1), torch.cat([self.parents, above], 1)
+        return above
+
+    def keep_logits(self, logits: Tensor) -> None:
+        """Remember the raw logits [B, F, V] of the nodes added last: one of them may turn out to be the next root."""
+        self._logits.append((self.tokens.shape[1] - logits.shape[1], logits))
+
+    def logits_of(self, row: int, node: int) -> Tensor:
+        """Raw logits [V] after a pending node that was added by `add`."""
+        first, logits = next(entry for entry in reversed(self._logits) if entry[0] <= node)
+        return logits[row, node - first]
+
+    def extend_paths(self, tokens: Tensor, parents: Tensor) -> list[list[Path | None]]:
+        """The tokens below the root on the paths to the nodes of the latest expansion; None for padding.
+
+        Waits for the device; must see every expansion if any: tokens, parents int64 [B, F] as the source got them.
+        """
+        fresh: list[list[Path | None]] = []
+        for row, known in enumerate(self._paths):
+            level: list[Path | None] = []
+            for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
+                above = known[parent] if parent >= 0 else None
+                level.append(() if parent == ROOT_PARENT else None if above is None else (*above, token))
+            known += level
+            fresh.append(level)
+        return fresh
+
+    def match(self, emitted: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Per row the pending nodes that hold committed tokens, in order: the chain, then as much as can be found of
+        the emitted tokens below the root."""
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        chains = [list(range(m)) for m in self.chain_lengths]
+        return [
+            chain + _longest_match(tokens[row], parents[row], len(chain) - 1, emitted[row])
+            for row, chain in enumerate(chains)
+        ]
+
+
+def _longest_match(tokens: list[int], parents: list[int], root: int, wanted: Sequence[int]) -> list[int]:
+    """The longest path of nodes below `root` that spells a prefix of `wanted`.
+
+    Several siblings may hold the same token (independent draws), of which only one was expanded: all are followed.
+    """
+    paths = [[root]]
+    for token in wanted:
+        longer = [
+            [*path, node]
+            for path in paths
+            for node in range(path[-1] + 1, len(tokens))
+            if parents[node] == path[-1] and tokens[node] == token
+        ]
+        if not longer:
+            break
+        paths = longer
+    return paths[0][1:]

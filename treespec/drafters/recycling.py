@@ -1,0 +1,127 @@
+"""Token recycling (Luo et al. 2024): what the target thought of at every node, right or wrong, drafts later trees.
+
+Axis letters: B rows, N nodes, F expanded nodes, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.shared import Shape, own_policy, policy_of_call
+from treespec.errors import VocabularyMismatchError
+from treespec.policies.checks import check_count
+from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.tree import PADDING_PARENT, TreeBatch
+
+PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
+"""Before anything is measured rank r is right with probability .4 x 2^-r: worth ten observations."""
+
+
+class TokenRecycling:
+    """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
+
+    The table lies on the device, is updated from every node of every target pass without a host copy, and persists
+    across calls. A candidate's probability is how often its rank held the target's most likely token so far.
+
+    Args:
+        num_candidates: K, the candidates kept per token.
+        policy: how trees are shaped; None takes the call's policy.
+
+    Raises:
+        ConfigError, InvalidTreeError: `num_candidates` is not a positive int; see also `as_policy`.
+    """
+
+    def __init__(self, num_candidates: int = 8, policy: Shape | None = None) -> None:
+        self.num_candidates = check_count("num_candidates", num_candidates)
+        self._own_policy = own_policy(policy)
+        self.table: Tensor | None = None
+        """int64 [V, K], -1 where nothing is known yet; None before the first call."""
+        self._hits: Tensor | None = None
+
+    def start(self, session: Session) -> None:
+        """Take the session; the table stays.
+
+        Raises:
+            VocabularyMismatchError: the table was made for a vocabulary of another size.
+        """
+        self._session = session
+        self._policy = policy_of_call(self._own_policy, session)
+        if self.table is None or self._hits is None:
+            width = min(self.num_candidates, session.vocab_size)
+            self.table = torch.full((session.vocab_size, width), -1, device=session.device)
+            self._hits = torch.zeros(width + 1, device=session.device)
+        if len(self.table) != session.vocab_size:
+            raise VocabularyMismatchError(
+                f"this table was made for a vocabulary of {len(self.table)} tokens and the model has "
+                f"{session.vocab_size}: use one TokenRecycling per vocabulary"
+            )
+        self.table, self._hits = self.table.to(session.device), self._hits.to(session.device)
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        return self._policy.grow(self, max_depth)
+
+    def commit(self, step: VerifiedStep) -> None:
+        """Store the top K of every node's logits for that node's token; of several nodes the last one counts."""
+        assert self.table is not None
+        tokens = step.trees.tokens.flatten()
+        is_node = (step.trees.parents != PADDING_PARENT).flatten()
+        top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
+        self._measure(tokens, is_node, top)
+        self.table = _store(self.table, tokens, is_node, top)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Nothing is kept per row."""
+
+    @property
+    def rank_probs(self) -> Tensor:
+        """float32 [K]: the running estimate that a rank holds the target's most likely token."""
+        assert self._hits is not None
+        ranks = torch.arange(len(self._hits) - 1, device=self._hits.device)
+        return (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
+
+    @property
+    def root_tokens(self) -> Tensor:
+        return self._session.history.last_tokens
+
+    @property
+    def is_sampling(self) -> bool:
+        return self._session.is_sampling
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self._session.generator
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`: the table's rows of `tokens`."""
+        assert self.table is not None
+        candidates = self.table[tokens]
+        probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
+        return Proposal(probs, candidates.clamp(min=0))
+
+    def _measure(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
+        """Count which rank held the target's most likely token, before the table learns it."""
+        assert self.table is not None
+        assert self._hits is not None
+        known = self.table[tokens]
+        is_trial = is_node & (known[:, 0] >= 0)
+        hits = (known == top[:, :1]) & is_trial.unsqueeze(-1)
+        self._hits = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
+
+
+def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> Tensor:
+    """The table [V, K] with rows `tokens` int64 [M] replaced by `top` int64 [M, K] where `is_node` bool [M].
+
+    Writes to one row race on accelerators, so the last writer is found first and the others write to a row beyond
+    the table.
+    """
+    num_tokens = table.shape[0]
+    order = torch.arange(len(tokens), device=tokens.device)
+    spill = torch.full_like(tokens, num_tokens)
+    rows = torch.where(is_node, tokens, spill)
+    last = torch.full((num_tokens + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
+    is_last = is_node & (last[rows] == order)
+    padded = torch.cat([table, table[:1]])
+    return padded.index_copy(0, torch.where(is_last, tokens, spill), top)[:-1]

@@ -1,0 +1,64 @@
+"""What the drafters share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from treespec.errors import ConfigError
+from treespec.policies import as_policy
+from treespec.policies.heap import HostTree
+from treespec.protocols import Session, TreePolicy
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
+
+Shape = TreePolicy | str | Sequence[Sequence[int]] | int
+"""What `as_policy` reads: a policy, a list of rank paths or its literal, or a node budget."""
+
+
+def own_policy(policy: Shape | None) -> TreePolicy | None:
+    """Raises: ConfigError, InvalidTreeError, see `as_policy`."""
+    return None if policy is None else as_policy(policy)
+
+
+def policy_of_call(own: TreePolicy | None, session: Session) -> TreePolicy:
+    """A drafter's own policy goes before the call's.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    policy = own or session.policy
+    if policy is None:
+        raise ConfigError("no tree policy: give one to the drafter (policy=16) or to the call (tree=16)")
+    return policy
+
+
+def single_nodes(roots: Tensor) -> TreeBatch:
+    """Trees without a draft token below `roots` int64 [B]."""
+    tokens = roots.unsqueeze(1)
+    return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT), values=torch.ones_like(tokens, dtype=torch.float32))
+
+
+def stack_trees(trees: Sequence[HostTree], device: torch.device) -> TreeBatch:
+    """Host trees of selected children, padded to one batch on `device`."""
+    width = max(len(tree.tokens) for tree in trees)
+
+    def pad(rows: Sequence[Sequence[float]], filler: int, dtype: torch.dtype) -> Tensor:
+        padded = [[*row, *[filler] * (width - len(row))] for row in rows]
+        return torch.tensor(padded, dtype=dtype).to(device, non_blocking=True)
+
+    return TreeBatch(
+        tokens=pad([t.tokens for t in trees], 0, torch.int64),
+        parents=pad([t.parents for t in trees], PADDING_PARENT, torch.int64),
+        values=pad([t.values for t in trees], 0, torch.float32),
+    )
+
+
+def to_device(batch: TreeBatch, device: torch.device) -> TreeBatch:
+    """The batch with all its tensors on `device`."""
+    if batch.device == device:
+        return batch
+    tensors = {f.name: getattr(batch, f.name) for f in fields(batch) if isinstance(getattr(batch, f.name), Tensor)}
+    return replace(batch, **{name: tensor.to(device) for name, tensor in tensors.items()})

@@ -1,0 +1,31 @@
+"""How trees are shaped. A policy grows trees from any source of next-token laws that can serve it."""
+
+from collections.abc import Sequence
+
+from treespec.errors import ConfigError
+from treespec.policies.best_first import BestFirst
+from treespec.policies.chain import Chain
+from treespec.policies.growing import TreeBuilder
+from treespec.policies.kary import KAry
+from treespec.policies.paths import Paths
+from treespec.protocols import TreePolicy
+
+
+def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePolicy:
+    """The policy that `tree` stands for: itself, a list of rank paths or its literal, or a node budget, root included.
+
+    Raises:
+        ConfigError: none of these. InvalidTreeError: not a list of rank paths.
+    """
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return BestFirst(tree)
+    if isinstance(tree, (str, list, tuple)):
+        return Paths(tree)
+    if callable(getattr(tree, "grow", None)) and hasattr(tree, "max_nodes"):
+        return tree  # pyright: ignore[reportReturnType]
+    raise ConfigError(
+        f"tree must be a tree policy, a list of rank paths such as [(0,), (1,), (0, 0)], or a node budget, got {tree!r}"
+    )
+
+
+__all__ = ["BestFirst", "Chain", "KAry", "Paths", "TreeBuilder", "as_policy"]

@@ -1,0 +1,127 @@
+"""Best-first trees under a node budget, grown layer by layer.
+
+Selected children: the most probable paths, as in OPT-Tree (Wang et al. 2024) and EAGLE-2's rerank, but exactly the
+best `num_nodes - 1` of them. Sampled children: DySpec (Xiong et al. 2024), whose heap holds *slots*, places for the
+next draw below a node, ranked by how likely verification is to come to them.
+
+Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes so far.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treespec.policies.checks import AUTO, check_children, check_count
+from treespec.policies.children import Children, choose_children, resolve_children
+from treespec.policies.growing import TreeBuilder
+from treespec.protocols import DraftSource
+from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
+
+DENSE_DEPTH = 8
+
+
+class BestFirst:
+    """The `num_nodes - 1` best nodes below the root.
+
+    Args:
+        num_nodes: the most nodes of a tree, root included.
+        children: "auto" (sampled without replacement where there is a law to sample from, else selected), "selected",
+            "without_replacement" or "iid".
+        beam: the most nodes expanded per level; None expands all that can have children among the best.
+        depth: the deepest level; None stands for 8 with a draft model, which pays a pass per level, and for no limit
+            with candidates.
+
+    Raises:
+        ConfigError: a number that is not a positive int, or unknown children.
+
+    Why trimming to the budget is lossless with sampled children: a node's place in the ranking is its *slot's* value,
+    path probability of the parent x (1 - mass of the siblings drawn before), which no draw in the slot or below it
+    changes, and which falls along every edge to a child or a next sibling. So the best slots are those that DySpec's
+    heap would have drawn from one by one, and the others count as never drawn.
+    """
+
+    def __init__(self, num_nodes: int, children: str = AUTO, beam: int | None = None, depth: int | None = None) -> None:
+        self.num_nodes = check_count("num_nodes", num_nodes)
+        self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
+        self.beam = None if beam is None else check_count("beam", beam)
+        self.depth = None if depth is None else check_count("depth", depth)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.num_nodes
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        builder = TreeBuilder(source)
+        budget = self.num_nodes - 1
+        children, ranks = self.children, torch.full_like(builder.values, torch.inf)
+        nodes, depth, limit = builder.root, 0, min(budget, max_depth)
+        while depth < limit:
+            proposal = builder.expand(nodes)
+            if depth == 0:
+                children = resolve_children(children, proposal, source.is_sampling)
+                is_dense = proposal.tokens is None
+                limit = min(limit, self.depth or (DENSE_DEPTH if is_dense else limit))
+            width = min(budget, proposal.probs.shape[-1])
+            chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator)
+            level, level_ranks = _add_best(builder, nodes, chosen, children, budget)
+            ranks, depth = torch.cat([ranks, level_ranks], 1), depth + 1
+            nodes = self._frontier(builder, level, ranks)
+            if builder.is_exhausted(nodes):
+                break
+        keep = _is_among_best(ranks, self.num_nodes)
+        return builder.build(keep, self.num_nodes, is_width_fixed=children == SELECTED)
+
+    def _frontier(self, builder: TreeBuilder, level: Tensor, ranks: Tensor) -> Tensor:
+        """Those of `level` int64 [B, w] to be expanded, best first, then padding: int64 [B, F].
+
+        A node's children rank at most as high as its own value, and behind earlier levels in a tie.
+        """
+        values = builder.take(builder.values, level)
+        if ranks.shape[1] >= self.num_nodes:
+            worst = ranks.topk(self.num_nodes, dim=1).values[:, -1:]
+            values = torch.where(values > worst, values, 0.0)
+        order = values.sort(dim=1, descending=True, stable=True)
+        width = min(self.beam or level.shape[1], level.shape[1])
+        if builder.is_on_host:
+            width = min(width, max(int((order.values > 0).sum(1).max()), 1))
+        best = level.gather(1, order.indices[:, :width])
+        return torch.where(order.values[:, :width] > 0, best, PADDING_PARENT)
+
+
+def _add_best(
+    builder: TreeBuilder, nodes: Tensor, chosen: Children, children: str, budget: int
+) -> tuple[Tensor, Tensor]:
+    """Add the best `budget` of the F * k children: their ids int64 [B, w] and ranking values float [B, w]."""
+    above = torch.where(nodes >= 0, builder.take(builder.values, nodes), 0.0).unsqueeze(-1)
+    slots = above * _slot_shares(chosen.probs, children)
+    values = above * chosen.probs if children != IID else slots * chosen.probs
+    if children != SELECTED:
+        values = torch.minimum(values, slots)
+    ranks = torch.where(chosen.is_real, values if children == SELECTED else slots, 0.0).flatten(1)
+    best = ranks.sort(dim=1, descending=True, stable=True)
+    columns, best_ranks = best.indices[:, :budget], best.values[:, :budget]
+    is_real = chosen.is_real & (values > 0 if children == SELECTED else slots > 0)
+    ids = builder.add(nodes, chosen._replace(is_real=is_real), values, columns)
+    return ids, best_ranks
+
+
+def _slot_shares(probs: Tensor, children: str) -> Tensor:
+    """How likely verification is to come to each sibling's slot, given their parent, before it is drawn from.
+
+    Args:
+        probs: float [B, F, k], the draft's probabilities of the siblings in drawing order.
+
+    Returns:
+        float [B, F, k], not increasing along k: entry i depends on the siblings before i only.
+    """
+    missed = 1 - probs
+    product = missed.cumprod(-1) if children == IID else (1 - probs.cumsum(-1)).clamp(min=0)
+    before = torch.cat([torch.ones_like(product[..., :1]), product[..., :-1]], -1)
+    return before.cummin(-1).values
+
+
+def _is_among_best(ranks: Tensor, num_nodes: int) -> Tensor:
+    """bool [B, M]: the `num_nodes` highest values above zero; of equal ones the first, so parents before children."""
+    order = ranks.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
+    return torch.zeros_like(ranks, dtype=torch.bool).scatter(1, order, True) & (ranks > 0)

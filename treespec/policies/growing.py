@@ -1,0 +1,149 @@
+"""Collecting the nodes of B trees level by level.
+
+Axis letters: B rows, M collected nodes, w nodes of a level, F expanded nodes, V vocabulary, k children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.policies.children import Children, choose_children, resolve_children
+from treespec.protocols import DraftSource, Proposal
+from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeBatch
+
+
+class TreeBuilder:
+    """Collects nodes of B rows side by side and turns them into a `TreeBatch`.
+
+    A node's id is the column in which it was added (the root's is 0), the same for all rows; a source numbers only the
+    nodes that were *expanded*, in the order of the calls. The builder keeps the two apart.
+
+    `tokens`, `parents` int64 [B, M] (parent -2: no node), `values` float32 [B, M]: see `TreeBatch`.
+    """
+
+    def __init__(self, source: DraftSource) -> None:
+        self._source = source
+        self.tokens = source.root_tokens.unsqueeze(1)
+        self.parents = torch.full_like(self.tokens, ROOT_PARENT)
+        self.values = torch.ones_like(self.tokens, dtype=torch.float32)
+        self._law_index = torch.full_like(self.tokens, POINT_MASS)
+        self._flags = torch.zeros_like(self.tokens, dtype=torch.bool)
+        self._expanded_ids = torch.full_like(self.tokens, PADDING_PARENT)
+        self._num_expanded = 0
+        self._laws: list[Tensor] = []
+        self._num_laws = 0
+
+    @property
+    def root(self) -> Tensor:
+        """int64 [B, 1]: the roots' ids."""
+        return torch.zeros_like(self.tokens[:, :1])
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether values can be read without waiting for a device."""
+        return self.tokens.device.type == "cpu"
+
+    def is_exhausted(self, nodes: Tensor) -> bool:
+        """True when no row has any of `nodes` int64 [B, w]. Never True on an accelerator, which is not waited for."""
+        return self.is_on_host and not bool((self.take(self.parents, nodes) != PADDING_PARENT).any())
+
+    def take(self, values: Tensor, nodes: Tensor) -> Tensor:
+        """`values` [B, M] at the ids `nodes` int64 [B, w]; padding ids read the root."""
+        return values.gather(1, nodes.clamp(min=0))
+
+    def expand(self, nodes: Tensor) -> Proposal:
+        """Next-token laws of `nodes` int64 [B, F], ids of collected nodes or -2; each node is expanded once at most."""
+        parents = self.take(self.parents, nodes)
+        is_node = (nodes >= 0) & (parents != PADDING_PARENT)
+        above = torch.where(parents == ROOT_PARENT, ROOT_PARENT, self.take(self._expanded_ids, parents))
+        proposal = self._source.expand(self.take(self.tokens, nodes), torch.where(is_node, above, PADDING_PARENT))
+        count = nodes.shape[1]
+        numbers = torch.arange(self._num_expanded, self._num_expanded + count, device=nodes.device).expand_as(nodes)
+        # Padding writes to the root's column what it holds already (the root is expanded alone, in the first call).
+        numbers = torch.where(is_node, numbers, self._expanded_ids[:, :1])
+        self._expanded_ids = self._expanded_ids.scatter(1, torch.where(is_node, nodes, 0), numbers)
+        self._num_expanded += count
+        return proposal
+
+    def add(self, nodes: Tensor, chosen: Children, values: Tensor, columns: Tensor) -> Tensor:
+        """Add a level of children.
+
+        Args:
+            nodes: int64 [B, F], the ids whose children these are, -2 for padding.
+            chosen: the children of the nodes.
+            values: float [B, F, k], the children's path values.
+            columns: int64 [w] or [B, w] into the F * k children: those to be added, in this order. Siblings must
+                keep their verification order, and of sampled siblings only later ones may be left out.
+
+        Returns:
+            Their ids, int64 [B, w].
+        """
+        columns = columns.expand(nodes.shape[0], -1)
+        k = chosen.tokens.shape[-1]
+        parents = nodes.gather(1, columns // k)
+        is_real = chosen.is_real.flatten(1).gather(1, columns) & (parents >= 0)
+        is_real &= self.take(self.parents, parents) != PADDING_PARENT
+        law_index, is_sampled = self._index_laws(chosen, columns)
+        first = self.tokens.shape[1]
+        self._append(
+            tokens=torch.where(is_real, chosen.tokens.flatten(1).gather(1, columns), 0),
+            parents=torch.where(is_real, parents, PADDING_PARENT),
+            values=torch.where(is_real, values.flatten(1).gather(1, columns), 0.0),
+            law_index=torch.where(is_real, law_index, POINT_MASS),
+            flags=is_real & is_sampled & chosen.is_without_replacement,
+        )
+        return torch.arange(first, self.tokens.shape[1], device=nodes.device).expand_as(columns)
+
+    def grow(self, nodes: Tensor, widths: Sequence[int], children: str) -> Tensor:
+        """Expand `nodes` int64 [B, F] and add `widths[f]` children of each: their ids, int64 [B, sum(widths)]."""
+        proposal = self.expand(nodes)
+        resolved = resolve_children(children, proposal, self._source.is_sampling)
+        chosen = choose_children(proposal, widths, resolved, self._source.generator)
+        values = self.take(self.values, nodes).unsqueeze(-1) * chosen.probs
+        k = chosen.tokens.shape[-1]
+        columns = [k * slot + rank for slot, width in enumerate(widths) for rank in range(width)]
+        return self.add(nodes, chosen, values, torch.tensor(columns, device=nodes.device))
+
+    def build(self, keep: Tensor | None = None, max_nodes: int | None = None, is_width_fixed: bool = True) -> TreeBatch:
+        """The trees of the collected nodes.
+
+        Args:
+            keep: bool [B, M], the nodes wanted, which must hold their ancestors; None keeps all.
+            max_nodes: no row keeps more than these, root included; an accelerator is then not asked how many there are.
+            is_width_fixed: see `TokenTree`.
+        """
+        is_node = self.parents != PADDING_PARENT
+        batch = TreeBatch(
+            tokens=self.tokens,
+            parents=self.parents,
+            laws=torch.cat(self._laws) if self._laws else None,
+            law_index=self._law_index if self._laws else None,
+            is_without_replacement=self._flags if self._laws else None,
+            is_width_fixed=is_width_fixed,
+            values=self.values,
+        )
+        width = None if self.is_on_host else min(max_nodes or self.tokens.shape[1], self.tokens.shape[1])
+        return batch.keep_nodes(is_node if keep is None else is_node & keep, width)
+
+    def _index_laws(self, chosen: Children, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The law row of every child, int64 [B, w], -1 for selected ones, and bool [B, w], whether it was sampled."""
+        if chosen.laws is None:
+            return torch.full_like(columns, POINT_MASS), torch.zeros_like(columns, dtype=torch.bool)
+        num_rows, num_nodes, _ = chosen.laws.shape
+        k = chosen.tokens.shape[-1]
+        is_sampled = columns % k < chosen.num_sampled
+        first = self._num_laws + num_nodes * torch.arange(num_rows, device=columns.device).unsqueeze(1)
+        self._laws.append(chosen.laws.flatten(0, 1))
+        self._num_laws += num_rows * num_nodes
+        return torch.where(is_sampled, first + columns // k, POINT_MASS), is_sampled
+
+    def _append(self, tokens: Tensor, parents: Tensor, values: Tensor, law_index: Tensor, flags: Tensor) -> None:
+        self.tokens = torch.cat([self.tokens, tokens], 1)
+        self.parents = torch.cat([self.parents, parents], 1)
+        self.values = torch.cat([self.values, values.to(self.values.dtype)], 1)
+        self._law_index = torch.cat([self._law_index, law_index], 1)
+        self._flags = torch.cat([self._flags, flags], 1)
+        self._expanded_ids = torch.cat([self._expanded_ids, torch.full_like(tokens, PADDING_PARENT)], 1)
