@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treespec.drafters.shared import Shape, own_policy, policy_of_call
-from treespec.errors import VocabularyMismatchError
+from treespec.drafters.shared import Shape, can_use_heap, grow_on_host, own_policy, policy_of_call, stack_trees
+from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies.checks import check_count
 from treespec.protocols import Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
@@ -37,8 +37,7 @@ class TokenRecycling:
     def __init__(self, num_candidates: int = 8, policy: Shape | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)
         self._own_policy = own_policy(policy)
-        self.table: Tensor | None = None
-        """int64 [V, K], -1 where nothing is known yet; None before the first call."""
+        self._table: Tensor | None = None
         self._hits: Tensor | None = None
 
     def start(self, session: Session) -> None:
@@ -49,38 +48,60 @@ class TokenRecycling:
         """
         self._session = session
         self._policy = policy_of_call(self._own_policy, session)
-        if self.table is None or self._hits is None:
+        if self._table is None or self._hits is None:
             width = min(self.num_candidates, session.vocab_size)
-            self.table = torch.full((session.vocab_size, width), -1, device=session.device)
+            # One row beyond the vocabulary takes the writes that must not count.
+            self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)
             self._hits = torch.zeros(width + 1, device=session.device)
         if len(self.table) != session.vocab_size:
             raise VocabularyMismatchError(
                 f"this table was made for a vocabulary of {len(self.table)} tokens and the model has "
                 f"{session.vocab_size}: use one TokenRecycling per vocabulary"
             )
-        self.table, self._hits = self.table.to(session.device), self._hits.to(session.device)
+        self._table, self._hits = self._table.to(session.device), self._hits.to(session.device)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        return self._policy.grow(self, max_depth)
+        policy = self._policy
+        if self.table.device.type != "cpu" or not can_use_heap(policy):
+            return policy.grow(self, max_depth)
+        probs = self.rank_probs.tolist()
+
+        def children_of(token: int) -> list[tuple[float, int, int]]:
+            return [(p, t, t) for p, t in zip(probs, self.table[token].tolist(), strict=True) if t >= 0]
+
+        roots = self.root_tokens.tolist()
+        return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots], self._session.device)
 
     def commit(self, step: VerifiedStep) -> None:
         """Store the top K of every node's logits for that node's token; of several nodes the last one counts."""
-        assert self.table is not None
         tokens = step.trees.tokens.flatten()
         is_node = (step.trees.parents != PADDING_PARENT).flatten()
         top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
+        assert self._table is not None
         self._measure(tokens, is_node, top)
-        self.table = _store(self.table, tokens, is_node, top)
+        _store(self._table, tokens, is_node, top)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is kept per row."""
 
     @property
+    def table(self) -> Tensor:
+        """int64 [V, K], -1 where nothing is known yet.
+
+        Raises:
+            ConfigError: before the first call, which tells the vocabulary.
+        """
+        if self._table is None:
+            raise ConfigError("the table is made by the first call of generation, which tells the vocabulary's size")
+        return self._table[:-1]
+
+    @property
     def rank_probs(self) -> Tensor:
-        """float32 [K]: the running estimate that a rank holds the target's most likely token."""
+        """float32 [K]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
         assert self._hits is not None
         ranks = torch.arange(len(self._hits) - 1, device=self._hits.device)
-        return (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
+        probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
+        return probs.cummin(0).values
 
     @property
     def root_tokens(self) -> Tensor:
@@ -96,14 +117,12 @@ class TokenRecycling:
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`: the table's rows of `tokens`."""
-        assert self.table is not None
         candidates = self.table[tokens]
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))
 
     def _measure(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
         """Count which rank held the target's most likely token, before the table learns it."""
-        assert self.table is not None
         assert self._hits is not None
         known = self.table[tokens]
         is_trial = is_node & (known[:, 0] >= 0)
@@ -111,17 +130,13 @@ class TokenRecycling:
         self._hits = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
 
 
-def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> Tensor:
-    """The table [V, K] with rows `tokens` int64 [M] replaced by `top` int64 [M, K] where `is_node` bool [M].
+def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
+    """Replace rows `tokens` int64 [M] of the table [V + 1, K] by `top` int64 [M, K] where `is_node` bool [M].
 
-    Writes to one row race on accelerators, so the last writer is found first and the others write to a row beyond
-    the table.
+    Several writes to one row race on accelerators, so the last writer is found first and all others write to row V.
     """
-    num_tokens = table.shape[0]
+    spill = len(table) - 1
     order = torch.arange(len(tokens), device=tokens.device)
-    spill = torch.full_like(tokens, num_tokens)
     rows = torch.where(is_node, tokens, spill)
-    last = torch.full((num_tokens + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
-    is_last = is_node & (last[rows] == order)
-    padded = torch.cat([table, table[:1]])
-    return padded.index_copy(0, torch.where(is_last, tokens, spill), top)[:-1]
+    last = torch.full((spill + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
+    table.index_copy_(0, torch.where(last[rows] == order, rows, spill), top)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.policies import as_policy
-from treespec.policies.heap import HostTree
+from treespec.policies import BestFirst, as_policy
+from treespec.policies.checks import AUTO
+from treespec.policies.heap import HostTree, State, grow_best_first
 from treespec.protocols import Session, TreePolicy
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, SELECTED, TreeBatch
 
 Shape = TreePolicy | str | Sequence[Sequence[int]] | int
 """What `as_policy` reads: a policy, a list of rank paths or its literal, or a node budget."""
@@ -39,6 +41,27 @@ def single_nodes(roots: Tensor) -> TreeBatch:
     """Trees without a draft token below `roots` int64 [B]."""
     tokens = roots.unsqueeze(1)
     return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT), values=torch.ones_like(tokens, dtype=torch.float32))
+
+
+def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
+    """Whether a table on the host may grow this policy's trees of candidates by a heap.
+
+    They are the same trees as the policy's own, equal values aside, without a dozen operators per level: a step must
+    stay invisible.
+    """
+    return isinstance(policy, BestFirst) and policy.beam is None and policy.children in (AUTO, SELECTED)
+
+
+def grow_on_host(
+    policy: BestFirst,
+    root_token: int,
+    root: State,
+    children_of: Callable[[State], Sequence[tuple[float, int, State]]],
+    max_depth: int,
+) -> HostTree:
+    """See `grow_best_first`."""
+    depth = min(max_depth, policy.depth or max_depth)
+    return grow_best_first(root_token, root, children_of, policy.num_nodes, depth)
 
 
 def stack_trees(trees: Sequence[HostTree], device: torch.device) -> TreeBatch:

@@ -11,10 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treespec.drafters.shared import Shape, own_policy, policy_of_call, stack_trees, to_device
-from treespec.policies import BestFirst
+from treespec.drafters.shared import (
+    Shape,
+    can_use_heap,
+    grow_on_host,
+    own_policy,
+    policy_of_call,
+    stack_trees,
+    to_device,
+)
 from treespec.policies.checks import check_count
-from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 
@@ -127,11 +133,8 @@ class SuffixLookup:
         depth = min(max_depth, policy.max_nodes - 1)
         tries = [row.continuations(self._max_match, self._min_match, depth) for row in self._rows]
         roots = [int(row.tokens[-1]) for row in self._rows]
-        if isinstance(policy, BestFirst) and policy.beam is None and policy.children in ("auto", "selected"):
-            # The same tree as the policy's own, without an operator per level: a step must stay invisible.
-            depth = min(depth, policy.depth or depth)
-            grown = zip(roots, tries, strict=True)
-            trees = [grow_best_first(root, trie, TrieNode.ranked, policy.num_nodes, depth) for root, trie in grown]
+        if can_use_heap(policy):
+            trees = [grow_on_host(policy, *row, TrieNode.ranked, depth) for row in zip(roots, tries, strict=True)]
             return stack_trees(trees, self._session.device)
         source = TrieSource(roots, tries, self._session.is_sampling)
         return to_device(policy.grow(source, max_depth), self._session.device)
