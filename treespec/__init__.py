@@ -1,0 +1,42 @@
+"""treespec: exact tree speculative decoding for any Hugging Face causal language model."""
+
+from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.errors import TreespecError, TreespecWarning
+from treespec.hf import (
+    CausalLM,
+    SpeculativeDecoder,
+    TreeSpeculation,
+    commit_cache,
+    from_config,
+    generate,
+    tree_attention_mask,
+)
+from treespec.policies import BestFirst, Chain, KAry, Paths
+from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.verification import verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BestFirst",
+    "CausalLM",
+    "Chain",
+    "DraftModel",
+    "KAry",
+    "Merge",
+    "Paths",
+    "SpeculativeDecoder",
+    "SuffixLookup",
+    "TokenRecycling",
+    "TokenTree",
+    "TreeBatch",
+    "TreeSpeculation",
+    "TreespecError",
+    "TreespecWarning",
+    "Verdict",
+    "commit_cache",
+    "from_config",
+    "generate",
+    "tree_attention_mask",
+    "verify",
+]

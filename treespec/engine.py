@@ -28,7 +28,12 @@ from treespec.protocols import (
 )
 from treespec.stats import SpeculationStats, StepRecord
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
-from treespec.verification import ArgmaxChooser, GivenChooser, resolve, verify_dense
+from treespec.verification import ArgmaxChooser, GivenChooser, resolve
+from treespec.verification.dense import decode, has_dense_form, pack_greedy, verify_dense
+
+
+DENSE_ON_CPU = 1 << 12
+"""Laws of at most so many numbers per row are computed densely on a CPU too: there the walk's own steps cost more."""
 
 
 class Stopping(Protocol):
@@ -145,14 +150,17 @@ def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Ten
     Args:
         coins, draws: float [B, N], uniforms in [0, 1) indexed by the node judged and the node drawn from.
     """
-    if trees.device.type != "cpu":
+    is_greedy_walk = not laws.is_sampling and rule.name == "target_walk"
+    is_cheap = trees.max_nodes * laws.logits.shape[-1] <= DENSE_ON_CPU and has_dense_form(rule)
+    if trees.device.type != "cpu" or is_cheap:
+        if is_greedy_walk:
+            return decode(pack_greedy(trees, laws.dense_scores()))
         return verify_dense(rule, trees, laws.dense(), coins, draws)
     if not bool(trees.is_valid):
         raise InvalidTreeError(
             "the drafter proposed an invalid tree: a child before its parent, a law that does not sum to one, or a "
             "drawn token that its proposal law gives probability zero"
         )
-    is_greedy_walk = not laws.is_sampling and rule.name == "target_walk"
     verdicts = []
     for row, tree in enumerate(trees.trees):
         law = partial(laws.scores if is_greedy_walk else laws.law, row)

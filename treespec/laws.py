@@ -77,14 +77,17 @@ class TargetLaws:
 
     def dense(self) -> Tensor:
         """All laws at once, float32 [B, N, V], without waiting for the device; padding nodes hold any law."""
+        scores = self.dense_scores()
+        return scores.softmax(-1) if self.is_sampling else point_mass(scores)
+
+    def dense_scores(self) -> Tensor:
+        """All processed scores at once, float32 [B, N, V], unchecked: NaN and infinity are flags of the dense rules."""
         num_rows, num_nodes = self.trees.tokens.shape
         if self._processors.is_path_free:
             flat = self.logits.flatten(0, 1)
-            scores = self._processors(self.trees.tokens.view(-1, 1), flat, 0).view(num_rows, num_nodes, -1)
-        else:
-            rows = [torch.stack([self._row_scores(b, i) for i in range(num_nodes)]) for b in range(num_rows)]
-            scores = torch.stack(rows)
-        return scores.softmax(-1) if self.is_sampling else point_mass(scores)
+            return self._processors(self.trees.tokens.view(-1, 1), flat, 0).view(num_rows, num_nodes, -1)
+        rows = [torch.stack([self._row_scores(b, i) for i in range(num_nodes)]) for b in range(num_rows)]
+        return torch.stack(rows)
 
     def _row_scores(self, row: int, node: int) -> Tensor:
         if node >= self.trees.trees[row].num_nodes:

@@ -36,21 +36,33 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     Returns:
         int64 [...].
     """
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    total = cdf[..., -1:]
-    goal = uniform.to(torch.float64).unsqueeze(-1) * total
-    # u * total may round up to total itself: then the last index with mass is the right one.
-    goal = torch.minimum(goal, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, goal, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
+    return _search(weights, uniform.unsqueeze(-1)).squeeze(-1)
 
 
 def draw_independent(law: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """k independent draws per law, duplicates kept, in drawing order: int64 [..., k]."""
     uniform = torch.rand(*law.shape[:-1], k, dtype=torch.float64, device=law.device, generator=generator)
-    cdf = law.cumsum(-1, dtype=torch.float64)
+    return _search(law, uniform)
+
+
+def _search(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The indices at which uniforms [..., k] fall in the cumulative sums of weights [..., V]: int64 [..., k]."""
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    if cdf.device.type != "cpu":
+        cdf = flatten_at_zeros(cdf, weights)
     total = cdf[..., -1:]
-    goal = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, goal, right=True).clamp(max=law.shape[-1] - 1)
+    # u * total may round up to total itself: then the last index with mass is the right one.
+    goal = torch.minimum(uniform.to(torch.float64) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[-1] - 1)
+
+
+def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
+    """Cumulative sums [..., V] made monotone, and flat where the weight is zero, so that no such index is ever found.
+
+    A CPU adds in order and has both properties; a parallel scan associates every entry in its own way and may be off
+    by an ulp.
+    """
+    return torch.where(weights > 0, cdf, torch.zeros_like(cdf)).cummax(-1).values
 
 
 def draw_without_replacement(law: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -88,12 +89,12 @@ class TokenTree:
             tokens: the root's token, then one per path in the given order; int64 [len(paths) + 1].
         """
         parents = parents_of_paths(parse_paths(paths))
-        return cls(torch.as_tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+        return cls(_as_tokens(tokens), torch.tensor(parents, dtype=torch.int64))
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | Tensor, laws: Tensor | None = None) -> TokenTree:
         """A tree of width one. `tokens` int64 [N] starts with the root; `laws` float [N - 1, V] are the draft laws."""
-        ids = torch.as_tensor(tokens, dtype=torch.int64)
+        ids = _as_tokens(tokens)
         steps = torch.arange(-1, len(ids) - 1)
         return cls(ids, steps, laws, None if laws is None else steps.clone())
 
@@ -252,10 +253,12 @@ class TreeBatch:
             raise InvalidTreeError("a batch needs at least one tree")
         width = max(tree.num_nodes for tree in trees)
         laws = [tree.laws for tree in trees if tree.laws is not None]
-        offset, index = 0, []
+        if len({table.shape[1] for table in laws}) > 1:
+            raise InvalidTreeError(f"laws of one batch must share V, got {[list(table.shape) for table in laws]}")
+        offset, law_rows = 0, []
         for tree in trees:
             row = torch.tensor(tree._law_index_list)
-            index.append(torch.where(row >= 0, row + offset, row))
+            law_rows.append(torch.where(row >= 0, row + offset, row))
             offset += 0 if tree.laws is None else tree.laws.shape[0]
         device = trees[0].tokens.device
 
@@ -266,7 +269,7 @@ class TreeBatch:
             tokens=pad([t.tokens for t in trees], 0),
             parents=pad([t.parents for t in trees], PADDING_PARENT),
             laws=torch.cat(laws) if laws else None,
-            law_index=pad(index, POINT_MASS) if laws else None,
+            law_index=pad(law_rows, POINT_MASS) if laws else None,
             is_without_replacement=pad([torch.tensor(t._flag_list) for t in trees], 0) if laws else None,
             is_width_fixed=all(t.is_width_fixed for t in trees),
         )
@@ -332,9 +335,26 @@ class TreeBatch:
         good = good & (is_node.long().diff(dim=1) <= 0).all()
         if self.laws is None or self.law_index is None:
             return good
+        num_laws, vocab_size = self.laws.shape
         sums_to_one = ((self.laws.sum(-1) - 1).abs() <= 1e-4).all() & (self.laws >= 0).all()
-        drawn = self.laws[self.law_index.clamp(min=0), self.tokens]
-        return good & sums_to_one & ((drawn > 0) | (self.law_index == POINT_MASS) | ~is_node).all()
+        in_range = (self.law_index >= POINT_MASS) & (self.law_index < num_laws)
+        in_range = in_range & (self.tokens >= 0) & (self.tokens < vocab_size)
+        # Forced into range, for an index outside of it would crash the device before the flag is read.
+        row, token = self.law_index.clamp(0, num_laws - 1), self.tokens.clamp(0, vocab_size - 1)
+        is_drawn = in_range & (self.laws[row, token] > 0) & ~self._is_drawn_again
+        return good & sums_to_one & (is_drawn | (self.law_index == POINT_MASS) | ~is_node).all()
+
+    @property
+    def _is_drawn_again(self) -> Tensor:
+        """bool [B, N]: drawn without replacement, though an earlier sibling from the same row had taken the token."""
+        if self.is_without_replacement is None or self.law_index is None:
+            return torch.zeros_like(self.tokens, dtype=torch.bool)
+
+        def is_same(values: Tensor) -> Tensor:
+            return values.unsqueeze(2) == values.unsqueeze(1)
+
+        is_repeated = is_same(self.parents) & is_same(self.law_index) & is_same(self.tokens)
+        return is_repeated.tril(-1).any(2) & self.is_without_replacement
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
         """Drop the nodes of row b that are deeper than `max_depths[b]`. Lossless: depth depends on no drawn token."""
@@ -376,7 +396,7 @@ def ancestor_mask(parents: Tensor) -> Tensor:
     mask &= (parents != PADDING_PARENT).unsqueeze(-1)
     is_child = parents >= 0
     # Pointer doubling: after step t every node knows its 2^t nearest ancestors, so depth costs log2(N) steps.
-    hop = parents.clamp(min=0)
+    hop = parents.clamp(0, num_nodes - 1)
     known = torch.zeros_like(mask).scatter_(2, hop.unsqueeze(-1), is_child.unsqueeze(-1)) | mask
     for _ in range(max(num_nodes - 1, 1).bit_length()):
         known = known | (known.to(torch.float32) @ known.to(torch.float32) > 0)
@@ -395,7 +415,7 @@ def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
     """
     try:
         listed = ast.literal_eval(paths) if isinstance(paths, str) else paths
-        parsed = [tuple(int(rank) for rank in path) for path in listed]
+        parsed = [tuple(index(rank) for rank in path) for path in listed]
     except (ValueError, SyntaxError, TypeError) as error:
         raise InvalidTreeError(f"expected a list of rank paths such as [(0,), (1,), (0, 0)], got {paths!r}") from error
     seen: set[Path] = {()}
@@ -414,6 +434,13 @@ def parents_of_paths(paths: Sequence[Path]) -> list[int]:
     """Parent ids of the tree whose node i + 1 is `paths[i]`; the root's is -1."""
     ids = {(): 0} | {path: i + 1 for i, path in enumerate(paths)}
     return [ROOT_PARENT] + [ids[path[:-1]] for path in paths]
+
+
+def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
+    ids = torch.as_tensor(tokens)
+    if ids.is_floating_point() and ids.numel() > 0:
+        raise InvalidTreeError(f"tokens must be integers, got {ids.dtype}")
+    return ids.to(torch.int64)
 
 
 def _check_shapes(tree: TokenTree | TreeBatch, num_axes: int = 1) -> None:
@@ -450,9 +477,9 @@ def _check_structure(parents: list[int]) -> None:
 def _check_laws(tree: TokenTree) -> None:
     if tree.laws is None or tree.law_index is None:
         return
-    index, num_laws = tree._law_index_list, tree.laws.shape[0]
-    if index[0] != POINT_MASS or min(index) < POINT_MASS or max(index) >= num_laws:
-        raise InvalidTreeError(f"law_index must be -1 at the root and in [-1, {num_laws}) elsewhere, got {index}")
+    rows, num_laws = tree._law_index_list, tree.laws.shape[0]
+    if rows[0] != POINT_MASS or min(rows) < POINT_MASS or max(rows) >= num_laws:
+        raise InvalidTreeError(f"law_index must be -1 at the root and in [-1, {num_laws}) elsewhere, got {rows}")
     sums = tree.laws.sum(-1)
     bad = ((sums - 1).abs() <= 1e-4).logical_not() | (tree.laws < 0).any(-1)
     if bad.any():

@@ -7,6 +7,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import treespec
 from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.errors import UnsupportedModeError
 from treespec.policies import BestFirst, Chain, KAry
 
 NUM_NEW = 24
@@ -199,7 +200,7 @@ def test_treespec_generate_takes_a_streamer_and_ends_it_after_an_error(target, d
     assert torch.equal(torch.cat(chunks.chunks, dim=1), out)
     assert speculation.streamer is None
     failing = Chunks()
-    with pytest.raises(treespec.UnsupportedModeError):
+    with pytest.raises(UnsupportedModeError):
         treespec.generate(target, prompt(2), speculation, streamer=failing, **OPTIONS)
     assert failing.num_ends == 1
 

@@ -13,7 +13,13 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import DummyLayer, DynamicLayer, StaticLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicLayer,
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+)
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.mask import CachedSlots
@@ -52,6 +58,25 @@ def check_cache(cache: Cache) -> None:
                 f"cache layer {number} is a {type(layer).__name__}, from which rejected nodes cannot be taken back "
                 "(it is quantised, forgets tokens or keeps a state): pass no cache, or one made by new_cache()"
             )
+
+
+def is_filled(cache: Cache) -> bool:
+    """Whether a cache holds anything; empty ones, as `generate` prepares them, need not be used."""
+    layers = getattr(cache, "layers", None)
+    if not isinstance(cache, Cache) or layers is None:
+        raise UnsupportedModelError(f"expected a transformers Cache as past_key_values, got {type(cache).__name__}")
+    return any(_is_layer_filled(layer) for layer in layers)
+
+
+def _is_layer_filled(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer) -> bool:
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return any(layer.has_previous_state.values())
+    return isinstance(layer, CacheLayerMixin) and layer.is_initialized and int(layer.get_seq_length()) > 0
+
+
+def cache_shape(cache: Cache) -> tuple[int, int]:
+    """Rows and tokens of a filled cache."""
+    return _filled_layers(cache)[0].keys.shape[0], int(cache.get_seq_length())
 
 
 def commit_cache(cache: Cache, slot_mask: Tensor, paths: Paths) -> Tensor:

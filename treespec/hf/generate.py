@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -94,8 +94,10 @@ class TreeSpeculation:
             check_positions(model_kwargs.get("position_ids"), mask)
             if self.streamer is not None:
                 self._stream_prompt(input_ids)
-            call = _Call(self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config)
-            return call.run(model_kwargs.get("past_key_values"))
+            cache = model_kwargs.get("past_key_values")
+            return _Call(
+                self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache
+            ).run()
         finally:
             if self.streamer is not None:
                 self.streamer.end()
@@ -131,15 +133,16 @@ class _Call:
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
+        cache: Cache | None,
     ) -> None:
-        self.options, self.model, self.input_ids, self.config = options, model, input_ids, config
+        self.options, self.input_ids, self.config, self.cache = options, input_ids, config, cache
         num_rows, prompt_length = input_ids.shape
         self.recorder = EmittedScores.for_config(config, num_rows, prompt_length)
         if options.stop_strings is not None:
             criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, options.stop_strings)])
-        self.stopping = TreeStopping(
-            criteria, num_rows, max_positions(model), self.recorder.scores_of if self.recorder else None
-        )
+        self.target = make_scorer(model, cache=cache, max_cache_len=self._num_slots())
+        scores_of = self.recorder.scores_of if self.recorder else None
+        self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
         self.request = Request(
             prompt_ids=input_ids,
             prompt_mask=mask,
@@ -154,9 +157,8 @@ class _Call:
             has_records=options.record_steps,
         )
 
-    def run(self, cache: Any) -> Output:
-        target = make_scorer(self.model, cache=cache, static_length=self._static_length())
-        result = speculate(target, self.options.drafter, self.request)
+    def run(self) -> Output:
+        result = speculate(self.target, self.options.drafter, self.request)
         self.options.stats, self.options.steps = result.stats, result.records
         self.options.total_stats.add(result.stats)
         sequences = self._sequences(result)
@@ -167,10 +169,10 @@ class _Call:
             sequences=sequences,  # pyright: ignore[reportArgumentType]
             scores=self.recorder.scores(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
             logits=self.recorder.logits(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
-            past_key_values=target.cache,
+            past_key_values=self.target.cache,
         )
 
-    def _static_length(self) -> int | None:
+    def _num_slots(self) -> int | None:
         """Slots for a static cache: the whole text, one tree, and room for the holes of ragged rows."""
         if self.config.cache_implementation != "static":
             return None

@@ -77,7 +77,7 @@ class TreeProcessors:
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         scores = logits.to(torch.float32, copy=True)
         for processor in self._processors:
-            if isinstance(processor, (FastTopP, *_ROW_FREE)):
+            if _is_row_free(processor):
                 scores = processor(ids, scores)  # pyright: ignore[reportArgumentType]
             else:
                 scores = self._at_row(processor, ids, scores, row)
@@ -117,6 +117,12 @@ class FastTopP:
                 kept = top.values.masked_fill(~is_kept, self._warper.filter_value)
                 return torch.full_like(scores, self._warper.filter_value).scatter_(-1, top.indices, kept)
         return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
+
+
+def _is_row_free(processor: library.LogitsProcessor | FastTopP) -> bool:
+    # The repetition penalty of a left-padded batch knows how much of each row to ignore.
+    has_row_lengths = isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
+    return isinstance(processor, FastTopP) or (type(processor) in _ROW_FREE and not has_row_lengths)
 
 
 def _fast_form(processor: library.LogitsProcessor) -> library.LogitsProcessor | FastTopP:

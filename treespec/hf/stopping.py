@@ -63,8 +63,10 @@ class TreeStopping:
             return stop
         if self._stop_lengths[row] is None and stop is not None:
             self._stop_lengths[row] = first + stop
-        end = self.joint_length
-        return None if end is None or ids.shape[0] < end else max(end - first, 0)
+        length = ids.shape[0]
+        if self.max_new(row, length, self._num_padding[row]) > 0:
+            return None
+        return max(min(self.joint_length or length, length) - first, 0)
 
     def _stops(self, row: int, ids: Tensor, token: int) -> bool:
         length = ids.shape[0]

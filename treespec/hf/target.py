@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,12 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
-from treespec.hf.cache import SlotCache, check_cache, new_cache
+from treespec.hf.cache import SlotCache, cache_shape, check_cache, is_filled, new_cache
+from treespec.hf.capability import detect, keeps_states, warn_once
+from treespec.hf.devices import input_device
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
+from treespec.hf.recurrent import RecurrentLM
+from treespec.hf.selfcheck import check_once
 from treespec.protocols import Capability, Scores
 from treespec.tree import ancestor_mask
 
@@ -51,14 +56,13 @@ class CausalLM:
         self._capability = capability
         self._max_cache_len = max_cache_len
         self._wants_hidden_states = wants_hidden_states
-        self._given_cache = cache if cache is not None and cache.get_seq_length() > 0 else None
+        self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
         self._text_config = model.config.get_text_config()
         self._layout = attention_layout(model.config) if capability == Capability.TREE else None
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
-        embedding = model.get_input_embeddings()
-        self._device, self._dtype = _execution_device(embedding), model.dtype
+        self._device, self._dtype = input_device(model), model.dtype
         self._max_positions = _position_table_size(model)
         self._slots: SlotCache | None = None
         self._parents = torch.empty(0, 0, dtype=torch.int64)
@@ -102,12 +106,7 @@ class CausalLM:
         lengths = [sum(row) for row in rows]
         self._check_positions(max(lengths, default=0))
         given, self._given_cache = self._given_cache, None
-        num_cached = 0 if given is None else int(given.get_seq_length())
-        if num_cached > ids.shape[1]:
-            raise UnsupportedModelError(
-                f"past_key_values holds {num_cached} tokens, but only {ids.shape[1]} come before the prompt's last "
-                "one: pass the cache of a prefix of the prompt"
-            )
+        num_cached = 0 if given is None else _cached_prefix(given, ids)
         # Padding that all rows share costs passes for nothing; a given cache's slots are as they are.
         start = 0 if given is not None else min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
@@ -142,6 +141,7 @@ class CausalLM:
             raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
         pending = parents if slots.num_pending == 0 else torch.cat([self._parents.to(parents.device), parents], dim=1)
         self._check_depths(pending)
+        self._check_shape(pending, tokens.shape[1])
         slots.append(tokens.shape[1])
         attention = self._attend(slots.slots, pending, tokens.shape[1])
         self._parents = pending
@@ -177,9 +177,6 @@ class CausalLM:
         """Mask and positions of the last `num_new` of the pending nodes `parents` int64 [B, M + F]."""
         if self._layout is not None:
             return pending_attention(slots, parents, num_new, self._layout, self._dtype)
-        if not is_known_chain(parents.cpu()):
-            name = type(self._model).__name__
-            raise UnsupportedModelError(f"{name} can only score chains, got a tree: use a chain policy with it")
         num_pending = parents.shape[1]
         steps = torch.arange(num_pending - num_new, num_pending, device=slots.mask.device)
         positions = slots.lengths.unsqueeze(1) + steps
@@ -199,6 +196,14 @@ class CausalLM:
         )
         return Scores(output.logits, output.hidden_states if self._wants_hidden_states and not is_prefill else None)
 
+    def _check_shape(self, parents: Tensor, num_new: int) -> None:
+        """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
+        name = type(self._model).__name__
+        if self._capability != Capability.TREE and not is_known_chain(parents.cpu()):
+            raise UnsupportedModelError(f"{name} can only score chains, got a tree: use a chain policy with it")
+        if self._capability == Capability.PLAIN and num_new > 1:
+            raise UnsupportedModelError(f"{name} decodes one token at a time, got {num_new} nodes")
+
     def _check_depths(self, parents: Tensor) -> None:
         """Raise `ContextFullError` when a pending node, parents int64 [B, M + F], would leave the position table."""
         longest = max(self._state.lengths, default=0)
@@ -216,12 +221,15 @@ class CausalLM:
             )
 
 
-def _execution_device(embedding: torch.nn.Module) -> torch.device:
-    """Where a model wants its token ids; offloaded weights lie on no device, their hook knows."""
-    weight = next(embedding.parameters())
-    hook = getattr(embedding, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
-    return weight.device if device is None else torch.device(device)
+def _cached_prefix(cache: Cache, ids: Tensor) -> int:
+    """How many of the prompt's tokens ids int64 [B, P] a caller's own cache holds."""
+    num_rows, num_cached = cache_shape(cache)
+    if num_rows != ids.shape[0] or num_cached > ids.shape[1]:
+        raise UnsupportedModelError(
+            f"past_key_values holds {num_cached} tokens of {num_rows} rows, but before the prompt's last tokens come "
+            f"{ids.shape[1]} tokens of {ids.shape[0]} rows: pass the cache of a prefix of the prompt"
+        )
+    return num_cached
 
 
 def _position_table_size(model: PreTrainedModel) -> int | None:
@@ -244,6 +252,30 @@ def make_scorer(
     cache: Cache | None = None,
     max_cache_len: int | None = None,
     wants_hidden_states: bool = False,
-) -> CausalLM:
-    """The scorer that fits a model; see `CausalLM` for the arguments."""
-    return CausalLM(model, cache=cache, max_cache_len=max_cache_len, wants_hidden_states=wants_hidden_states)
+) -> CausalLM | RecurrentLM:
+    """The scorer that fits a model, for what the model is found to score rightly.
+
+    At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); when
+    they differ the scorer's capability is less, and a `TreespecWarning` says so once.
+
+    Args:
+        model, cache, max_cache_len, wants_hidden_states: see `CausalLM`.
+
+    Raises:
+        UnsupportedModelError: not a causal model with a transformers cache, or a given cache that cannot be continued.
+    """
+    detection = detect(model)
+    if keeps_states(model):
+        warn_once(model, detection)
+        if cache is not None and is_filled(cache):
+            raise UnsupportedModelError(f"{type(model).__name__} keeps a state: it cannot continue a given cache")
+        return RecurrentLM(model, capability=detection.capability, wants_hidden_states=wants_hidden_states)
+    modes = (Capability.TREE, Capability.CHAIN)
+    found = check_once(model, [(mode, partial(CausalLM, model, capability=mode)) for mode in modes])
+    return CausalLM(
+        model,
+        capability=found.capability,
+        cache=cache,
+        max_cache_len=max_cache_len,
+        wants_hidden_states=wants_hidden_states,
+    )

@@ -136,7 +136,7 @@ def scan_rejection(trees: TreeBatch, target_probs: Tensor) -> Scan:
     laws, probs = _start(trees, target_probs)
     rows = torch.arange(trees.num_rows, device=laws.device)
     for node in range(1, trees.max_nodes):
-        parent = trees.parents[:, node].clamp(min=0)
+        parent = trees.parents[:, node].clamp(0, node - 1)
         law, token = laws[rows, parent], _token(trees, node, laws.shape[-1])
         draft_law = _proposal_law(trees, node, laws.shape[-1], laws.dtype)
         probs[:, node] = (_at(law, token) / _at(draft_law, token)).clamp(max=1)
@@ -156,7 +156,7 @@ def scan_traversal(trees: TreeBatch, target_probs: Tensor) -> Scan:
     probs[:, 0] = 1
     rows = torch.arange(trees.num_rows, device=laws.device)
     for node in range(1, trees.max_nodes):
-        parent = trees.parents[:, node].clamp(min=0)
+        parent = trees.parents[:, node].clamp(0, node - 1)
         law, token = laws[rows, parent], _token(trees, node, laws.shape[-1])
         draft_law = _proposal_law(trees, node, laws.shape[-1], laws.dtype)
         mass = probs[rows, parent].unsqueeze(-1)
@@ -193,7 +193,7 @@ def _judge_by_walk(trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws:
 
 def _walk_picks(trees: TreeBatch, picks: Tensor) -> Judgement:
     """The target walk, given the token drawn at every node: int64 [B, N]."""
-    is_match = picks.gather(1, trees.parents.clamp(min=0)) == trees.tokens
+    is_match = picks.gather(1, trees.parents.clamp(0, trees.max_nodes - 1)) == trees.tokens
     last = _end_of_chosen(trees, _is_first_sibling(trees, is_match))
     return Judgement(last, _at(picks, last))
 

@@ -1,0 +1,42 @@
+"""Tree speculation as a `custom_generate` repository: upload this folder to a hub model repository and call
+
+    model.generate(**inputs, custom_generate="you/your-repository", trust_remote_code=True, assistant_model=draft)
+"""
+
+import treespec
+
+
+def generate(
+    model,
+    inputs=None,
+    generation_config=None,
+    assistant_model=None,
+    streamer=None,
+    tokenizer=None,
+    stop_strings=None,
+    tree=16,
+    verification="auto",
+    drafter=None,
+    seed=None,
+    **kwargs,
+):
+    """What transformers calls with the caller's raw arguments.
+
+    `assistant_model` is the draft model; without one (and without a `drafter`) text already seen is drafted from, by
+    token recycling and suffix lookup. `streamer`, `tokenizer` and `stop_strings` work as in plain `generate`.
+    """
+    drafter = drafter or assistant_model or [treespec.TokenRecycling(), treespec.SuffixLookup()]
+    speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=verification, seed=seed)
+    if inputs is None:
+        inputs = {name: kwargs.pop(name) for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None}
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    return treespec.generate(
+        model,
+        inputs,
+        speculation,
+        streamer=streamer,
+        tokenizer=tokenizer,
+        stop_strings=stop_strings,
+        generation_config=generation_config,
+        **given,
+    )

@@ -1,0 +1,302 @@
+"""What a user can get wrong, and the error that each mistake gives: by type, and by the words that help."""
+
+import pytest
+import torch
+from tiny import noisy_copy, prompt, tiny_llama
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessor,
+    MambaConfig,
+    MambaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    TextStreamer,
+)
+
+import treespec
+from treespec import BestFirst, Chain, KAry, Paths, TokenRecycling, TokenTree, TreeBatch, TreeSpeculation, verify
+from treespec.errors import (
+    ConfigError,
+    ContextFullError,
+    InvalidTreeError,
+    LogitsError,
+    RuleMismatchError,
+    TreespecError,
+    UnsupportedModeError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
+from treespec.tree import ROOT_PARENT
+
+TARGET = tiny_llama()
+DRAFT = noisy_copy(TARGET)
+IDS = prompt(2)
+UNIFORM = torch.full((3, 4), 0.25)
+CHAIN = TokenTree.chain([0, 1, 2], UNIFORM[:2])
+
+
+def run(ids=IDS, model=TARGET, drafter=DRAFT, tree=8, do_sample=False, max_new_tokens=4, speculation=None, **options):
+    speculation = speculation or TreeSpeculation(drafter, tree=tree)
+    return model.generate(
+        ids, do_sample=do_sample, max_new_tokens=max_new_tokens, custom_generate=speculation, **options
+    )
+
+
+def tree_of(tokens=(0, 1, 2), parents=(-1, 0, 1), **options):
+    return TokenTree(torch.tensor(tokens), torch.tensor(parents), **options)
+
+
+class Poison(LogitsProcessor):
+    """A broken processor."""
+
+    def __init__(self, value, everywhere=False):
+        self.value, self.everywhere = value, everywhere
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, slice(None) if self.everywhere else 3] = self.value
+        return scores
+
+
+class BadDrafter:
+    """Proposes the same tree for every row, whatever it is."""
+
+    def __init__(self, **arrays):
+        self.arrays = arrays
+
+    def start(self, session):
+        self.history = session.history
+
+    def propose(self, max_depth):
+        num_rows = self.history.num_rows
+        arrays = {
+            name: value if name == "laws" else torch.as_tensor(value).repeat(num_rows, 1)
+            for name, value in self.arrays.items()
+        }
+        return TreeBatch(**arrays)
+
+    def commit(self, step):
+        pass
+
+    def select_rows(self, rows):
+        pass
+
+
+def law(**entries):
+    row = torch.zeros(1, 64)
+    for token, value in entries.items():
+        row[0, int(token[1:])] = value
+    return row
+
+
+def sampled_tree(law_row):
+    return BadDrafter(tokens=[1, 2], parents=[-1, 0], laws=law_row, law_index=[-1, 0])
+
+
+def gpt2(num_positions):
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=num_positions, n_embd=32, n_layer=1, n_head=2, eos_token_id=None)
+    ).eval()
+
+
+def t5():
+    return T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+
+
+def with_mask(mask):
+    return run(attention_mask=torch.tensor(mask).repeat(2, 1))
+
+
+WRONG = {
+    # prompts
+    "empty prompt": (lambda: run(IDS[:, :0]), ConfigError, "empty"),
+    "empty prompt inside the object": (lambda: call_directly(IDS[:, :0]), ConfigError, "empty"),
+    "one-dimensional ids": (lambda: call_directly(IDS[0]), ConfigError, r"\[B, P\]"),
+    "float ids": (lambda: call_directly(IDS.float()), ConfigError, "int64"),
+    "id outside the vocabulary": (lambda: call_directly(IDS + 64), ConfigError, "outside the vocabulary"),
+    "negative id": (lambda: call_directly(IDS - 70), ConfigError, "outside the vocabulary"),
+    "right padding": (lambda: with_mask([1] * 11 + [0]), ConfigError, "left padding"),
+    "hole in the mask": (lambda: with_mask([1] * 5 + [0] + [1] * 6), ConfigError, "holes"),
+    "mask of another shape": (lambda: call_directly(attention_mask=torch.ones(2, 3)), ConfigError, "shape"),
+    "odd positions": (lambda: run(position_ids=torch.arange(12).repeat(2, 1) * 2), UnsupportedModeError, "position"),
+    # modes
+    "beams": (lambda: run(num_beams=3), UnsupportedModeError, "num_beams"),
+    "prompt lookup too": (lambda: run(prompt_lookup_num_tokens=3), UnsupportedModeError, "assisted"),
+    "attentions": (lambda: run(output_attentions=True, return_dict_in_generate=True), UnsupportedModeError, "attent"),
+    "quantised cache": (lambda: run(cache_implementation="quantized"), UnsupportedModeError, "cache_implementation"),
+    "offloaded cache": (lambda: run(cache_implementation="offloaded"), UnsupportedModeError, "cache_implementation"),
+    "guidance": (lambda: run(guidance_scale=1.5), UnsupportedModeError, "state between calls"),
+    "streamer and a batch": (
+        lambda: run(speculation=TreeSpeculation(DRAFT, streamer=Silent())),
+        UnsupportedModeError,
+        "one row",
+    ),
+    "cache longer than the prompt": (lambda: run(past_key_values=filled_cache(30)), TreespecError, "past_key_values"),
+    # logits
+    "NaN logits": (lambda: run(logits_processor=[Poison(torch.nan)]), LogitsError, "NaN"),
+    "infinite logits": (lambda: run(logits_processor=[Poison(torch.inf)]), LogitsError, "inf"),
+    "NaN logits when sampling": (lambda: run(do_sample=True, logits_processor=[Poison(torch.nan)]), LogitsError, "NaN"),
+    "no token left": (lambda: run(logits_processor=[Poison(-torch.inf, True)]), LogitsError, "no token"),
+    # models
+    "vocabularies that differ": (lambda: run(drafter=tiny_llama(vocab_size=60)), VocabularyMismatchError, "60"),
+    "an encoder-decoder model": (lambda: run(drafter=t5()), UnsupportedModelError, "decoder"),
+    "a full context": (lambda: run(prompt(1, 20), model=gpt2(16), drafter=TokenRecycling()), ContextFullError, "16"),
+    # trees
+    "two roots": (lambda: tree_of(parents=(-1, -1, 0)), InvalidTreeError, "second root"),
+    "no root": (lambda: tree_of(parents=(0, 0, 1)), InvalidTreeError, "root"),
+    "a cycle": (lambda: tree_of(parents=(-1, 2, 1)), InvalidTreeError, "before its child"),
+    "a child of itself": (lambda: tree_of(parents=(-1, 1, 1)), InvalidTreeError, "before its child"),
+    "shapes that differ": (lambda: tree_of(parents=(-1, 0)), InvalidTreeError, "shape"),
+    "float tokens": (lambda: tree_of(tokens=(0.0, 1.0, 2.0)), InvalidTreeError, "int64"),
+    "an empty tree": (lambda: tree_of((), ()), InvalidTreeError, "root"),
+    "laws without an index": (lambda: tree_of(laws=UNIFORM), InvalidTreeError, "law_index"),
+    "a law index out of range": (
+        lambda: tree_of(laws=UNIFORM, law_index=torch.tensor([-1, 0, 9])),
+        InvalidTreeError,
+        "law_index",
+    ),
+    "a law that sums to two": (lambda: TokenTree.chain([0, 1], UNIFORM[:1] * 2), InvalidTreeError, "sum to 2"),
+    "a drawn token without mass": (
+        lambda: TokenTree.chain([0, 1], torch.tensor([[1.0, 0.0]])),
+        InvalidTreeError,
+        "probability zero",
+    ),
+    "a literal that is none": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
+    "a path before its parent": (lambda: Paths([(0, 0)]), InvalidTreeError, "parent"),
+    "a path without its elder": (lambda: Paths([(1,)]), InvalidTreeError, "sibling"),
+    "a drafter's law of another sum": (
+        lambda: run(drafter=sampled_tree(law(t2=0.5)), do_sample=True),
+        InvalidTreeError,
+        "sum to one",
+    ),
+    "a drafter's token without mass": (
+        lambda: run(drafter=sampled_tree(law(t9=1.0)), do_sample=True),
+        InvalidTreeError,
+        "probability zero",
+    ),
+    # rules
+    "a chain rule on a tree": (
+        lambda: run(speculation=TreeSpeculation(DRAFT, tree=KAry((2, 2)), verification="token"), do_sample=True),
+        RuleMismatchError,
+        "traversal",
+    ),
+    "an unknown rule": (lambda: TreeSpeculation(DRAFT, verification="best"), ConfigError, "target_walk"),
+    "probabilities of another shape": (lambda: verify(CHAIN, UNIFORM[:2]), InvalidTreeError, "one law per node"),
+    "logits for probabilities": (lambda: verify(CHAIN, UNIFORM * 9), LogitsError, "not logits"),
+    "NaN probabilities": (lambda: verify(CHAIN, UNIFORM * torch.nan), LogitsError, "not a law"),
+    "half-precision probabilities": (lambda: verify(CHAIN, UNIFORM.half()), ConfigError, "float32"),
+    "another vocabulary": (
+        lambda: verify(CHAIN, torch.full((3, 5), 0.2)),
+        VocabularyMismatchError,
+        "4",
+    ),
+    "coins out of range": (lambda: verify(CHAIN, UNIFORM, coins=torch.ones(3)), ConfigError, r"\[0, 1\)"),
+    # options
+    "no drafter": (lambda: TreeSpeculation(None), ConfigError, "Drafter"),
+    "an empty list of drafters": (lambda: TreeSpeculation([]), ConfigError, "Drafter"),
+    "a name for a drafter": (lambda: TreeSpeculation("gpt2"), ConfigError, "from_pretrained"),
+    "a budget of nothing": (lambda: TreeSpeculation(DRAFT, tree=0), ConfigError, "0"),
+    "a tree of the wrong kind": (lambda: TreeSpeculation(DRAFT, tree=2.5), ConfigError, "2.5"),
+    "a chain of nothing": (lambda: Chain(0), ConfigError, "0"),
+    "no branching": (lambda: KAry(()), ConfigError, "branching"),
+    "an unknown way to choose children": (lambda: BestFirst(8, children="random"), ConfigError, "random"),
+    "sampled children of a table": (
+        lambda: run(drafter=TokenRecycling(), tree=KAry((2,), children="iid"), do_sample=True),
+        ConfigError,
+        "selected",
+    ),
+    "stop strings without a tokenizer": (
+        lambda: TreeSpeculation(DRAFT, stop_strings="end"),
+        ConfigError,
+        "tokenizer",
+    ),
+    "a seed that is none": (lambda: TreeSpeculation(DRAFT, seed="7"), ConfigError, "seed"),
+    # vLLM's words
+    "an unknown method": (
+        lambda: treespec.from_config({"method": "oracle", "num_speculative_tokens": 3}),
+        ConfigError,
+        "method",
+    ),
+    "an unknown key": (
+        lambda: treespec.from_config({"method": "suffix", "num_speculative_tokens": 3, "modle": 1}),
+        ConfigError,
+        "modle",
+    ),
+    "no number of tokens": (lambda: treespec.from_config({"method": "suffix"}), ConfigError, "num_speculative_tokens"),
+    "a tree of another size": (
+        lambda: treespec.from_config(
+            {"method": "suffix", "num_speculative_tokens": 3, "speculative_token_tree": "[(0,), (1,)]"}
+        ),
+        ConfigError,
+        "2 nodes",
+    ),
+    "no draft model": (
+        lambda: treespec.from_config({"method": "draft_model", "num_speculative_tokens": 3}),
+        ConfigError,
+        "model",
+    ),
+}
+
+
+class Silent(TextStreamer):
+    """A streamer that says nothing."""
+
+    def __init__(self):
+        pass
+
+    def put(self, value):
+        pass
+
+    def end(self):
+        pass
+
+
+def call_directly(ids=IDS, **model_kwargs):
+    """The object as a hand-written caller may call it, without `generate`'s own checks."""
+    config = TARGET.generation_config
+    return TreeSpeculation(DRAFT)(TARGET, ids, [], [], config, **model_kwargs)
+
+
+def filled_cache(length):
+    cache = DynamicCache()
+    TARGET(prompt(2, length), past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_input_gets_a_clear_error(call, error, words):
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert isinstance(caught.value, TreespecError)
+
+
+def test_the_table_is_long_enough():
+    assert len(WRONG) >= 25
+
+
+def test_a_model_that_cannot_run_trees_says_what_it_does_instead():
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, use_mambapy=False)
+    mamba = MambaForCausalLM(config).eval()
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    plain = mamba.generate(prompt(1), **options)
+    with pytest.warns(treespec.TreespecWarning, match="mamba"):
+        out = mamba.generate(prompt(1), **options, custom_generate=TreeSpeculation(TokenRecycling()))
+    assert torch.equal(out, plain)
+
+
+def test_a_full_context_keeps_what_was_decoded():
+    torch.manual_seed(0)
+    model = gpt2(16)
+    plain = model.generate(prompt(1, 12), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    with pytest.warns(treespec.TreespecWarning, match="16 positions"):
+        out = run(prompt(1, 12), model=model, drafter=TokenRecycling(), max_new_tokens=40, pad_token_id=0)
+    assert torch.equal(out, plain)
+
+
+def test_roots_of_a_drafter_must_come_first():
+    drafter = BadDrafter(tokens=[1, 2], parents=[0, ROOT_PARENT])
+    with pytest.raises(TreespecError):
+        run(drafter=drafter)

@@ -1,0 +1,262 @@
+"""Tiny random models of many architectures, built from configuration classes alone in milliseconds.
+
+Every model has a few layers of a small width, random weights from a fixed seed, logits of standard deviation 1 or more
+and, where the architecture has one, a sliding window of 8: shorter than the tests' prompts, so that a mask that forgets
+the window is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from treespec.protocols import Capability
+
+WINDOW = 8
+VOCAB_SIZE = 96
+MIN_LOGIT_STD = 1.5
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of the zoo.
+
+    Attributes:
+        model_type: transformers' name.
+        options: what the configuration needs beside the common sizes; None takes a common size away.
+        capability: what treespec is expected to verify with it.
+        attentions: the attention implementations that the architecture can run.
+        is_padded_alike: whether plain transformers gives a left-padded row the logits of the row alone.
+        name: of a variant, when one model type stands in the zoo more than once.
+    """
+
+    model_type: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    capability: Capability = Capability.TREE
+    attentions: tuple[str, ...] = ("sdpa", "eager")
+    is_padded_alike: bool = True
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or self.model_type
+
+
+_EAGER = ("eager",)
+_HEADS = {"head_dim": 8}
+_WINDOW = {"sliding_window": WINDOW}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+_MLA = _ROUTED | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 8,
+    "first_k_dense_replace": 1,
+}
+_MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
+_PER_LAYER = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    # One attention over everything, rotary or learned positions.
+    Architecture("llama"),
+    Architecture("arcee"),
+    Architecture("apertus"),
+    Architecture("biogpt"),
+    Architecture("bitnet"),
+    Architecture("codegen", {"rotary_dim": 8}, attentions=_EAGER),
+    Architecture("cohere", {"logit_scale": 1.0}),
+    Architecture("diffllama"),
+    Architecture("ernie4_5"),
+    Architecture("falcon", {"num_kv_heads": 4, "new_decoder_architecture": False}),
+    Architecture("gemma", _HEADS),
+    Architecture("glm", _HEADS),
+    Architecture("glm4", _HEADS),
+    Architecture("gpt2"),
+    Architecture("gpt_bigcode"),
+    Architecture("gpt_neox"),
+    Architecture("gptj", {"rotary_dim": 8}, attentions=_EAGER),
+    Architecture("granite"),
+    Architecture("helium", _HEADS),
+    Architecture("hunyuan_v1_dense", _HEADS),
+    Architecture("jais2"),
+    Architecture("nanochat"),
+    Architecture("nemotron"),
+    Architecture("olmo"),
+    Architecture("olmo2"),
+    Architecture("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    Architecture("persimmon"),
+    Architecture("phi"),
+    Architecture("qwen2"),
+    Architecture("qwen3", _HEADS),
+    Architecture("seed_oss", _HEADS),
+    Architecture("smollm3", {"no_rope_layers": [1, 0]}),
+    Architecture("stablelm"),
+    Architecture("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}, attentions=_EAGER),
+    # Mixtures of experts.
+    Architecture("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
+    Architecture("flex_olmo", _EXPERTS),
+    Architecture("glm4_moe", _ROUTED | _HEADS),
+    Architecture("granitemoe", _EXPERTS),
+    Architecture("hunyuan_v1_moe", _EXPERTS | {"moe_topk": 2} | _HEADS),
+    Architecture("minimax_m2", _EXPERTS | _HEADS),
+    Architecture("olmoe", _EXPERTS),
+    Architecture("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    Architecture("qwen3_moe", _EXPERTS | _HEADS),
+    # Latent attention.
+    Architecture("deepseek_v2", _MLA | {"topk_method": "greedy", "routed_scaling_factor": 1.0}),
+    Architecture("deepseek_v3", _MLA),
+    Architecture("minicpm3", _MLA),
+    # Sliding windows, in every layer or in some.
+    Architecture("mistral", _WINDOW),
+    Architecture("ministral", _WINDOW | _HEADS),
+    Architecture("ministral3", _WINDOW | _HEADS),
+    Architecture("mixtral", _WINDOW | _EXPERTS),
+    Architecture("phi3", _WINDOW),
+    Architecture("phimoe", _WINDOW | _EXPERTS),
+    Architecture("starcoder2", _WINDOW),
+    Architecture("afmoe", _WINDOW | _MIXED | _ROUTED | _HEADS),
+    Architecture("cohere2", _WINDOW | _MIXED | {"logit_scale": 1.0}),
+    Architecture("cwm", _WINDOW | _MIXED | _HEADS),
+    Architecture("exaone4", _WINDOW | _MIXED),
+    Architecture("gemma2", _WINDOW | _MIXED | _HEADS, attentions=_EAGER),
+    Architecture("gemma3_text", _WINDOW | _MIXED | _HEADS),
+    Architecture(
+        "gemma3n_text",
+        _WINDOW
+        | _HEADS
+        | _PER_LAYER
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "laurel_rank": 8,
+            "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+        },
+    ),
+    Architecture(
+        "gemma4_text",
+        _WINDOW
+        | _HEADS
+        | _PER_LAYER
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "global_head_dim": 8,
+        },
+    ),
+    Architecture("gpt_oss", _WINDOW | _MIXED | _EXPERTS | _HEADS, attentions=_EAGER),
+    Architecture("olmo3", _WINDOW | _MIXED),
+    Architecture("vaultgemma", _WINDOW | _MIXED | _HEADS, attentions=_EAGER),
+    # Attention that counts slots: alibi, windows and temperatures by slot.
+    Architecture("bloom", attentions=_EAGER),
+    Architecture("falcon", {"alibi": True, "num_kv_heads": 4}, name="falcon_alibi"),
+    Architecture("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, attentions=_EAGER),
+    Architecture(
+        "gpt_neo",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": WINDOW,
+        },
+        attentions=_EAGER,
+    ),
+    Architecture(
+        "llama4_text",
+        _EXPERTS
+        | _HEADS
+        | {
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": WINDOW,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+        },
+    ),
+    # Recurrent and hybrid models: chains by snapshot and replay.
+    Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}, Capability.CHAIN),
+    Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}, Capability.CHAIN),
+    Architecture(
+        "granitemoehybrid",
+        _MAMBA | _EXPERTS | {"layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32},
+        Capability.CHAIN,
+    ),
+    Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}, Capability.CHAIN),
+    Architecture(
+        "mamba2",
+        {"num_heads": 8, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 1, "chunk_size": 16},
+        Capability.CHAIN,
+        attentions=_EAGER,
+    ),
+    Architecture("olmo_hybrid", _DELTA, Capability.CHAIN),
+    Architecture("qwen3_5_text", _DELTA, Capability.CHAIN),
+    Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, Capability.CHAIN),
+    # One token at a time.
+    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
+    Architecture(
+        "jamba",
+        _EXPERTS | {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+        Capability.PLAIN,
+    ),
+    Architecture("mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
+)
+
+
+def build(architecture: Architecture, attention: str | None = None) -> PreTrainedModel:
+    """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
+    sizes = {name: value for name, value in (_SIZES | dict(architecture.options)).items() if value is not None}
+    config = AutoConfig.for_model(architecture.model_type, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        chosen = attention or architecture.attentions[0]
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=chosen, dtype=torch.float32).eval()
+    _sharpen(model)
+    return model
+
+
+def prompts(num_rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Random prompts int64 [num_rows, length] without special tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB_SIZE, (num_rows, length), generator=generator)
+
+
+@torch.no_grad()
+def _sharpen(model: PreTrainedModel) -> None:
+    """Scale the head so that the logits' standard deviation is at least MIN_LOGIT_STD, and random biases are small."""
+    std = model(input_ids=prompts(2, 24), use_cache=False).logits.std()
+    model.get_output_embeddings().weight.mul_(MIN_LOGIT_STD / std)

@@ -1,0 +1,19 @@
+"""The only part of treespec that imports transformers: models, caches, masks and `generate`."""
+
+from treespec.hf.cache import commit_cache
+from treespec.hf.config import from_config
+from treespec.hf.decoder import SpeculativeDecoder
+from treespec.hf.generate import TreeSpeculation, generate
+from treespec.hf.mask import tree_attention_mask
+from treespec.hf.target import CausalLM, make_scorer
+
+__all__ = [
+    "CausalLM",
+    "SpeculativeDecoder",
+    "TreeSpeculation",
+    "commit_cache",
+    "from_config",
+    "generate",
+    "make_scorer",
+    "tree_attention_mask",
+]
