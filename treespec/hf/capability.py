@@ -1,0 +1,121 @@
+"""What a model can verify in one pass, told from its configuration, its cache layers and a few tokens of its own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from treespec.errors import TreespecWarning, UnsupportedModelError
+from treespec.hf.recurrent import RecurrentLM, cache_argument
+from treespec.protocols import Capability
+
+_NUM_PROMPT, _NUM_CHAIN = 12, 4
+_TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+
+
+class Detection(NamedTuple):
+    """What a model can verify, and why not trees (empty when it can)."""
+
+    capability: Capability
+    reason: str
+
+
+def detect(model: PreTrainedModel) -> Detection:
+    """Find out what a model can verify. An unknown attention model counts as TREE; a self-check has the last word.
+
+    Models that keep a state are tried once with a few tokens: some continue their cache with several tokens in one
+    pass (CHAIN), others only with one (PLAIN).
+
+    Raises:
+        UnsupportedModelError: an encoder-decoder model, one that is not causal, or one without a transformers cache.
+    """
+    known = _detected.get(model)
+    if known is None:
+        known = _detected[model] = _detect(model)
+    return known
+
+
+def keeps_states(model: PreTrainedModel) -> bool:
+    """Whether any layer's cache is something else than one entry per token, so that no node can be dropped from it."""
+    return any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
+
+
+def warn_once(model: PreTrainedModel, detection: Detection) -> None:
+    """Say, once per model type, that a model does not decode by trees and why."""
+    model_type = model.config.get_text_config().model_type
+    if detection.capability == Capability.TREE or (model_type, detection) in _said:
+        return
+    _said.add((model_type, detection))
+    ways = {Capability.CHAIN: "by chains", Capability.PLAIN: "one token at a time"}
+    message = f"{type(model).__name__} ({model_type}) decodes {ways[detection.capability]} because {detection.reason}"
+    warnings.warn(message, TreespecWarning, stacklevel=3)
+
+
+_detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
+_said: set[tuple[str, Detection]] = set()
+
+
+def _detect(model: PreTrainedModel) -> Detection:
+    _check_causal(model)
+    if not keeps_states(model):
+        return Detection(Capability.TREE, "")
+    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=model.config).layers})
+    if _continues_with_chains(model):
+        return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({', '.join(kinds)})")
+    return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({', '.join(kinds)})")
+
+
+def _check_causal(model: PreTrainedModel) -> None:
+    name, config = type(model).__name__, model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder model: only decoder-only causal models are served")
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModelError(f"{name} has no language modelling head: load it with AutoModelForCausalLM")
+    cache_argument(model)
+    if _looks_ahead(model):
+        raise UnsupportedModelError(f"{name} attends in both directions: if it can, load it with is_decoder=True")
+
+
+def _looks_ahead(model: PreTrainedModel) -> bool:
+    """Whether a token changes the logits of those before it (causal gpt_neox has `is_decoder=False` all the same)."""
+    last = torch.tensor([[3], [4]], device=model.device) % model.config.get_text_config().vocab_size
+    ids = torch.cat([_probe_ids(model, 4).expand(2, -1), last], dim=1)
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    return bool((logits[0] - logits[1]).abs().max() > 1e-3 * logits.std())
+
+
+def _probe_ids(model: PreTrainedModel, length: int) -> Tensor:
+    """A few different tokens that every vocabulary has: int64 [1, length]."""
+    size = model.config.get_text_config().vocab_size
+    return torch.tensor([[(7 * i + 3) % size for i in range(length)]], device=model.device)
+
+
+def _continues_with_chains(model: PreTrainedModel) -> bool:
+    """Whether a chain scored from the cache has the logits of an uncached pass.
+
+    The tolerance is ten times the difference that the model shows when it continues its cache token by token.
+    """
+    ids = _probe_ids(model, _NUM_PROMPT + _NUM_CHAIN)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
+    one_by_one = (_score(model, ids, Capability.PLAIN) - expected).abs().max()
+    at_once = (_score(model, ids, Capability.CHAIN) - expected).abs().max()
+    return bool(at_once <= torch.maximum(10 * one_by_one, 1e-3 * expected.std()))
+
+
+def _score(model: PreTrainedModel, ids: Tensor, capability: Capability) -> Tensor:
+    """Logits float [1, 4, V] of the last tokens, scored from the cache of the others."""
+    scorer = RecurrentLM(model, capability=capability)
+    prompt, chain = ids.split((_NUM_PROMPT, _NUM_CHAIN), dim=1)
+    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    parents = torch.arange(-1, _NUM_CHAIN - 1).unsqueeze(0)
+    width = 1 if capability == Capability.PLAIN else _NUM_CHAIN
+    parts = zip(chain.split(width, dim=1), parents.split(width, dim=1), strict=True)
+    return torch.cat([scorer.extend(tokens, above).logits for tokens, above in parts], dim=1).float()
