@@ -458,8 +458,8 @@ def _check_shapes(tree: TokenTree | TreeBatch, num_axes: int = 1) -> None:
     if values is not None and (values.shape != shape or not values.is_floating_point()):
         raise InvalidTreeError(f"values must be float of tokens' shape {list(shape)}, got {list(values.shape)}")
     laws = tree.laws
-    if laws is not None and (laws.ndim != 2 or not laws.is_floating_point()):
-        raise InvalidTreeError(f"laws must be float [R, V], got {laws.dtype} {list(laws.shape)}")
+    if laws is not None and (laws.ndim != 2 or 0 in laws.shape or not laws.is_floating_point()):
+        raise InvalidTreeError(f"laws must be float [R, V], at least one, or None: got {laws.dtype} {list(laws.shape)}")
     if (laws is None) != (tree.law_index is None):
         raise InvalidTreeError("laws and law_index come together: give both, or neither for a tree of point masses")
 
