@@ -1,0 +1,181 @@
+"""A measured answer to what a model can score in one pass, taken at its first use.
+
+A small tree is scored behind a short cached prefix, a path that is not the first child's is committed, and a second
+tree is scored; all logits are compared with plain uncached passes along each path. How much the two may differ is
+measured too: ten times what the model's own cached and uncached passes differ by, but never less than rounding in its
+dtype explains. A wrong mask, wrong positions or a state that mixes siblings differ by the logits' own spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treespec.errors import TreespecError
+from treespec.hf.capability import Detection, warn_once
+from treespec.hf.devices import input_device
+from treespec.protocols import Capability, CausalScorer
+
+PREFIX_LENGTH = 8
+MAX_CHECKED_WINDOW = 32
+OWN_DIFFERENCE_FACTOR = 10.0
+RELATIVE_FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
+"""The least tolerance, in units of the logits' standard deviation. Eager attention rounds float64 to float32 inside."""
+
+
+class Round(NamedTuple):
+    """One pass: the parents of its nodes and the path that is committed after it."""
+
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+
+
+ROUNDS = {
+    Capability.TREE: (Round((-1, 0, 0, 1, 2, 2), (0, 2, 5)), Round((-1, 0, 0, 1, 2), (0, 2, 4))),
+    Capability.CHAIN: (Round((-1, 0, 1, 2), (0, 1)), Round((-1, 0, 1), (0, 1, 2))),
+}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a model was found to score rightly.
+
+    Attributes:
+        capability: the most that holds.
+        tolerance: the largest difference that counts as rounding.
+        errors: the largest difference measured for each capability tried, infinite where the model failed.
+        reason: why it is not more, empty for `Capability.TREE`.
+    """
+
+    capability: Capability
+    tolerance: float
+    errors: dict[Capability, float]
+    reason: str = ""
+
+
+Candidates = Sequence[tuple[Capability, Callable[[], CausalScorer]]]
+
+_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any], CheckResult]] = WeakKeyDictionary()
+
+
+def check_once(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
+    """`self_check`, kept per model, dtype and attention implementation; a fallback is said once by a warning."""
+    known = _results.setdefault(model, {})
+    key = (model.dtype, model.config.get_text_config()._attn_implementation)
+    if key not in known:
+        known[key] = self_check(model, candidates)
+    warn_once(model, Detection(known[key].capability, known[key].reason))
+    return known[key]
+
+
+def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
+    """Try scorers from the most capable to the least and return the first capability whose logits are right.
+
+    The model's training flags and the random states stay as they are.
+
+    Args:
+        model: the model that the scorers wrap.
+        candidates: capabilities above `Capability.PLAIN`, each with what makes a fresh scorer for it.
+    """
+    errors: dict[Capability, float] = {}
+    reasons: list[str] = []
+    with torch.no_grad(), _undisturbed(model):
+        prompt = _prompt(model)
+        tolerance = _tolerance(model, prompt)
+        for capability, make in candidates:
+            try:
+                errors[capability] = _largest_error(model, make(), prompt, ROUNDS[capability])
+            except torch.OutOfMemoryError:
+                raise
+            except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+                errors[capability] = float("inf")
+                reasons.append(f"{capability.name.lower()} passes fail: {error}")
+                continue
+            if errors[capability] <= tolerance:
+                return CheckResult(capability, tolerance, errors, "; ".join(reasons))
+            reasons.append(
+                f"{capability.name.lower()} logits differ from path logits by {errors[capability]:.2g}, "
+                f"more than {tolerance:.2g}"
+            )
+    return CheckResult(Capability.PLAIN, tolerance, errors, "; ".join(reasons))
+
+
+@contextmanager
+def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode inside; training flags and random states as before outside."""
+    training = [module for module in model.modules() if module.training]
+    is_on_gpu = torch.cuda.is_available() and model.device.type == "cuda"
+    with torch.random.fork_rng(devices=[model.device] if is_on_gpu else []):
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _prompt(model: PreTrainedModel) -> Tensor:
+    """Committed tokens, the first tree's root not included: int64 [1, P]. P exceeds the attention windows if short."""
+    text = model.config.get_text_config()
+    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    short = [size for size in sizes if isinstance(size, int) and size <= MAX_CHECKED_WINDOW]
+    return _tokens(model, max([PREFIX_LENGTH, *(size + 2 for size in short)]), seed=0)
+
+
+def _tokens(model: PreTrainedModel, length: int, seed: int) -> Tensor:
+    """Random ids int64 [1, length] from the middle of the vocabulary: special tokens stand at its ends."""
+    size = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator)
+    return ids.to(input_device(model))
+
+
+def _tolerance(model: PreTrainedModel, prompt: Tensor) -> float:
+    ids = torch.cat([prompt, _tokens(model, 3, seed=1)], dim=1)
+    plain = model(input_ids=ids, use_cache=False).logits[0, -2:].float()
+    cache = model(input_ids=ids[:, :-2], use_cache=True).past_key_values
+    cached = []
+    for position in (-2, -1):
+        token = ids[:, ids.shape[1] + position].unsqueeze(1)
+        output = model(input_ids=token, past_key_values=cache, use_cache=True)
+        cached.append(output.logits[0, -1].float())
+    own = float((torch.stack(cached) - plain).abs().max())
+    floor = RELATIVE_FLOOR.get(model.dtype, RELATIVE_FLOOR[torch.bfloat16]) * float(plain.std())
+    return max(OWN_DIFFERENCE_FACTOR * own, floor)
+
+
+def _largest_error(model: PreTrainedModel, scorer: CausalScorer, prompt: Tensor, rounds: Sequence[Round]) -> float:
+    """Play the rounds on a scorer; the largest difference of any node's logits from an uncached pass."""
+    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    committed, worst = prompt, 0.0
+    for seed, (parents, path) in enumerate(rounds):
+        tokens = _tokens(model, len(parents), seed + 2)
+        logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
+        for row_path, plain in _path_logits(model, committed, tokens, parents):
+            worst = max(worst, float((logits[row_path].float() - plain.float()).abs().max()))
+        scorer.commit([path])
+        committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
+    return worst
+
+
+def _path_logits(
+    model: PreTrainedModel, committed: Tensor, tokens: Tensor, parents: Sequence[int]
+) -> list[tuple[list[int], Tensor]]:
+    """The paths to all leaves (of one depth) with the logits [L, V] of their nodes, by one uncached pass."""
+    paths = []
+    for leaf in set(range(len(parents))) - set(parents):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        paths.append(path)
+    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths)]], dim=1)
+    logits = model(input_ids=ids, use_cache=False).logits[:, committed.shape[1] :]
+    return list(zip(paths, logits, strict=True))
