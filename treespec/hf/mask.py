@@ -49,10 +49,13 @@ class TreeAttention:
             [B, 1, F, K] for eager, a BlockMask for flex_attention, a dict of them by layer type where the model's
             layers differ; None when the model's own causal mask is the right one.
         position_ids: int64 [B, F].
+        key_positions: int64 [B, K], the position of every slot's token (any number where no token is), for models
+            that read positions off their keys (alibi); None where slots count positions rightly.
     """
 
     mask: Mask | dict[str, Mask] | None
     position_ids: Tensor
+    key_positions: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -138,16 +141,13 @@ def pending_attention(
     depths = (ancestors.sum(-1) - 1).clamp(min=0)
     pending_positions = slots.lengths.unsqueeze(1) + depths
     allowed = _attended_keys(slots, ancestors, num_new)
-    positions = pending_positions[:, -num_new:]
-    key_positions = None
-    masks: dict[str | None, Mask] = {}
-    for layer_type, reach in layout.reaches.items():
-        if reach.kind != "full" and key_positions is None:
-            key_positions = _key_positions(slots, pending_positions)
-        near = allowed if key_positions is None else _limit(allowed, positions, key_positions, reach)
-        masks[layer_type] = _encode(near, layout.implementation, dtype)
+    positions, key_positions = pending_positions[:, -num_new:], _key_positions(slots, pending_positions)
+    masks = {
+        layer_type: _encode(_limit(allowed, positions, key_positions, reach), layout.implementation, dtype)
+        for layer_type, reach in layout.reaches.items()
+    }
     named = {name: mask for name, mask in masks.items() if name is not None}
-    return TreeAttention(named or masks[None], positions)
+    return TreeAttention(named or masks[None], positions, key_positions)
 
 
 def is_known_chain(parents: Tensor) -> bool:
