@@ -23,6 +23,15 @@ def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
     return scaled if fallback is None else torch.where(has_mass, scaled, fallback)
 
 
+def truncate_law(law: Tensor, num_tokens: int) -> Tensor:
+    """The law of its `num_tokens` most probable tokens, renormalised: float [..., V] to the same, zero elsewhere.
+
+    What is drawn from it has this law, so this is the law to store with the tree.
+    """
+    top = law.topk(min(num_tokens, law.shape[-1]), dim=-1)
+    return normalise(torch.zeros_like(law).scatter(-1, top.indices, top.values))
+
+
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Draw an index from unnormalised weights, one per leading position.
 

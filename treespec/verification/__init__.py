@@ -10,9 +10,12 @@ from treespec.verification.block import BlockVerification
 from treespec.verification.chooser import ArgmaxChooser, GivenChooser
 from treespec.verification.dense import verify_dense
 from treespec.verification.entry import verify
+from treespec.verification.kseq import KSeq
+from treespec.verification.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
 from treespec.verification.recursive import RecursiveRejection
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.token import TokenVerification
+from treespec.verification.transport import OptimalTransport, TransportTraversal
 from treespec.verification.traversal import Traversal
 
 AUTO = "auto"
@@ -23,6 +26,12 @@ _rules: tuple[AdmittingRule, ...] = (
     BlockVerification(),
     RecursiveRejection(),
     Traversal(),
+    KSeq(),
+    OptimalTransport(),
+    TransportTraversal(),
+    TypicalAcceptance(),
+    EnsembleVerification(),
+    ThresholdAcceptance(),
 )
 RULES: dict[str, AdmittingRule] = {rule.name: rule for rule in _rules}
 """Every rule by name, with its default settings."""
@@ -71,11 +80,17 @@ __all__ = [
     "RULES",
     "ArgmaxChooser",
     "BlockVerification",
+    "EnsembleVerification",
     "GivenChooser",
+    "KSeq",
+    "OptimalTransport",
     "RecursiveRejection",
     "TargetWalk",
+    "ThresholdAcceptance",
     "TokenVerification",
+    "TransportTraversal",
     "Traversal",
+    "TypicalAcceptance",
     "admissible_rules",
     "get_rule",
     "resolve",

@@ -19,6 +19,8 @@ class Admission:
     families: frozenset[str] = ANY_FAMILY
     is_chain_only: bool = False
     needs_fixed_width: bool = False
+    max_siblings: int | None = None
+    max_support: int | None = None
 
     def objection(self, trees: TreeBatch) -> str | None:
         """Why the trees are not admitted, or None. Trees are only read as far as the question needs it."""
@@ -29,6 +31,13 @@ class Admission:
         foreign = frozenset() if self.families == ANY_FAMILY else trees.families - self.families
         if foreign:
             return f"it admits siblings that are {_listed(self.families)}, and some are {_listed(foreign)}"
+        if self.max_siblings is not None and _most_siblings(trees) > self.max_siblings:
+            return f"it admits at most {self.max_siblings} siblings, and a node has {_most_siblings(trees)}"
+        if self.max_support is not None and _widest_support(trees) > self.max_support:
+            return (
+                f"it admits proposal laws of at most {self.max_support} tokens, and one gives {_widest_support(trees)} "
+                "some probability (draw from `truncate_law`)"
+            )
         return None
 
 
@@ -58,3 +67,11 @@ def check_admission(name: str, admission: Admission, trees: TreeBatch) -> None:
 
 def _listed(families: frozenset[str]) -> str:
     return " or ".join(sorted(families)) or "of no family"
+
+
+def _most_siblings(trees: TreeBatch) -> int:
+    return max(len(children) for tree in trees.trees for children in tree.children_lists)
+
+
+def _widest_support(trees: TreeBatch) -> int:
+    return 0 if trees.laws is None else int((trees.laws > 0).sum(-1).max())
