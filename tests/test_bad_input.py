@@ -5,6 +5,7 @@ import torch
 from tiny import noisy_copy, prompt, tiny_llama
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LogitsProcessor,
@@ -111,7 +112,11 @@ def with_mask(mask):
 
 WRONG = {
     # prompts
-    "empty prompt": (lambda: run(IDS[:, :0]), ConfigError, "empty"),
+    "empty prompt": (
+        lambda: treespec.generate(TARGET, IDS[:, :0], TreeSpeculation(DRAFT)),
+        ConfigError,
+        "empty",
+    ),
     "empty prompt inside the object": (lambda: call_directly(IDS[:, :0]), ConfigError, "empty"),
     "one-dimensional ids": (lambda: call_directly(IDS[0]), ConfigError, r"\[B, P\]"),
     "float ids": (lambda: call_directly(IDS.float()), ConfigError, "int64"),
@@ -125,8 +130,16 @@ WRONG = {
     "beams": (lambda: run(num_beams=3), UnsupportedModeError, "num_beams"),
     "prompt lookup too": (lambda: run(prompt_lookup_num_tokens=3), UnsupportedModeError, "assisted"),
     "attentions": (lambda: run(output_attentions=True, return_dict_in_generate=True), UnsupportedModeError, "attent"),
-    "quantised cache": (lambda: run(cache_implementation="quantized"), UnsupportedModeError, "cache_implementation"),
-    "offloaded cache": (lambda: run(cache_implementation="offloaded"), UnsupportedModeError, "cache_implementation"),
+    "quantised cache": (
+        lambda: call_directly(cache_implementation="quantized"),
+        UnsupportedModeError,
+        "cache_implementation",
+    ),
+    "offloaded cache": (
+        lambda: call_directly(cache_implementation="offloaded"),
+        UnsupportedModeError,
+        "cache_implementation",
+    ),
     "guidance": (lambda: run(guidance_scale=1.5), UnsupportedModeError, "state between calls"),
     "streamer and a batch": (
         lambda: run(speculation=TreeSpeculation(DRAFT, streamer=Silent())),
@@ -138,7 +151,7 @@ WRONG = {
     "NaN logits": (lambda: run(logits_processor=[Poison(torch.nan)]), LogitsError, "NaN"),
     "infinite logits": (lambda: run(logits_processor=[Poison(torch.inf)]), LogitsError, "inf"),
     "NaN logits when sampling": (lambda: run(do_sample=True, logits_processor=[Poison(torch.nan)]), LogitsError, "NaN"),
-    "no token left": (lambda: run(logits_processor=[Poison(-torch.inf, True)]), LogitsError, "no token"),
+    "no token left": (lambda: run(logits_processor=[Poison(-torch.inf, True)]), LogitsError, "logits"),
     # models
     "vocabularies that differ": (lambda: run(drafter=tiny_llama(vocab_size=60)), VocabularyMismatchError, "60"),
     "an encoder-decoder model": (lambda: run(drafter=t5()), UnsupportedModelError, "decoder"),
@@ -253,9 +266,9 @@ class Silent(TextStreamer):
         pass
 
 
-def call_directly(ids=IDS, **model_kwargs):
+def call_directly(ids=IDS, cache_implementation=None, **model_kwargs):
     """The object as a hand-written caller may call it, without `generate`'s own checks."""
-    config = TARGET.generation_config
+    config = GenerationConfig(cache_implementation=cache_implementation)
     return TreeSpeculation(DRAFT)(TARGET, ids, [], [], config, **model_kwargs)
 
 

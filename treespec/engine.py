@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from treespec.errors import InvalidTreeError, UnsupportedModelError
+from treespec.errors import InvalidTreeError, LogitsError, UnsupportedModelError
 from treespec.laws import NoProcessors, TargetLaws
 from treespec.protocols import (
     Capability,
@@ -157,6 +157,8 @@ def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Ten
             return decode(pack_greedy(trees, laws.dense_scores()))
         return verify_dense(rule, trees, laws.dense(), coins, draws)
     if not bool(trees.is_valid):
+        if trees.laws is not None and bool(trees.laws.isnan().any()):
+            raise LogitsError("the drafter's laws hold NaN: check the draft model's weights and the logits processors")
         raise InvalidTreeError(
             "the drafter proposed an invalid tree: a child before its parent, a law that does not sum to one, or a "
             "drawn token that its proposal law gives probability zero"

@@ -67,7 +67,7 @@ def test_training_free_drafters_equal_plain(target, drafter):
 PROCESSORS = {
     "repetition": {"repetition_penalty": 1.8},
     "no-repeat-ngram": {"no_repeat_ngram_size": 2},
-    "bad-words": {"bad_words_ids": [[5], [7, 9]]},
+    "bad-words": {"bad_words_ids": [[38], [14, 10], [52, 11]]},
     "sequence-bias": {"sequence_bias": [[[4], 3.0], [[6, 8], -5.0]]},
     "min-length": {"min_new_tokens": 10, "eos_token_id": list(range(1, 20))},
     "suppress": {"suppress_tokens": [1, 2, 3], "begin_suppress_tokens": [8, 9]},

@@ -16,7 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from treespec.drafters import DraftModel, Merge
 from treespec.engine import Request, Result, speculate
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.hf.modes import check_mode, check_positions, prompt_mask
+from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
 from treespec.hf.processors import TreeProcessors
 from treespec.hf.recording import EmittedScores
 from treespec.hf.stopping import TreeStopping
@@ -231,8 +231,15 @@ def generate(
 
     Returns:
         As `model.generate`.
+
+    Raises:
+        ConfigError: an empty prompt, no ids, or stop strings without a tokenizer; see also `TreeSpeculation`.
     """
     arguments = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    ids = arguments.get("input_ids", arguments.get("inputs"))
+    if not isinstance(ids, Tensor):
+        raise ConfigError(f"inputs must be input ids int64 [B, P] or a mapping that holds input_ids, got {type(ids)}")
+    check_ids(model, ids)
     with speculation.overridden(streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings):
         if speculation.stop_strings is not None and speculation.tokenizer is None:
             raise ConfigError("stop_strings need the tokenizer: treespec.generate(..., tokenizer=tokenizer)")

@@ -11,7 +11,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from treespec.errors import ConfigError, UnsupportedModeError
 
-_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
+_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "cache_params", "use_cache"}
 _CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 
 
@@ -26,7 +26,7 @@ def check_mode(
         ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
     """
     mode = config.get_generation_mode()
-    if config.num_beams != 1 or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+    if config.num_beams not in (None, 1) or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedModeError(
             f"speculation serves greedy decoding and sampling, not {mode.value} (num_beams={config.num_beams}); set "
             "num_beams=1 and leave transformers' own assisted modes off"
@@ -41,7 +41,7 @@ def check_mode(
     unknown = sorted(name for name, value in model_kwargs.items() if name not in _MODEL_KWARGS and value is not None)
     if unknown:
         raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")
-    _check_ids(model, input_ids)
+    check_ids(model, input_ids)
 
 
 def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -76,7 +76,12 @@ def check_positions(position_ids: Tensor | None, mask: Tensor) -> None:
         raise UnsupportedModeError("position_ids other than 0, 1, 2, ... after the left padding are not served")
 
 
-def _check_ids(model: PreTrainedModel, input_ids: Tensor) -> None:
+def check_ids(model: PreTrainedModel, input_ids: Tensor) -> None:
+    """Refuse what is no batch of prompts.
+
+    Raises:
+        ConfigError: not int64 [B, P] with B and P at least one, or an id outside the vocabulary.
+    """
     if input_ids.ndim != 2 or input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
         raise ConfigError(
             f"the prompt is empty: input_ids must be int64 [B, P] with at least one token a row, got shape "

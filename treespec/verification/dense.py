@@ -299,13 +299,13 @@ def _packed(trees: TreeBatch, judgement: Judgement, is_tree: Tensor, is_law: Ten
 
 
 def _check_flags(is_tree: int | bool, is_law: int | bool) -> None:
-    if not is_tree:
-        raise InvalidTreeError(
-            "the batch holds an invalid tree: a child before its parent, a law that does not sum to one, a drawn token "
-            "of probability zero, or a token outside the target's vocabulary"
-        )
     if not is_law:
         raise LogitsError(
             "a target law holds NaN or infinity, or does not sum to one: check the logits, the model's weights and "
             "dtype, and the logits processors"
+        )
+    if not is_tree:
+        raise InvalidTreeError(
+            "the batch holds an invalid tree: a child before its parent, a law that does not sum to one, a drawn token "
+            "of probability zero, or a token outside the target's vocabulary"
         )
