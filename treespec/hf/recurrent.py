@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.hf.devices import input_device
 from treespec.protocols import Capability, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -93,6 +94,7 @@ class RecurrentLM:
         self._wants_hidden_states = wants_hidden_states
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._cache_argument = cache_argument(model)
+        self._device = input_device(model)
         self._rows: list[_Row] = []
 
     @property
@@ -105,7 +107,7 @@ class RecurrentLM:
 
     @property
     def device(self) -> torch.device:
-        return self._model.device
+        return self._device
 
     @property
     def max_positions(self) -> int | None:

@@ -18,6 +18,7 @@ from treespec.hf.devices import input_device
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.recurrent import RecurrentLM
 from treespec.hf.selfcheck import check_once
+from treespec.hf.slots import SlotReaders
 from treespec.protocols import Capability, Scores
 from treespec.tree import ancestor_mask
 
@@ -62,6 +63,7 @@ class CausalLM:
         self._text_config = model.config.get_text_config()
         self._layout = attention_layout(model.config) if capability == Capability.TREE else None
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
+        self._slot_readers = SlotReaders(model)
         self._device, self._dtype = input_device(model), model.dtype
         self._max_positions = _position_table_size(model)
         self._slots: SlotCache | None = None
@@ -145,7 +147,8 @@ class CausalLM:
         slots.append(tokens.shape[1])
         attention = self._attend(slots.slots, pending, tokens.shape[1])
         self._parents = pending
-        return self._forward(tokens, attention)
+        with self._slot_readers.told(attention) as told:
+            return self._forward(tokens, told)
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
