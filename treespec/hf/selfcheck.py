@@ -8,8 +8,7 @@ dtype explains. A wrong mask, wrong positions or a state that mixes siblings dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
-from treespec.hf.capability import Detection, warn_once
+from treespec.hf.capability import Detection, undisturbed, warn_once
 from treespec.hf.devices import input_device
 from treespec.protocols import Capability, CausalScorer
 
@@ -86,7 +85,7 @@ def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
     """
     errors: dict[Capability, float] = {}
     reasons: list[str] = []
-    with torch.no_grad(), _undisturbed(model):
+    with undisturbed(model):
         prompt = _prompt(model)
         tolerance = _tolerance(model, prompt)
         for capability, make in candidates:
@@ -96,7 +95,7 @@ def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
                 errors[capability] = float("inf")
-                reasons.append(f"{capability.name.lower()} passes fail: {error}")
+                reasons.append(f"{capability.name.lower()} passes fail: {_first_line(error)}")
                 continue
             if errors[capability] <= tolerance:
                 return CheckResult(capability, tolerance, errors, "; ".join(reasons))
@@ -105,21 +104,6 @@ def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
                 f"more than {tolerance:.2g}"
             )
     return CheckResult(Capability.PLAIN, tolerance, errors, "; ".join(reasons))
-
-
-@contextmanager
-def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode inside; training flags and random states as before outside."""
-    training = [module for module in model.modules() if module.training]
-    is_on_gpu = torch.cuda.is_available() and model.device.type == "cuda"
-    with torch.random.fork_rng(devices=[model.device] if is_on_gpu else []):
-        for module in training:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
 
 
 def _prompt(model: PreTrainedModel) -> Tensor:
