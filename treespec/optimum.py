@@ -65,11 +65,13 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
         tolerance: the error bound to reach; rounding adds about 1e-12.
 
     Raises:
-        ConfigError: shapes that differ or k outside 1 to 16.
+        ConfigError: shapes that differ, k outside 1 to 16, or a tolerance outside [1e-12, 1).
     """
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     if target.ndim != 1 or k > _MAX_SIBLINGS:
         raise ConfigError(f"expected laws [V] and at most {_MAX_SIBLINGS} siblings, got {list(target.shape)} and k={k}")
+    if not 1e-12 <= tolerance < 1:
+        raise ConfigError(f"tolerance must lie in [1e-12, 1), which float64 can keep, got {tolerance}")
     has_mass = draft > 0
     target, draft = target[has_mass], draft[has_mass]
     k = min(k, draft.shape[0])
@@ -230,9 +232,9 @@ def _all_inside(draft: Tensor, k: int, tolerance: float) -> tuple[Tensor, float]
     # Summed from the other end, so that a small rest keeps its relative precision and the last one is exactly zero.
     rest = torch.cat([draft.flip(0).cumsum(0).flip(0)[1:], draft.new_zeros(1)])
     if k == 2:
-        # The rest after the first draw is written 1 - q, as the sum of the others, for q near one.
-        others = (mass - draft + rest).clamp(min=1e-300)
-        return mass * (draft / others).cumsum(-1) - (draft**2 / others).cumsum(-1), 0.0
+        # Both draws lie in H unless the second leaves it: sum of q (1 - lam / (1 - q)), 1 - q summed from the others.
+        others = torch.nn.functional.pad(mass[:-1], (1, 0)) + rest
+        return mass - rest * (draft / others.clamp(min=1e-300)).cumsum(-1), 0.0
     inside, error = _race(draft, rest, k, tolerance)
     # Prefixes that cannot hold k tokens, and the one that holds all, are known.
     inside[: k - 1] = 0
@@ -297,11 +299,11 @@ def _points_per_panel(k: int, tolerance: float) -> tuple[int, float]:
     `error <= 64/15 M rho^(2 - 2 m) / (1 - rho^-2)` for m points (Trefethen 2019, theorem 19.3). Summed over doubling
     panels, `a lam e^(-r a lam) / 2` is at most `(1 / ln 2 + 1 / e) / (2 r)` with r a the ellipse's leftmost point.
     """
-    for num_points in range(4, 64):
+    num_points, bound = 4, math.inf
+    while bound > tolerance:
+        num_points += 1
         bound = min(_panel_bound(k, num_points, rho) for rho in np.linspace(2.0, 5.7, 38).tolist())
-        if bound <= tolerance:
-            return num_points, bound
-    raise ConfigError(f"tolerance {4 * tolerance} is below what float64 can give")
+    return num_points, bound
 
 
 def _panel_bound(k: int, num_points: int, rho: float) -> float:

@@ -1,0 +1,270 @@
+"""The optimum: against linear programmes, all token sets, and exact enumeration of draws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from treespec.errors import ConfigError
+from treespec.optimum import (
+    optimum_iid,
+    optimum_mixed,
+    optimum_selected,
+    optimum_without_replacement,
+    path_bound,
+    shape_inclusion,
+    tree_bound,
+)
+from treespec.testing import FixedShape, RandomLaws, ToyDrafter, enumerate_traces
+from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
+
+Pairs = dict[frozenset[int], float]
+
+
+def set_laws(draft: np.ndarray, k: int, is_without_replacement: bool) -> Pairs:
+    """The law of the set of drafted siblings."""
+    law: Pairs = defaultdict(float)
+    for tokens in itertools.product(range(len(draft)), repeat=k):
+        weight, rest = 1.0, draft.copy()
+        for token in tokens:
+            weight *= rest[token]
+            if is_without_replacement and weight > 0:
+                rest[token] = 0
+                rest = rest / rest.sum() if rest.sum() > 0 else rest
+        if weight > 0:
+            law[frozenset(tokens)] += weight
+    return law
+
+
+def transport_optimum(target: np.ndarray, sets: Pairs) -> float:
+    """max sum of pi(T, y), y in T, by a linear programme."""
+    edges = [(t, y) for t, tokens in enumerate(sets) for y in tokens]
+    rows = np.zeros((len(sets) + len(target), len(edges)))
+    for column, (t, y) in enumerate(edges):
+        rows[t, column] = rows[len(sets) + y, column] = 1
+    limits = [*sets.values(), *target]
+    return -linprog(-np.ones(len(edges)), A_ub=rows, b_ub=limits, method="highs").fun
+
+
+def subset_optimum(target: np.ndarray, sets: Pairs) -> float:
+    """1 + the least P(H) - Pr(all siblings in H) over all token sets H."""
+    tokens = range(len(target))
+    subsets = itertools.chain.from_iterable(itertools.combinations(tokens, size) for size in range(len(target) + 1))
+    return 1 + min(
+        sum(target[x] for x in subset) - sum(w for s, w in sets.items() if s <= set(subset)) for subset in subsets
+    )
+
+
+def random_law(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    law = rng.dirichlet(np.full(vocab, 0.5)) * (rng.random(vocab) > 0.2)
+    law[rng.integers(vocab)] += 1e-3
+    return law / law.sum()
+
+
+@pytest.mark.parametrize("is_without_replacement", [False, True])
+def test_per_node_optimum_is_that_of_the_linear_programme(is_without_replacement):
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        vocab, k = int(rng.integers(1, 6)), int(rng.integers(1, 5))
+        target, draft = random_law(rng, vocab), random_law(rng, vocab)
+        if is_without_replacement:
+            sets = set_laws(draft, min(k, int((draft > 0).sum())), True)
+            found, error = optimum_without_replacement(torch.tensor(target), torch.tensor(draft), k)
+        else:
+            sets, error = set_laws(draft, k, False), 0.0
+            found = float(optimum_iid(torch.tensor(target), torch.tensor(draft), k))
+        assert error <= 1e-9
+        assert found == pytest.approx(subset_optimum(target, sets), abs=error + 1e-11)
+        assert found == pytest.approx(transport_optimum(target, sets), abs=error + 1e-8)
+
+
+def exact_inside(draft: list[Fraction], k: int) -> list[Fraction]:
+    """Pr(k draws without replacement lie in each prefix), in rational arithmetic."""
+    inside = [Fraction(0)] * len(draft)
+    for tokens in itertools.permutations(range(len(draft)), k):
+        weight, left = Fraction(1), Fraction(1)
+        for token in tokens:
+            weight *= draft[token] / left
+            left -= draft[token]
+        for prefix in range(max(tokens), len(draft)):
+            inside[prefix] += weight
+    return inside
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-9, 1e-11])
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+def test_quadrature_keeps_its_bound(k, tolerance):
+    rng = np.random.default_rng(k)
+    for scale in (1, 20, 400):
+        # Scales up to 400 spread the masses over a hundred orders of magnitude.
+        weights = [Fraction(math.exp(value)) for value in rng.normal(0, 1, 7) * math.sqrt(scale)]
+        draft = [w / sum(weights) for w in weights]
+        target = rng.dirichlet(np.ones(7))
+        order = np.argsort([t / float(d) for t, d in zip(target, draft, strict=True)])
+        inside = exact_inside([draft[i] for i in order], k)
+        expected = 1 + min(0.0, *(float(i) for i in np.cumsum(target[order]) - np.array([float(p) for p in inside])))
+        found, error = optimum_without_replacement(
+            torch.tensor(target), torch.tensor([float(d) for d in draft], dtype=torch.float64), k, tolerance
+        )
+        assert error <= tolerance
+        assert abs(found - expected) <= error + 1e-11
+
+
+def test_more_siblings_and_no_replacement_never_cost_acceptance():
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 2000, generator=generator) * 2
+    target, draft = logits.softmax(-1)
+    iid = [float(optimum_iid(target, draft, k)) for k in (1, 2, 3, 4, 8)]
+    without = [optimum_without_replacement(target, draft, k).value for k in (1, 2, 3, 4, 8)]
+    assert iid == sorted(iid)
+    assert without == sorted(without)
+    assert iid[0] == pytest.approx(float(torch.minimum(target, draft).sum()), abs=1e-6)
+    assert all(b >= a - 1e-9 for a, b in zip(iid, without, strict=True))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 16])
+def test_edge_laws(k):
+    one_hot = torch.eye(4, dtype=torch.float64)
+    uniform = torch.full((4,), 0.25, dtype=torch.float64)
+    almost = torch.tensor([1 - 3e-12, 1e-12, 1e-12, 1e-12], dtype=torch.float64)
+    assert optimum_without_replacement(one_hot[0], one_hot[1], k).value == pytest.approx(0, abs=1e-9)
+    assert optimum_without_replacement(one_hot[0], one_hot[0], k).value == pytest.approx(1, abs=1e-9)
+    # Fewer tokens than siblings: all of them are drafted.
+    assert optimum_without_replacement(uniform, uniform, k).value == pytest.approx(1, abs=1e-9)
+    reachable = min(k, 4) / 4
+    assert optimum_without_replacement(one_hot[2], uniform, k).value == pytest.approx(reachable, abs=1e-9)
+    expected = 1e-12 if k == 1 else min(k - 1, 3) / 3
+    assert optimum_without_replacement(one_hot[2], almost, k).value == pytest.approx(expected, abs=1e-9)
+    assert optimum_without_replacement(torch.ones(1), torch.ones(1), k).value == pytest.approx(1, abs=1e-9)
+    assert float(optimum_iid(one_hot[2], uniform, k)) == pytest.approx(1 - 0.75**k)
+
+
+def test_selected_and_mixed_are_those_of_the_linear_programme():
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        vocab = int(rng.integers(3, 7))
+        target, draft = random_law(rng, vocab), rng.dirichlet(np.ones(vocab))
+        selected = np.argsort(-draft)[: int(rng.integers(1, vocab - 1))]
+        rest = draft.copy()
+        rest[selected] = 0
+        rest /= rest.sum()
+        sets = {frozenset([*selected.tolist(), x]): rest[x] for x in np.flatnonzero(rest).tolist()}
+        found = optimum_mixed(torch.tensor(target), torch.tensor(rest), torch.tensor(selected))
+        assert float(found) == pytest.approx(transport_optimum(target, sets), abs=1e-8)
+        only = optimum_selected(torch.tensor(target), torch.tensor([*selected, selected[0]]))
+        assert float(only) == pytest.approx(transport_optimum(target, {frozenset(selected.tolist()): 1.0}), abs=1e-8)
+
+
+def test_leading_axes_are_batched():
+    generator = torch.Generator().manual_seed(0)
+    target, draft = torch.randn(2, 3, 5, 9, generator=generator).softmax(-1)
+    found = optimum_iid(target, draft, 2)
+    assert found.shape == (3, 5)
+    assert found[1, 4] == optimum_iid(target[1, 4], draft[1, 4], 2)
+
+
+SHAPES = ["[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "[(0,), (0, 0)]", "[(0,), (1,), (0, 0), (0, 1)]"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
+def test_inclusion_is_what_enumerated_drafts_hold(family, shape):
+    draft = RandomLaws(3, seed=3, zero_share=0.2)
+    drafter = ToyDrafter(family, FixedShape.from_paths(shape), (draft,))
+    held: dict[tuple[int, ...], float] = defaultdict(float)
+    for weight, tree in enumerate_traces(drafter):
+        for context in set(tree.contexts[1:]):
+            held[context] += weight
+    inclusion = shape_inclusion(
+        parents_of_paths(FixedShape.from_paths(shape).paths), draft, family == WITHOUT_REPLACEMENT
+    )
+    for length in (1, 2):
+        for path in itertools.product(range(3), repeat=length):
+            assert inclusion(path) == pytest.approx(held[path], abs=1e-12)
+
+
+def whole_tree_optimum(drafter: ToyDrafter, target: RandomLaws) -> float:
+    """E[accepted] of the best lossless rule: mass a(T, s) accepts through s, `a(sx) <= P(x|s) a(s)` summed over T."""
+    sets: dict[frozenset[tuple[int, ...]], float] = defaultdict(float)
+    for weight, tree in enumerate_traces(drafter):
+        sets[frozenset(tree.contexts)] += weight
+    number = {(t, s): i for i, (t, s) in enumerate((t, s) for t, nodes in enumerate(sets) for s in nodes)}
+    paths = sorted({s for nodes in sets for s in nodes if s})
+    rows, limits = np.zeros((0, len(number))), []
+    for t, nodes in enumerate(sets):
+        for s in nodes:
+            row = np.zeros(len(number))
+            row[number[t, s]] = -1
+            for child in nodes:
+                if child and child[:-1] == s:
+                    row[number[t, child]] = 1
+            rows, limits = np.vstack([rows, row]), [*limits, 0.0]
+    for path in paths:
+        row = np.zeros(len(number))
+        for t in range(len(sets)):
+            if (t, path) in number:
+                row[number[t, path]] = 1
+            if (t, path[:-1]) in number:
+                row[number[t, path[:-1]]] -= target(path[:-1])[path[-1]]
+        rows, limits = np.vstack([rows, row]), [*limits, 0.0]
+    roots = np.zeros((len(sets), len(number)))
+    for t in range(len(sets)):
+        roots[t, number[t, ()]] = 1
+    value = np.array([0.0 if s == () else -1.0 for _, s in number])
+    return -linprog(value, A_ub=rows, b_ub=limits, A_eq=roots, b_eq=list(sets.values()), method="highs").fun
+
+
+@pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("seed", range(4))
+def test_tree_bound_is_never_below_the_whole_tree_programme(family, seed):
+    shape = FixedShape.from_paths(SHAPES[0])
+    draft, target = RandomLaws(2, seed=seed), RandomLaws(2, seed=seed + 50)
+    optimum = whole_tree_optimum(ToyDrafter(family, shape, (draft,)), target)
+    parents = parents_of_paths(shape.paths)
+    bound = tree_bound(target, shape_inclusion(parents, draft, family == WITHOUT_REPLACEMENT), max_depth=2)
+    assert optimum <= bound + 1e-9
+    assert bound <= 1.3 * optimum
+
+
+def test_tree_bound_is_attained_on_chains_and_by_one_node():
+    draft, target = RandomLaws(3, seed=1), RandomLaws(3, seed=2)
+    chain = FixedShape.kary(1, 1)
+    bound = tree_bound(target, shape_inclusion([-1, 0, 1], draft), max_depth=2)
+    assert bound == pytest.approx(whole_tree_optimum(ToyDrafter(IID, chain, (draft,)), target), abs=1e-8)
+    selected = {(0,): 1.0, (1,): 1.0, (0, 2): 1.0}
+    bound = tree_bound(target, lambda path: selected.get(path, 0.0), max_depth=2)
+    assert bound == pytest.approx(target(())[0] + target(())[1] + target(())[0] * target((0,))[2])
+
+
+def test_path_bound_has_the_tree_bound_as_its_mean():
+    draft, target = RandomLaws(3, seed=4), RandomLaws(3, seed=5)
+    parents = parents_of_paths(FixedShape.kary(2, 2).paths)
+    inclusion = shape_inclusion(parents, draft)
+    mean = 0.0
+    for first, second in itertools.product(range(3), repeat=2):
+        probs = torch.tensor([target(())[first], target(())[first] * target((first,))[second]])
+        held = torch.tensor([inclusion((first,)), inclusion((first, second))], dtype=torch.float64)
+        mean += float(probs[-1] * path_bound(probs, held))
+    assert mean == pytest.approx(tree_bound(target, inclusion, max_depth=2), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda law: optimum_iid(law, law[:2], 2),
+        lambda law: optimum_iid(law, law, 0),
+        lambda law: optimum_without_replacement(law, law, 17),
+        lambda law: optimum_without_replacement(law[None], law[None], 2),
+        lambda law: optimum_without_replacement(law, law, 3, tolerance=1e-60),
+    ],
+)
+def test_misuse_is_named(call):
+    with pytest.raises(ConfigError):
+        call(torch.full((4,), 0.25))
