@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from treespec.drafters import SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError
-from treespec.hf.generate import TreeSpeculation
+from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain, Paths
 from treespec.protocols import Drafter
 from treespec.tree import parse_paths

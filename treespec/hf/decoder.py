@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from treespec.errors import ConfigError
-from treespec.hf.generate import TreeSpeculation
+from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain
 
 
