@@ -1,0 +1,147 @@
+"""K-SEQ: its exact law, its share of the optimum, and what its conditions are for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from verification.toys import SHAPES, SamplingChooser, as_batch, law_pairs
+
+from treespec.errors import RuleMismatchError
+from treespec.optimum import optimum_iid
+from treespec.testing import AdaptiveWidth, FixedShape, RandomLaws, ToyDrafter, assert_lossless, exact_law
+from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
+from treespec.verification import GivenChooser, KSeq, TokenVerification, kseq, verify
+
+FIXED_SHAPES = [name for name in SHAPES if name != "adaptive width"]
+
+
+@pytest.mark.parametrize("shape", FIXED_SHAPES)
+@pytest.mark.parametrize("vocab_size", [1, 2, 3])
+def test_exact_law_in_float64(shape, vocab_size, record_property):
+    if shape in ("3-1-1", "unbalanced") and vocab_size == 3:
+        vocab_size = 2  # The cost grows as V^nodes: 3-1-1 over three tokens has 3^9 drafts.
+    for name, (target, drafts) in law_pairs(vocab_size, is_exact=False).items():
+        assert_lossless(KSeq(), ToyDrafter(IID, SHAPES[shape], drafts), target)
+        record_property("exact_case", ("k_seq", IID, shape, f"{name}, {vocab_size} tokens", False))
+
+
+@pytest.mark.parametrize("name", list(law_pairs(3, is_exact=True)))
+@pytest.mark.parametrize("num_bisections", [0, 1, 4])
+def test_exact_law_in_rational_arithmetic_however_coarse_the_bisection(name, num_bisections, record_property):
+    target, drafts = law_pairs(3, is_exact=True)[name]
+    rule = KSeq(num_bisections)
+    assert assert_lossless(rule, ToyDrafter(IID, FixedShape.kary(3), drafts), target).error == 0
+    target, drafts = law_pairs(2, is_exact=True)[name]
+    assert assert_lossless(rule, ToyDrafter(IID, FixedShape.kary(2, 2), drafts), target).error == 0
+    for shape in ("3", "2x2"):
+        record_property("exact_case", ("k_seq", IID, shape, f"{name}, {num_bisections} bisections", True))
+
+
+def test_a_ratio_below_the_least_is_caught(monkeypatch):
+    """The bisection must keep its upper end: with the lower one the rest would be negative somewhere."""
+    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
+    drafter = ToyDrafter(IID, FixedShape.kary(2), (draft,))
+    assert exact_law(KSeq(), drafter, target).error == 0
+    monkeypatch.setattr(kseq, "_tightening", lambda law, draft_law, k, n: Fraction(1))
+    assert exact_law(KSeq(), drafter, target).total_variation > Fraction(1, 100)
+
+
+def test_acceptance_is_within_a_factor_of_the_optimum(record_property):
+    rng = np.random.default_rng(3)
+    shares = []
+    for _ in range(300):
+        vocab, k = int(rng.integers(2, 30)), int(rng.integers(1, 9))
+        target, draft = rng.dirichlet(np.full(vocab, 0.5), size=2)
+        ratio = kseq._tightening(target, draft, k, 40)
+        accepted = 1 - (1 - np.minimum(draft, target / ratio).sum()) ** k
+        optimum = float(optimum_iid(torch.tensor(target), torch.tensor(draft), k))
+        shares.append(accepted / optimum)
+    record_property("table", f"k_seq, share of the optimum: least {min(shares):.4f}, mean {np.mean(shares):.4f}")
+    assert 1 - 1 / math.e <= min(shares) <= max(shares) <= 1 + 1e-9
+
+
+def test_acceptance_of_one_node_is_the_closed_form():
+    target, draft = RandomLaws(4, 5), RandomLaws(4, 6)
+    result = exact_law(KSeq(40), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    ratio = kseq._tightening(target(()), draft(()), 2, 40)
+    beta = np.minimum(draft(()), target(()) / ratio).sum()
+    assert result.mean_accepted == pytest.approx(1 - (1 - beta) ** 2, abs=1e-12)
+    assert result.mean_accepted == pytest.approx(ratio * beta, abs=1e-9)
+
+
+def test_on_a_chain_it_is_token_verification():
+    target, draft = RandomLaws(3, 7), RandomLaws(3, 8)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tree = ToyDrafter(IID, FixedShape.kary(1, 1, 1), (draft,))(SamplingChooser(rng))
+        laws = [target(context).copy() for context in tree.contexts]
+        chooser = GivenChooser(rng.random(4), rng.random(4))
+        assert KSeq().walk(tree, laws.__getitem__, chooser) == TokenVerification().walk(tree, laws.__getitem__, chooser)
+
+
+def test_torch_agrees_with_numpy_coin_for_coin():
+    rng = np.random.default_rng(1)
+    for seed in range(300):
+        target, draft = RandomLaws(6, seed, zero_share=0.3), RandomLaws(6, seed + 1000, zero_share=0.3)
+        toy = ToyDrafter(IID, FixedShape.kary(3, 2), (draft,))(SamplingChooser(rng))
+        trees, target_probs = as_batch([(toy, target)])
+        coins, draws = rng.random((2, toy.num_nodes))
+        laws = [target(context).copy() for context in toy.contexts]
+        expected = KSeq().walk(toy, laws.__getitem__, GivenChooser(coins, draws))
+        actual = verify(trees, target_probs, "k_seq", coins=torch.tensor(coins)[None], draws=torch.tensor(draws)[None])
+        assert actual == [expected]
+
+
+def test_what_it_does_not_admit_is_named():
+    law = torch.full((1, 4), 0.25)
+    flags = torch.tensor([False, True, True])
+    index = torch.tensor([-1, 0, 0])
+    tokens, parents = torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0])
+    without = TokenTree(tokens, parents, law, index, flags)
+    with pytest.raises(RuleMismatchError, match=r"iid.*without_replacement.*recursive.*traversal"):
+        KSeq().check(TreeBatch.from_trees([without]))
+    adaptive = TokenTree(tokens, parents, law, index, is_width_fixed=False)
+    with pytest.raises(RuleMismatchError, match=r"is_width_fixed.*recursive"):
+        KSeq().check(TreeBatch.from_trees([adaptive]))
+    KSeq().check(TreeBatch.from_trees([TokenTree(tokens, parents, law, index)]))
+
+
+def test_its_conditions_are_needed(record_property):
+    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
+    adaptive = exact_law(KSeq(), ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
+    without = exact_law(KSeq(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2), (draft,)), target)
+    record_property("table", f"k_seq forced on adaptive widths: off by {float(adaptive.total_variation):.4f}")
+    record_property("table", f"k_seq forced on draws without replacement: off by {float(without.total_variation):.4f}")
+    assert adaptive.total_variation > Fraction(1, 200)
+    assert without.total_variation > Fraction(1, 200)
+
+
+@dataclass(frozen=True)
+class _DuplicatesRemoved:
+    """A mutant: forgets a sibling whose token stood before."""
+
+    rule: KSeq
+
+    def walk(self, tree, target_law, chooser):
+        full = tree.children
+
+        def children(node):
+            seen: set[int] = set()
+            return [c for c in full(node) if not (tree.token(c) in seen or seen.add(tree.token(c)))]
+
+        tree.children = children
+        try:
+            return self.rule.walk(tree, target_law, chooser)
+        finally:
+            tree.children = full
+
+
+def test_removing_duplicates_is_caught():
+    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
+    mutant = exact_law(_DuplicatesRemoved(KSeq()), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    assert mutant.total_variation > Fraction(1, 1000)

@@ -1,0 +1,238 @@
+"""Optimal transport: the flow against networkx, the rules' exact laws, and that no node can be judged better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from verification.toys import SHAPES, SamplingChooser, as_batch, law_pairs
+
+from treespec.errors import RuleMismatchError
+from treespec.optimum import optimum_iid, optimum_without_replacement
+from treespec.sampling import draw_without_replacement, truncate_law
+from treespec.testing import AdaptiveWidth, FixedShape, RandomLaws, ToyDrafter, assert_lossless, exact_law
+from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
+from treespec.verification import GivenChooser, OptimalTransport, TransportTraversal, transport, verify
+from treespec.verification.flow import best_transport, pair_supply
+
+RULES = [OptimalTransport(), TransportTraversal()]
+FAMILIES = [IID, WITHOUT_REPLACEMENT]
+PAIR_SHAPES = ["chain", "2x2", "unbalanced", "adaptive depth"]
+
+by_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+by_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def random_fractions(rng: np.random.Generator, size: int, num_zeros: int = 0) -> list[Fraction]:
+    weights = rng.integers(1, 30, size)
+    weights[rng.permutation(size)[:num_zeros]] = 0
+    return [Fraction(int(w), int(max(weights.sum(), 1))) for w in weights]
+
+
+def networkx_flow(demand: list[Fraction], supply: list[list[Fraction]]) -> Fraction:
+    graph = networkx.DiGraph()
+    for i in range(len(demand)):
+        graph.add_edge(("token", i), "sink", capacity=demand[i])
+        for j in range(i, len(demand)):
+            graph.add_edge("source", ("pair", i, j), capacity=supply[i][j])
+            for token in {i, j}:
+                graph.add_edge(("pair", i, j), ("token", token))
+    return networkx.maximum_flow_value(graph, "source", "sink")
+
+
+def is_feasible(accepted, demand, supply, slack=0) -> bool:
+    size = range(len(demand))
+    return (
+        all(accepted[i][j] >= 0 for i in size for j in size)
+        and all(sum(accepted[i]) <= demand[i] + slack for i in size)
+        and all(accepted[i][i] <= supply[i][i] + slack for i in size)
+        and all(accepted[i][j] + accepted[j][i] <= supply[i][j] + slack for i in size for j in range(i))
+    )
+
+
+@by_family
+def test_the_flow_is_feasible_and_as_large_as_networkx_finds(family):
+    rng = np.random.default_rng(4)
+    for _ in range(60):
+        size = int(rng.integers(2, 8))
+        draft = random_fractions(rng, size)
+        scale = Fraction(int(rng.integers(1, 11)), 10)
+        demand = [scale * p for p in random_fractions(rng, size, num_zeros=int(rng.integers(0, 2)))]
+        supply = pair_supply(draft, family == WITHOUT_REPLACEMENT)
+        assert sum(supply[i][j] for i in range(size) for j in range(i + 1)) == 1
+        accepted = best_transport(demand, supply)
+        assert is_feasible(accepted, demand, supply)
+        assert sum(map(sum, accepted)) == networkx_flow(demand, supply)
+        floats = best_transport([float(d) for d in demand], [[float(s) for s in row] for row in supply])
+        assert sum(map(sum, floats)) == pytest.approx(float(sum(map(sum, accepted))), abs=1e-12)
+
+
+@by_family
+def test_the_flow_is_optimal_at_the_widest_support(family):
+    rng = np.random.default_rng(9)
+    for _ in range(20):
+        draft, target = rng.dirichlet(np.full(20, 0.5), size=2) + 1e-6
+        draft, target = draft / draft.sum(), target / target.sum()
+        accepted = best_transport(target.tolist(), pair_supply(draft.tolist(), family == WITHOUT_REPLACEMENT))
+        laws = torch.tensor(target), torch.tensor(draft)
+        best = float(optimum_iid(*laws, 2)) if family == IID else optimum_without_replacement(*laws, 2).value
+        assert sum(map(sum, accepted)) == pytest.approx(best, abs=1e-10)
+
+
+@by_rule
+@by_family
+@pytest.mark.parametrize("shape", PAIR_SHAPES)
+@pytest.mark.parametrize("vocab_size", [1, 2, 3])
+def test_exact_law_in_float64(rule, family, shape, vocab_size, record_property):
+    if shape == "unbalanced" and vocab_size == 3 and family == IID:
+        vocab_size = 2
+    for name, (target, drafts) in law_pairs(vocab_size, is_exact=False).items():
+        assert_lossless(rule, ToyDrafter(family, SHAPES[shape], drafts), target)
+        record_property("exact_case", (rule.name, family, shape, f"{name}, {vocab_size} tokens", False))
+
+
+@by_rule
+@by_family
+@pytest.mark.parametrize("name", list(law_pairs(3, is_exact=True)))
+def test_exact_law_in_rational_arithmetic(rule, family, name, record_property):
+    target, drafts = law_pairs(3, is_exact=True)[name]
+    assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 1), drafts), target).error == 0
+    target, drafts = law_pairs(2, is_exact=True, seed=1)[name]
+    assert assert_lossless(rule, ToyDrafter(family, SHAPES["unbalanced"], drafts), target).error == 0
+    for shape in ("2-1", "unbalanced"):
+        record_property("exact_case", (rule.name, family, shape, name, True))
+
+
+@by_rule
+@by_family
+def test_exact_law_of_a_two_by_two_tree_over_three_tokens(rule, family, record_property):
+    target, drafts = law_pairs(3, is_exact=True, seed=2)["generic"]
+    assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 2), drafts), target).error == 0
+    record_property("exact_case", (rule.name, family, "2x2", "generic", True))
+
+
+@by_rule
+@by_family
+def test_the_per_node_optimum_is_attained(rule, family):
+    for seed in range(40):
+        vocab = 2 + seed % 5
+        target, draft = RandomLaws(vocab, seed, zero_share=0.2), RandomLaws(vocab, seed + 500, zero_share=0.2)
+        result = exact_law(rule, ToyDrafter(family, FixedShape.kary(2), (draft,)), target)
+        laws = torch.tensor(target(())), torch.tensor(draft(()))
+        best = float(optimum_iid(*laws, 2)) if family == IID else optimum_without_replacement(*laws, 2).value
+        assert result.mean_accepted == pytest.approx(best, abs=1e-12)
+
+
+@by_rule
+@by_family
+def test_torch_agrees_with_numpy_coin_for_coin(rule, family):
+    rng = np.random.default_rng(1)
+    for seed in range(150):
+        target, draft = RandomLaws(6, seed, zero_share=0.3), RandomLaws(6, seed + 1000, zero_share=0.3)
+        toy = ToyDrafter(family, FixedShape.kary(2, 2), (draft,))(SamplingChooser(rng))
+        trees, target_probs = as_batch([(toy, target)])
+        coins, draws = rng.random((2, toy.num_nodes))
+        laws = [target(context).copy() for context in toy.contexts]
+        expected = rule.walk(toy, laws.__getitem__, GivenChooser(coins, draws))
+        actual = verify(
+            trees, target_probs, rule.name, coins=torch.tensor(coins)[None], draws=torch.tensor(draws)[None]
+        )
+        assert actual == [expected]
+
+
+def truncated_tree(num_tokens: int, generator: torch.Generator, logits: torch.Tensor) -> TokenTree:
+    law = truncate_law(logits.softmax(-1), num_tokens)
+    tokens, _ = draw_without_replacement(law, 2, generator)
+    return TokenTree(
+        torch.cat([torch.tensor([0]), tokens]),
+        torch.tensor([-1, 0, 0]),
+        law[None],
+        torch.tensor([-1, 0, 0]),
+        torch.tensor([False, True, True]),
+    )
+
+
+@by_rule
+def test_truncated_float32_drafts_have_the_targets_law(rule):
+    """A large vocabulary cannot be enumerated: empirical frequencies of the heaviest tokens, five sigma."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1000, generator=generator) * 3
+    target = (logits + torch.randn(1000, generator=generator)).softmax(-1)
+    num_samples, counts = 3000, torch.zeros(1000)
+    for _ in range(num_samples):
+        tree = truncated_tree(20, generator, logits)
+        verdict = verify(tree, target.expand(3, -1), rule, generator=generator)
+        counts[tree.token(verdict.path[1]) if verdict.num_accepted else verdict.next_token] += 1
+    for token in target.topk(10).indices.tolist():
+        prob = float(target[token])
+        sigma = (prob * (1 - prob) / num_samples) ** 0.5
+        assert abs(float(counts[token]) / num_samples - prob) < 5 * sigma
+
+
+def test_truncating_keeps_the_most_probable_tokens():
+    law = truncate_law(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.5, 0.0]]), 2)
+    assert torch.allclose(law[0], torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
+    assert law[1].count_nonzero() == 2
+    assert torch.allclose(law.sum(-1), torch.ones(2))
+    assert torch.equal(truncate_law(torch.tensor([0.5, 0.5]), 7), torch.tensor([0.5, 0.5]))
+
+
+@by_rule
+def test_what_they_do_not_admit_is_named(rule):
+    index, parents = torch.tensor([-1, 0, 0]), torch.tensor([-1, 0, 0])
+    tokens = torch.tensor([0, 1, 2])
+    narrow, wide = torch.full((1, 20), 0.05), torch.full((1, 21), 1 / 21)
+
+    def check(*args, **kwargs):
+        rule.check(TreeBatch.from_trees([TokenTree(*args, **kwargs)]))
+
+    check(tokens, parents, narrow, index)
+    with pytest.raises(RuleMismatchError, match=r"at most 20 tokens, and one gives 21.*truncate_law.*recursive"):
+        check(tokens, parents, wide, index)
+    with pytest.raises(RuleMismatchError, match=r"is_width_fixed.*traversal"):
+        check(tokens, parents, narrow, index, is_width_fixed=False)
+    with pytest.raises(RuleMismatchError, match=r"some are selected.*target_walk"):
+        check(tokens, parents)
+    with pytest.raises(RuleMismatchError, match=r"at most 2 siblings, and a node has 3.*k_seq"):
+        check(torch.tensor([0, 1, 2, 3]), torch.tensor([-1, 0, 0, 0]), narrow, torch.tensor([-1, 0, 0, 0]))
+
+
+@by_rule
+def test_a_fixed_width_is_needed(rule, record_property):
+    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
+    forced = exact_law(rule, ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
+    record_property("table", f"{rule.name} forced on adaptive widths: off by {float(forced.total_variation):.4f}")
+    assert forced.total_variation > Fraction(1, 200)
+
+
+@dataclass(frozen=True)
+class _RestOfThisPair:
+    """A mutant: the rest is what *this* pair left of the target, not what all pairs left."""
+
+    rule: OptimalTransport | TransportTraversal
+
+    def walk(self, tree, target_law, chooser):
+        def mutated(tree, children, weights):
+            probs, rest = genuine(tree, children, weights)
+            wrong = weights.copy()
+            for child, prob in zip(children, probs, strict=True):
+                wrong[tree.token(child)] = max(wrong[tree.token(child)] - prob, 0)
+            return probs, wrong if wrong.sum() > 0 else rest
+
+        genuine = transport._transport
+        try:
+            transport._transport = mutated
+            return self.rule.walk(tree, target_law, chooser)
+        finally:
+            transport._transport = genuine
+
+
+@by_rule
+def test_a_rest_that_depends_on_the_pair_is_caught(rule):
+    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
+    mutant = exact_law(_RestOfThisPair(rule), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    assert mutant.total_variation > Fraction(1, 1000)
