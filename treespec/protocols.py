@@ -50,6 +50,11 @@ class CausalScorer(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions the model has, None where it has no end."""
+        ...
+
     def prefill(self, ids: Tensor, mask: Tensor) -> None:
         """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0."""
         ...

@@ -34,8 +34,9 @@ class DraftModel:
     Args:
         scorer: the draft model, e.g. `hf.CausalLM`; its vocabulary must be the target's.
         policy: how trees are shaped; None takes the call's policy.
-        max_length: the draft model's context in tokens. When a row has no room left in it, drafting stops and the
-            target decodes alone. None: unlimited, or the scorer raises `ContextFullError`, which has the same effect.
+        max_length: the longest text that the draft model is to see, in tokens; None: as long as its positions last.
+            When a row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes
+            alone.
 
     Raises:
         ConfigError, InvalidTreeError: see `as_policy`.
@@ -44,7 +45,7 @@ class DraftModel:
     def __init__(self, scorer: CausalScorer, policy: Shape | None = None, max_length: int | None = None) -> None:
         self._scorer = scorer
         self._own_policy = own_policy(policy)
-        self._max_length = max_length
+        self._max_length = max_length if max_length is not None else scorer.max_positions
         self._has_warned = False
 
     def start(self, session: Session) -> None:
@@ -62,10 +63,13 @@ class DraftModel:
         self._policy = self._servable(policy_of_call(self._own_policy, session))
         self._pending: PendingNodes | None = None
         self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
-        self._num_cached = [self._length(b) - 1 for b in range(session.history.num_rows)]
+        self._num_cached = [0] * session.history.num_rows
         self._is_full = self._room() < 1
-        if not self._is_full:
-            self._prefill()
+        try:
+            if not self._is_full:
+                self._prefill()
+        except ContextFullError:
+            self._is_full = True
 
     def propose(self, max_depth: int) -> TreeBatch:
         depth = 0 if self._is_full else min(max_depth, self._room())
@@ -83,6 +87,8 @@ class DraftModel:
         if pending is None or self._is_full:
             return
         paths = pending.match(step.emitted)
+        if self._scorer.capability < Capability.TREE:
+            paths = self._level(paths)
         for row, path in enumerate(paths):
             self._num_cached[row] += len(path)
             is_root_scored = self._num_cached[row] == self._length(row)
@@ -117,24 +123,46 @@ class DraftModel:
         return Proposal(self._laws(logits, tokens, parents))
 
     def _prefill(self) -> None:
+        """Cache the committed tokens of all rows but the last ones, which are the roots."""
         history = self._session.history
-        ids = torch.stack([history.row(b)[:-1] for b in range(history.num_rows)])
-        padding = torch.tensor(history.num_padding, device=ids.device).unsqueeze(1)
-        try:
-            self._scorer.prefill(ids, torch.arange(ids.shape[1], device=ids.device) >= padding)
-        except ContextFullError:
-            self._is_full = True
+        rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
+        width = max(len(row) for row in rows)
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+        first = torch.tensor([width - len(row) for row in rows], device=ids.device).unsqueeze(1)
+        self._num_cached = [len(row) for row in rows]
+        self._scorer.prefill(ids, torch.arange(width, device=ids.device) >= first)
 
     def _catch_up(self) -> Tensor:
         """Logits after the roots, [B, 1, V], from one pass over the committed tokens that are not cached yet."""
         history = self._session.history
+        if self._scorer.capability < Capability.TREE and len(set(self._num_missing())) > 1:
+            self._prefill()
         pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
         self._pending = pending
         if pending.tokens.shape[1] > 0:
-            logits = self._scorer.extend(pending.tokens, pending.parents).logits
+            logits = self._score_chains(pending.tokens, pending.chain_parents)
             for row, length in enumerate(pending.chain_lengths):
                 self._root_logits[row] = logits[row, length - 1] if length else self._root_logits[row]
         return torch.stack([known for known in self._root_logits if known is not None]).unsqueeze(1)
+
+    def _score_chains(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Logits [B, M, V]; a model that takes one token at a time gets one at a time."""
+        if self._scorer.capability != Capability.PLAIN:
+            return self._scorer.extend(tokens, parents).logits
+        passes = zip(tokens.split(1, 1), parents.split(1, 1), strict=True)
+        return torch.cat([self._scorer.extend(*columns).logits for columns in passes], 1)
+
+    def _num_missing(self) -> list[int]:
+        """Committed tokens that are not cached, per row."""
+        return [self._length(row) - cached for row, cached in enumerate(self._num_cached)]
+
+    def _level(self, paths: list[list[int]]) -> list[list[int]]:
+        """Paths shortened until all rows lack equally many tokens: a model without trees has no mask for padding.
+
+        Where a path is too short for that, the next catch-up starts anew.
+        """
+        missing = [count - len(path) for count, path in zip(self._num_missing(), paths, strict=True)]
+        return [path[: max(len(path) + m - max(missing), 0)] for path, m in zip(paths, missing, strict=True)]
 
     def _laws(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
         """The laws that children are drawn from, float32 [B, F, V]; padding nodes get the uniform law."""

@@ -27,9 +27,12 @@ class PendingNodes:
         lengths = [len(chain) for chain in chains]
         width = max(lengths)
         self.chain_lengths = lengths
+        """m, per row."""
         self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, width - len(chain))) for chain in chains])
         steps = [[i - 1 if i < m else PADDING_PARENT for i in range(width)] for m in lengths]
-        self.parents = torch.tensor(steps, dtype=torch.int64, device=device).view(len(chains), width)
+        self.chain_parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), width)
+        """int64 [B, M] on the host, where a scorer can see without waiting that these are chains."""
+        self.parents = self.chain_parents.to(device, non_blocking=True)
         self._ids = torch.tensor(lengths, device=device).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
         self._paths: list[list[Path | None]] = [[] for _ in chains]

@@ -48,7 +48,7 @@ class TreeBuilder:
 
     def is_exhausted(self, nodes: Tensor) -> bool:
         """True when no row has any of `nodes` int64 [B, w]. Never True on an accelerator, which is not waited for."""
-        return self.is_on_host and not bool((self.take(self.parents, nodes) != PADDING_PARENT).any())
+        return self.is_on_host and not bool(self._is_node(nodes).any())
 
     def take(self, values: Tensor, nodes: Tensor) -> Tensor:
         """`values` [B, M] at the ids `nodes` int64 [B, w]; padding ids read the root."""
@@ -56,8 +56,7 @@ class TreeBuilder:
 
     def expand(self, nodes: Tensor) -> Proposal:
         """Next-token laws of `nodes` int64 [B, F], ids of collected nodes or -2; each node is expanded once at most."""
-        parents = self.take(self.parents, nodes)
-        is_node = (nodes >= 0) & (parents != PADDING_PARENT)
+        parents, is_node = self.take(self.parents, nodes), self._is_node(nodes)
         above = torch.where(parents == ROOT_PARENT, ROOT_PARENT, self.take(self._expanded_ids, parents))
         proposal = self._source.expand(self.take(self.tokens, nodes), torch.where(is_node, above, PADDING_PARENT))
         count = nodes.shape[1]
@@ -84,8 +83,7 @@ class TreeBuilder:
         columns = columns.expand(nodes.shape[0], -1)
         k = chosen.tokens.shape[-1]
         parents = nodes.gather(1, columns // k)
-        is_real = chosen.is_real.flatten(1).gather(1, columns) & (parents >= 0)
-        is_real &= self.take(self.parents, parents) != PADDING_PARENT
+        is_real = chosen.is_real.flatten(1).gather(1, columns) & self._is_node(parents)
         law_index, is_sampled = self._index_laws(chosen, columns)
         first = self.tokens.shape[1]
         self._append(
@@ -127,6 +125,10 @@ class TreeBuilder:
         )
         width = None if self.is_on_host else min(max_nodes or self.tokens.shape[1], self.tokens.shape[1])
         return batch.keep_nodes(is_node if keep is None else is_node & keep, width)
+
+    def _is_node(self, nodes: Tensor) -> Tensor:
+        """bool [B, w]: whether ids int64 [B, w] name a node and not padding."""
+        return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)
 
     def _index_laws(self, chosen: Children, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The law row of every child, int64 [B, w], -1 for selected ones, and bool [B, w], whether it was sampled."""

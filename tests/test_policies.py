@@ -1,0 +1,400 @@
+"""Policies: invariants of every tree, exact shapes and laws, brute-force oracles, losslessness of sampled growth."""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from toys import TableLM, TableSource
+
+from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies import BestFirst, Chain, KAry, Paths, TreeBuilder, as_policy
+from treespec.policies.heap import grow_best_first
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
+from treespec.verification import get_rule, verify_dense
+
+FAMILIES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
+SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1)]
+
+
+def make_policy(kind, children, size):
+    """A policy, its node budget and its greatest depth."""
+    if kind == "chain":
+        return Chain(size, children), size + 1, size
+    if kind == "paths":
+        return Paths(SHAPE, children), len(SHAPE) + 1, 3
+    if kind == "k-ary":
+        return KAry((2, 1, 3)[: 1 + size % 3], children), 12, 3
+    return BestFirst(size, children, beam=1 + size % 4, depth=3), size, 3
+
+
+@st.composite
+def grown_trees(draw):
+    kind = draw(st.sampled_from(["chain", "paths", "k-ary", "best-first"]))
+    allowed = FAMILIES[:3] if kind == "best-first" else FAMILIES
+    children = draw(st.sampled_from(allowed))
+    policy, budget, depth = make_policy(kind, children, draw(st.integers(1, 9)))
+    vocab_size, seed = draw(st.integers(1, 7)), draw(st.integers(0, 50))
+    num_candidates = draw(st.sampled_from([None, min(3, vocab_size)])) if children == SELECTED else None
+    roots = draw(st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=3))
+    source = TableSource(
+        roots,
+        TableLM(vocab_size, seed),
+        num_candidates=num_candidates,
+        is_sparse=draw(st.booleans()),
+        seed=seed,
+        dtype=torch.float64,
+    )
+    max_depth = draw(st.integers(1, 4))
+    return policy.grow(source, max_depth), source, children, budget, min(depth, max_depth)
+
+
+def checked(batch, row):
+    """The row as a tree that has passed all of `TokenTree`'s own checks."""
+    tree = batch.trees[row]
+    return TokenTree(
+        tree.tokens, tree.parents, tree.laws, tree.law_index, tree.is_without_replacement, tree.is_width_fixed
+    )
+
+
+def token_path(tree, node):
+    return tuple(tree.token(i) for i in tree.path_to(node))
+
+
+@given(grown_trees())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_every_tree_keeps_the_invariants(grown):
+    batch, source, children, budget, depth = grown
+    assert bool(batch.is_valid)
+    assert batch.tokens.shape[1] == int(batch.num_nodes.max()) <= max(budget, 1)
+    for row in range(batch.num_rows):
+        tree = checked(batch, row)
+        assert tree.token(0) == int(source.root_tokens[row])
+        assert max(tree.depths) <= depth
+        for node in range(1, tree.num_nodes):
+            parent = tree.parent_list[node]
+            prob = source.law(token_path(tree, parent))[tree.token(node)]
+            assert prob > 0
+            siblings = tree.children(parent)
+            rank = siblings.index(node)
+            if children != IID:
+                assert len({tree.token(i) for i in siblings}) == len(siblings)
+                assert batch.values[row, node] == pytest.approx(float(batch.values[row, parent] * prob), rel=1e-4)
+            if children == SELECTED and rank > 0:
+                assert prob <= source.law(token_path(tree, parent))[tree.token(siblings[rank - 1])]
+            check_law(tree, node, source, children)
+
+
+def check_law(tree, node, source, children):
+    """The stored law is the one that the node was drawn from given its earlier siblings."""
+    parent = tree.parent_list[node]
+    siblings = tree.children(parent)
+    rank = siblings.index(node)
+    law = source.law(token_path(tree, parent)).clone()
+    stored = tree.law(node)
+    is_all_selected = children == MIXED and stored is None and len(siblings) == int((law > 0).sum())
+    if children == SELECTED or (children == MIXED and rank > 0) or is_all_selected:
+        assert stored is None
+        return
+    if children == WITHOUT_REPLACEMENT:
+        law[[tree.token(i) for i in siblings[:rank]]] = 0
+    if children == MIXED:
+        law[[tree.token(i) for i in siblings[1:]]] = 0
+    torch.testing.assert_close(stored, law / law.sum(), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("children", FAMILIES)
+def test_paths_keep_their_shape(children):
+    batch = Paths(SHAPE, children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
+    for tree in batch.trees:
+        assert sorted(tree.to_paths()) == sorted(SHAPE)
+        assert tree.families <= {children, IID}
+    assert batch.is_width_fixed
+    literal = Paths(str(SHAPE), children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
+    assert torch.equal(literal.tokens, batch.tokens)
+
+
+def test_selected_paths_take_the_tokens_of_their_ranks():
+    source = TableSource([3], TableLM(6), is_sampling=False)
+    tree = Paths(SHAPE).grow(source, 9).trees[0]
+    for node, ranks in enumerate(tree.to_paths(), start=1):
+        path = (3,)
+        for rank in ranks:
+            path = (*path, int(source.law(path).argsort(descending=True)[rank]))
+        assert token_path(tree, node) == path
+
+
+def test_k_ary_is_the_full_product():
+    batch = KAry((1, 2, 3)).grow(TableSource([0], TableLM(5)), 9)
+    expected = [p[:d] for p in product(range(1), range(2), range(3)) for d in (1, 2, 3)]
+    assert sorted(batch.trees[0].to_paths()) == sorted(set(expected))
+    assert KAry((1, 2, 3)).max_nodes == batch.max_nodes == 10
+
+
+def test_chain_stores_the_law_of_each_token():
+    source = TableSource([0, 1, 2], TableLM(5))
+    batch = Chain(4).grow(source, 3)
+    assert batch.is_chain
+    assert batch.families == {IID}
+    assert batch.tokens.shape == (3, 4)
+    assert Chain(4).grow(TableSource([0], TableLM(5), is_sampling=False), 3).families == {SELECTED}
+
+
+def test_mixed_puts_the_sample_first_and_excludes_the_selected():
+    source = TableSource([0] * 500, TableLM(6))
+    batch = KAry((3,), MIXED).grow(source, 1)
+    best = source.law((0,)).topk(2).indices
+    assert (batch.tokens[:, 2:] == best).all()
+    assert (batch.law_index[:, 1] >= 0).all()
+    assert (batch.law_index[:, 2:] == -1).all()
+    assert not torch.isin(batch.tokens[:, 1], best).any()
+
+
+def test_rows_without_enough_tokens_get_padding():
+    source = TableSource([0, 1], TableLM(4, scale=0.0), num_candidates=2, is_sampling=False)
+    batch = KAry((3, 1)).grow(source, 2)
+    assert batch.num_nodes.tolist() == [5, 5]
+    one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
+    assert KAry((3,), WITHOUT_REPLACEMENT).grow(one_hot, 1).num_nodes.tolist() == [2]
+    one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
+    mixed = KAry((3,), MIXED).grow(one_hot, 1)
+    assert mixed.num_nodes.tolist() == [2]
+    assert mixed.families == {SELECTED}, "nothing is left to sample from"
+
+
+def best_paths(source, root, num_nodes, max_depth, vocab_size):
+    """Brute force: all token paths by falling probability."""
+    probs = {}
+    for depth in range(1, max_depth + 1):
+        for path in product(range(vocab_size), repeat=depth):
+            prob = 1.0
+            for i in range(depth):
+                prob *= float(source.law((root, *path[:i]))[path[i]])
+            probs[path] = prob
+    return sorted(probs, key=lambda path: (-probs[path], len(path)))[: num_nodes - 1], probs
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 5, 11, 24])
+@pytest.mark.parametrize("num_candidates", [None, 4])
+def test_best_first_is_the_exact_top(num_nodes, num_candidates):
+    source = TableSource([0, 1, 3], TableLM(4, scale=2.0), is_sampling=False, num_candidates=num_candidates)
+    batch = BestFirst(num_nodes, depth=4).grow(source, 9)
+    for row, tree in enumerate(batch.trees):
+        expected, probs = best_paths(source, tree.token(0), num_nodes, 4, vocab_size=4)
+        got = [token_path(tree, node)[1:] for node in range(1, tree.num_nodes)]
+        assert sorted(got) == sorted(expected)
+        values = [probs[path] for path in got]
+        assert batch.values[row, 1 : tree.num_nodes].tolist() == pytest.approx(values, rel=1e-4)
+
+
+def test_heap_grows_the_same_trees():
+    model = TableLM(5, scale=2.0)
+    source = TableSource([2], model, is_sampling=False, num_candidates=4)
+
+    def children_of(path):
+        law = source.law(path)
+        return [(float(law[t]), int(t), (*path, int(t))) for t in law.argsort(descending=True)[:4]]
+
+    for num_nodes, depth in ((1, 3), (7, 2), (20, 6)):
+        tree = grow_best_first(2, (2,), children_of, num_nodes, depth)
+        heap = TokenTree(torch.tensor(tree.tokens), torch.tensor(tree.parents))
+        source._paths = [[]]
+        batch = BestFirst(num_nodes).grow(source, depth)
+        ours = {token_path(batch.trees[0], node) for node in range(num_nodes)}
+        assert {token_path(heap, node) for node in range(num_nodes)} == ours
+        assert tree.values == sorted(tree.values, reverse=True)
+
+
+def test_a_beam_and_a_depth_bound_the_passes():
+    source = TableSource([0, 1], TableLM(9, scale=0.3), is_sampling=False)
+    BestFirst(30, beam=3, depth=3).grow(source, 9)
+    assert len(source.widths) == 3
+    assert max(source.widths) <= 3
+    certain = TableSource([0], TableLM(5, scale=60.0), is_sampling=False)
+    BestFirst(30).grow(certain, 99)
+    assert len(certain.widths) == 8, "a draft model pays a pass per level"
+    candidates = TableSource([0], TableLM(5, scale=60.0), is_sampling=False, num_candidates=2)
+    assert max(BestFirst(30).grow(candidates, 99).trees[0].depths) > 8, "candidates cost nothing"
+    small = TableSource([0], TableLM(9, scale=0.0), is_sampling=False)
+    BestFirst(4).grow(small, 9)
+    assert len(small.widths) == 1, "no second level can enter the best three"
+
+
+def dyspec_law(source, root, budget, max_depth, children):
+    """The exact law of DySpec's heap, by enumeration: maps a tree, {path: draws in order}, to its probability."""
+    outcomes = Counter()
+
+    def residual(path, drawn):
+        law = source.law(path).clone()
+        if children == WITHOUT_REPLACEMENT:
+            law[list(drawn)] = 0
+        return law / law.sum() if law.sum() > 0 else law
+
+    def grow(tree, slots, budget, weight):
+        slots = [slot for slot in slots if slot[0] > 1e-12]
+        if budget == 0 or not slots:
+            outcomes[frozenset(tree.items())] += weight
+            return
+        best = max(slots)
+        value, path = best
+        rest, drawn = [slot for slot in slots if slot != best], tree.get(path, ())
+        law = residual(path, drawn)
+        if law.sum() == 0:
+            grow(tree, rest, budget, weight)
+            return
+        for token, prob in enumerate(law.tolist()):
+            if prob > 0:
+                grown = {**tree, path: (*drawn, token)}
+                fresh = [(value * (1 - prob), path)]
+                is_inner = len(path) < max_depth
+                # A duplicate i.i.d. sibling is a node of its own, which this toy tree cannot tell apart: excluded.
+                fresh += [(value * prob, (*path, token))] if is_inner else []
+                grow(grown, rest + fresh, budget - 1, weight * prob)
+
+    grow({}, [(1.0, (root,))], budget, 1.0)
+    return outcomes
+
+
+def drawn_tree(tree):
+    children = {token_path(tree, n): tuple(map(tree.token, tree.children(n))) for n in range(tree.num_nodes)}
+    return frozenset((path, tokens) for path, tokens in children.items() if tokens)
+
+
+def g_test(counts, law, total):
+    """p-value of the observed counts; rare outcomes are pooled."""
+    assert set(counts) <= set(law), f"impossible outcomes: {set(counts) - set(law)}"
+    common = [outcome for outcome in law if law[outcome] * total >= 5]
+    observed = [counts[outcome] for outcome in common]
+    expected = [law[outcome] * total for outcome in common]
+    if sum(expected) < total * (1 - 1e-9):
+        observed.append(total - sum(observed))
+        expected.append(total - sum(expected))
+    scale = sum(observed) / sum(expected)
+    return chisquare(observed, [e * scale for e in expected]).pvalue
+
+
+@pytest.mark.parametrize("budget", [2, 4])
+def test_sampled_best_first_has_the_law_of_the_heap(budget):
+    num_rows = 12_000
+    source = TableSource([1] * num_rows, TableLM(3, seed=5, scale=1.2), dtype=torch.float64)
+    batch = BestFirst(budget + 1).grow(source, 3)
+    law = dyspec_law(source, 1, budget, 3, WITHOUT_REPLACEMENT)
+    assert sum(law.values()) == pytest.approx(1)
+    assert len(law) > 3
+    assert g_test(Counter(map(drawn_tree, batch.trees)), law, num_rows) > 1e-3
+    assert not batch.is_width_fixed
+
+
+def emitted_law(batch, source, target, rule):
+    """Counts of the first two tokens after verification, extended by the target where only one was emitted."""
+    generator = torch.Generator().manual_seed(11)
+    num_rows, num_nodes = batch.tokens.shape
+    probs = torch.zeros(num_rows, num_nodes, target._model.vocab_size, dtype=torch.float64)
+    for row, tree in enumerate(batch.trees):
+        for node in range(tree.num_nodes):
+            probs[row, node] = target.law(token_path(tree, node))
+    coins, draws = torch.rand(2, num_rows, num_nodes, dtype=torch.float64, generator=generator)
+    counts = Counter()
+    for tree, verdict in zip(batch.trees, verify_dense(get_rule(rule), batch, probs, coins, draws), strict=True):
+        text = [*token_path(tree, verdict.path[-1]), verdict.next_token]
+        while len(text) < 3:
+            text.append(int(target.law(tuple(text)).multinomial(1, generator=generator)))
+        counts[tuple(text[1:3])] += 1
+    return counts
+
+
+def pair_law(target, root):
+    laws = {first: target.law((root, first)) for first in range(target._model.vocab_size)}
+    return {(a, b): float(target.law((root,))[a] * laws[a][b]) for a in laws for b in laws}
+
+
+SAMPLED = {
+    "chain": Chain(2),
+    "iid": KAry((2, 2), IID),
+    "without replacement": KAry((2, 2)),
+    "mixed": KAry((2, 2), MIXED),
+    "paths": Paths([(0,), (1,), (0, 0), (0, 1)]),
+    "best-first": BestFirst(5),
+    "best-first, beam": BestFirst(6, beam=1),
+    "best-first, iid": BestFirst(5, IID),
+}
+TOY_ROWS = 8_000
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_trees_decode_losslessly(name, rule):
+    draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
+    batch = SAMPLED[name].grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 2)
+    assert g_test(emitted_law(batch, None, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
+
+
+def test_trimming_drawn_nodes_by_their_probability_is_caught():
+    """The planted bug: the budget applied to the nodes' own values in place of their slots'."""
+    draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
+    batch = KAry((2, 2)).grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 2)
+    order = batch.values.argsort(dim=1, descending=True, stable=True)[:, :3]
+    trimmed = batch.keep_nodes(torch.zeros_like(batch.tokens, dtype=torch.bool).scatter(1, order, True))
+    # A kept second draw whose first was cut counts as drawn first: exactly what a careless rerank would store.
+    assert g_test(emitted_law(trimmed, None, target, "recursive"), pair_law(target, 0), TOY_ROWS) < 1e-6
+
+
+def test_builder_keeps_expanded_numbers_apart():
+    """Nodes may be expanded in any order and from several levels; `TableSource` rejects a wrong number."""
+    source = TableSource([0, 1], TableLM(6))
+    builder = TreeBuilder(source)
+    first = builder.grow(builder.root, [3], SELECTED)
+    second = builder.grow(first[:, 2:], [2], SELECTED)
+    late = torch.stack([torch.stack([second[0, 1], first[0, 0]]), torch.tensor([-2, int(first[1, 1])])])
+    builder.grow(late, [1, 2], SELECTED)
+    batch = builder.build()
+    assert batch.num_nodes.tolist() == [9, 8]
+    for row in range(2):
+        tree = checked(batch, row)
+        for node in range(tree.num_nodes):
+            expected = source.law(token_path(tree, node)).argsort(descending=True).tolist()
+            children = [tree.token(i) for i in tree.children(node)]
+            assert children == expected[: len(children)]
+
+
+@pytest.mark.parametrize(("children", "family"), [("auto", SELECTED), (IID, None), (WITHOUT_REPLACEMENT, None)])
+def test_candidates_can_only_be_selected(children, family):
+    for policy in (KAry((2,), children), BestFirst(4, children)):
+        source = TableSource([0], TableLM(5), num_candidates=3)
+        if family is None:
+            with pytest.raises(ConfigError, match="must be selected"):
+                policy.grow(source, 3)
+        else:
+            assert policy.grow(source, 3).families == {family}
+
+
+def test_as_policy():
+    assert isinstance(as_policy(8), BestFirst)
+    assert as_policy(8).max_nodes == 8
+    assert as_policy("[(0,), (1,), (0, 0)]").max_nodes == as_policy([(0,), (1,), (0, 0)]).max_nodes == 4
+    chain = Chain(3)
+    assert as_policy(chain) is chain
+
+
+BAD = {
+    "no policy": (lambda: as_policy(3.5), ConfigError, "tree policy"),
+    "a bool": (lambda: as_policy(True), ConfigError, "tree policy"),
+    "no nodes": (lambda: as_policy(0), ConfigError, "positive int"),
+    "bad paths": (lambda: as_policy("[(0, 0)]"), InvalidTreeError, "parent"),
+    "no tokens": (lambda: Chain(0), ConfigError, "k must be a positive int"),
+    "unknown children": (lambda: Chain(2, "best"), ConfigError, "children must be one of"),
+    "mixed best-first": (lambda: BestFirst(4, MIXED), ConfigError, "children must be one of"),
+    "no level": (lambda: KAry(()), ConfigError, "branching"),
+    "a huge tree": (lambda: KAry((10,) * 9), ConfigError, "more than 4096"),
+    "a branching of zero": (lambda: KAry((2, 0)), ConfigError, "positive int"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options(name):
+    make, error, match = BAD[name]
+    with pytest.raises(error, match=match):
+        make()
