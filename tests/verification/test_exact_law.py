@@ -1,0 +1,90 @@
+"""Every lossless rule on every family that it admits, by its exact output law."""
+
+from __future__ import annotations
+
+import pytest
+from verification.toys import SHAPES, law_pairs
+
+from treespec.errors import RuleMismatchError
+from treespec.testing import (
+    IID,
+    SEVERAL_DRAFTERS,
+    TOY_FAMILIES,
+    WITHOUT_REPLACEMENT,
+    RandomLaws,
+    ToyDrafter,
+    assert_lossless,
+    enumerate_traces,
+)
+from treespec.tree import TreeBatch
+from treespec.verification import RULES
+
+RULE_NAMES = ("token", "block", "recursive", "target_walk", "traversal")
+EDGES = tuple(law_pairs(2, False))
+
+
+def vocab_size(family: str, shape: str, edge: str) -> int:
+    """Three tokens, and two where three would take minutes."""
+    is_wide = (shape == "3-1-1" and family != WITHOUT_REPLACEMENT) or (shape == "2x2" and edge != "generic")
+    return 2 if is_wide and family in (IID, SEVERAL_DRAFTERS) else 3
+
+
+@pytest.mark.parametrize("is_exact", [False, True], ids=["float64", "fraction"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", TOY_FAMILIES)
+def test_lossless(family: str, shape: str, is_exact: bool, record_property) -> None:
+    for edge in EDGES:
+        if (family, shape) == (WITHOUT_REPLACEMENT, "3-1-1") and edge not in ("disjoint", "one-hot draft"):
+            continue  # Has a test of its own: thousands of trees.
+        target, drafts = law_pairs(vocab_size(family, shape, edge), is_exact)[edge]
+        drafter = ToyDrafter(family, SHAPES[shape], drafts)
+        for name in admitted(drafter):
+            assert_lossless(RULES[name], drafter, target)
+            record_property("exact_case", (name, family, shape, edge, is_exact))
+
+
+@pytest.mark.parametrize("name", ["recursive", "target_walk", "traversal"])
+def test_three_chains_without_replacement(name: str, record_property) -> None:
+    target, drafts = law_pairs(3, False)["generic"]
+    assert_lossless(RULES[name], ToyDrafter(WITHOUT_REPLACEMENT, SHAPES["3-1-1"], drafts), target)
+    record_property("exact_case", (name, WITHOUT_REPLACEMENT, "3-1-1", "generic", False))
+
+
+@pytest.mark.parametrize("is_exact", [False, True], ids=["float64", "fraction"])
+@pytest.mark.parametrize("family", TOY_FAMILIES)
+def test_a_vocabulary_of_one(family: str, is_exact: bool, record_property) -> None:
+    law = RandomLaws(1, seed=0, is_exact=is_exact)
+    for shape in SHAPES:
+        drafter = ToyDrafter(family, SHAPES[shape], (law, law))
+        for name in admitted(drafter):
+            result = assert_lossless(RULES[name], drafter, law)
+            assert result.mean_accepted == max(len(c) for _, tree in enumerate_traces(drafter) for c in tree.contexts)
+            record_property("exact_case", (name, family, shape, "vocabulary of one", is_exact))
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_more_laws(seed: int, record_property) -> None:
+    for family in TOY_FAMILIES:
+        for shape in ("chain", "unbalanced", "adaptive depth", "adaptive width"):
+            target, drafts = law_pairs(3, True, seed)["zeros"]
+            drafter = ToyDrafter(family, SHAPES[shape], drafts)
+            for name in admitted(drafter):
+                assert_lossless(RULES[name], drafter, target)
+                record_property("exact_case", (name, family, shape, f"zeros {seed}", True))
+
+
+def admitted(drafter: ToyDrafter) -> list[str]:
+    """The rules that admit the largest tree that the drafter draws; chain rules must admit chains and nothing else."""
+    tree = max((tree for _, tree in enumerate_traces(drafter)), key=lambda tree: tree.num_nodes).to_token_tree()
+    names = [name for name in RULE_NAMES if is_admitted(name, TreeBatch.from_trees([tree]))]
+    assert set(names) >= {"recursive", "target_walk", "traversal"}
+    assert ({"token", "block"} <= set(names)) == all(len(group) <= 1 for group in tree.children_lists)
+    return names
+
+
+def is_admitted(name: str, trees: TreeBatch) -> bool:
+    try:
+        RULES[name].check(trees)
+    except RuleMismatchError:
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""Every known mistake shifts the output law, and the exact oracle sees by how much."""
+
+from __future__ import annotations
+
+import pytest
+from verification.mutants import (
+    BonusFromParent,
+    CorrectionFromTarget,
+    DuplicatesCountedTwice,
+    FreshSamplePerPath,
+    Misread,
+    MistakenBlock,
+    MistakenTraversal,
+    as_if_sampled,
+    sorted_by_law,
+    whole_law,
+    with_selected_kept,
+    without_duplicates,
+    without_siblings,
+    without_unlikely,
+)
+from verification.toys import SHAPES
+
+from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.testing import (
+    IID,
+    MIXED,
+    SELECTED,
+    SEVERAL_DRAFTERS,
+    WITHOUT_REPLACEMENT,
+    FixedShape,
+    RandomLaws,
+    Shape,
+    ToyDrafter,
+    WalkingRule,
+    assert_lossless,
+    exact_law,
+)
+from treespec.tree import Verdict
+from treespec.verification import RULES
+
+TARGET = RandomLaws(3, seed=13, is_exact=True)
+DRAFTS = (RandomLaws(3, seed=113, is_exact=True), RandomLaws(3, seed=213, is_exact=True))
+CHAIN, PAIR, SQUARE = SHAPES["chain"], FixedShape.kary(2), FixedShape.kary(2, 2)
+RECURSIVE, TRAVERSAL, WALK, BLOCK = RULES["recursive"], RULES["traversal"], RULES["target_walk"], RULES["block"]
+
+# Name, the mutant, the sound rule, the family and the shape on which both are run.
+MUTANTS: dict[str, tuple[WalkingRule, WalkingRule, str, Shape]] = {
+    "correction drawn from the target instead of the residual": (CorrectionFromTarget(), RECURSIVE, IID, CHAIN),
+    "draws without replacement, law not renormalised": (
+        Misread(RECURSIVE, whole_law),
+        RECURSIVE,
+        WITHOUT_REPLACEMENT,
+        SQUARE,
+    ),
+    "the same under traversal": (Misread(TRAVERSAL, whole_law), TRAVERSAL, WITHOUT_REPLACEMENT, SQUARE),
+    "independent draws, law renormalised": (Misread(RECURSIVE, without_siblings), RECURSIVE, IID, PAIR),
+    "duplicate i.i.d. siblings removed": (Misread(RECURSIVE, without_duplicates), RECURSIVE, IID, SQUARE),
+    "the same duplicates removed under traversal": (Misread(TRAVERSAL, without_duplicates), TRAVERSAL, IID, SQUARE),
+    "siblings re-sorted by draft probability": (
+        Misread(RECURSIVE, sorted_by_law),
+        RECURSIVE,
+        WITHOUT_REPLACEMENT,
+        SQUARE,
+    ),
+    "unlikely sampled siblings pruned": (Misread(RECURSIVE, without_unlikely), RECURSIVE, IID, SQUARE),
+    "block verification with a token-wise residual": (
+        MistakenBlock(has_token_wise_residual=True),
+        BLOCK,
+        IID,
+        CHAIN,
+    ),
+    "block verification stopped at the first failure": (MistakenBlock(stops_at_first_failure=True), BLOCK, IID, CHAIN),
+    "target walk with duplicate siblings counted twice": (DuplicatesCountedTwice(), WALK, IID, SQUARE),
+    "a fresh target sample for every path": (FreshSamplePerPath(), WALK, SELECTED, SQUARE),
+    "bonus token drawn from the parent's residual": (BonusFromParent(), RECURSIVE, IID, SQUARE),
+    "top-k children treated as sampled": (Misread(RECURSIVE, as_if_sampled(DRAFTS[0])), RECURSIVE, SELECTED, SQUARE),
+    "mixed: sample treated as drawn from the whole law": (
+        Misread(RECURSIVE, with_selected_kept(DRAFTS[0])),
+        RECURSIVE,
+        MIXED,
+        SQUARE,
+    ),
+    "several drafters read as one": (
+        Misread(RECURSIVE, as_if_sampled(DRAFTS[0])),
+        RECURSIVE,
+        SEVERAL_DRAFTERS,
+        PAIR,
+    ),
+    "traversal that keeps the mass after a rejection": (MistakenTraversal(keeps_mass=True), TRAVERSAL, IID, SQUARE),
+    "traversal that leaves the mass unnormalised": (MistakenTraversal(skips_normalising=True), TRAVERSAL, IID, SQUARE),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name: str, record_property) -> None:
+    mutant, sound, family, shape = MUTANTS[name]
+    drafter = ToyDrafter(family, shape, DRAFTS)
+    assert_lossless(sound, drafter, TARGET)
+    shift = exact_law(mutant, drafter, TARGET).total_variation
+    record_property("table", f"mutant: {name:<58} total variation {float(shift):.6f}")
+    assert shift > 0
+    with pytest.raises(AssertionError, match="total variation"):
+        assert_lossless(mutant, drafter, TARGET)
+
+
+class OneCoinForAll:
+    """A rule that judges siblings by one coin."""
+
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        for child in tree.children(0):
+            if chooser.flip(0, target_law(0)[tree.token(child)]):
+                return Verdict((0, child), chooser.pick(child, target_law(child)), True)
+        return Verdict((0,), chooser.pick(0, target_law(0)), False)
+
+
+def test_a_coin_used_twice_is_caught() -> None:
+    with pytest.raises(AssertionError, match="used twice"):
+        exact_law(OneCoinForAll(), ToyDrafter(SELECTED, PAIR, DRAFTS), TARGET)

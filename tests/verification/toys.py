@@ -1,0 +1,131 @@
+"""Toy targets, drafters and batches that the verification tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.testing import (
+    TOY_FAMILIES,
+    AdaptiveDepth,
+    AdaptiveWidth,
+    ConditionalLaw,
+    FixedShape,
+    RandomLaws,
+    Shape,
+    ToyDrafter,
+    ToyTree,
+    enumerate_traces,
+    toy_law,
+)
+from treespec.tree import TokenTree, TreeBatch
+from treespec.verification.dense import Scan
+
+SHAPES: dict[str, Shape] = {
+    "chain": FixedShape.kary(1, 1, 1),
+    "2x2": FixedShape.kary(2, 2),
+    "3-1-1": FixedShape.kary(3, 1, 1),
+    "unbalanced": FixedShape.from_paths("[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"),
+    "adaptive depth": AdaptiveDepth(),
+    "adaptive width": AdaptiveWidth(),
+}
+
+
+def constant(weights: Sequence[int], is_exact: bool) -> ConditionalLaw:
+    law = toy_law(weights, is_exact)
+    return lambda context: law
+
+
+def rotating_point(vocab_size: int, is_exact: bool) -> ConditionalLaw:
+    """A one-hot law whose token changes with the context."""
+    laws = [toy_law([int(i == token) for i in range(vocab_size)], is_exact) for token in range(vocab_size)]
+    return lambda context: laws[(1 + sum(context) + len(context)) % vocab_size]
+
+
+def law_pairs(vocab_size: int, is_exact: bool, seed: int = 0) -> dict[str, tuple[ConditionalLaw, tuple]]:
+    """A target and two draft laws for every edge case, by its name."""
+
+    def random(number: int, zero_share: float = 0.0) -> RandomLaws:
+        return RandomLaws(vocab_size, 10 * seed + number, is_exact, zero_share)
+
+    low = constant([1] * (vocab_size - 1) + [0], is_exact) if vocab_size > 1 else random(0)
+    high = constant([0] * (vocab_size - 1) + [1], is_exact)
+    return {
+        "generic": (random(1), (random(2), random(3))),
+        "equal": (random(1), (random(1), random(1))),
+        "disjoint": (low, (high, high)),
+        "zeros": (random(4, 0.5), (random(5, 0.5), random(6, 0.5))),
+        "one-hot target": (rotating_point(vocab_size, is_exact), (random(2), random(3))),
+        "one-hot draft": (random(1), (rotating_point(vocab_size, is_exact), high)),
+    }
+
+
+class SamplingChooser:
+    """A chooser that really draws: for random trees rather than all of them."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def flip(self, node: int, prob: float) -> bool:
+        return bool(self._rng.random() < prob)
+
+    def pick(self, node: int, weights: np.ndarray) -> int:
+        return int(self._rng.choice(len(weights), p=weights / weights.sum()))
+
+
+def random_drafted(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalLaw]:
+    """A random tree of a random family and shape, and a target law that now and then equals the draft's."""
+    branching = rng.integers(1, 4, size=rng.integers(1, 4)).tolist()
+    shapes = [FixedShape.kary(*branching), AdaptiveDepth(3, 3), AdaptiveWidth(3, 3)]
+    zero_shares = rng.choice([0.0, 0.3, 0.6], size=3)
+    seeds = rng.integers(2**31, size=3)
+    target, *drafts = (RandomLaws(vocab_size, int(s), zero_share=z) for s, z in zip(seeds, zero_shares, strict=True))
+    family, shape = str(rng.choice(TOY_FAMILIES)), shapes[rng.integers(len(shapes))]
+    tree = ToyDrafter(family, shape, tuple(drafts))(SamplingChooser(rng))
+    return tree, drafts[0] if rng.random() < 0.2 else target
+
+
+def as_batch(toys: Sequence[tuple[ToyTree, ConditionalLaw]]) -> tuple[TreeBatch, Tensor]:
+    """The trees as the engine would hold them, and their target laws float64 [B, N, V] (NaN on padding)."""
+    trees = TreeBatch.from_trees([tree.to_token_tree() for tree, _ in toys])
+    vocab_size = len(toys[0][1](()))
+    target_probs = torch.full((*trees.tokens.shape, vocab_size), torch.nan, dtype=torch.float64)
+    for row, (tree, target) in enumerate(toys):
+        for node, context in enumerate(tree.contexts):
+            target_probs[row, node] = torch.tensor(target(context), dtype=torch.float64)
+    return trees, target_probs
+
+
+def drafted_batch(drafter: ToyDrafter, target: ConditionalLaw) -> tuple[Tensor, TreeBatch, Tensor]:
+    """Every tree that a drafter can draw: weights float64 [B], the trees, their target laws."""
+    weights, trees = zip(*enumerate_traces(drafter), strict=True)
+    batch, target_probs = as_batch([(tree, target) for tree in trees])
+    return torch.tensor([float(weight) for weight in weights], dtype=torch.float64), batch, target_probs
+
+
+def mean_accepted_by_rejection(scan: Scan, tree: TokenTree) -> Tensor:
+    """Expected number of accepted tokens when siblings are judged in turn: float64 [B], all rows shaped like `tree`."""
+    reached = torch.zeros_like(scan.probs)
+    reached[:, 0] = 1
+    for node in range(tree.num_nodes):
+        left = reached[:, node].clone()
+        for child in tree.children(node):
+            reached[:, child] = left * scan.probs[:, child]
+            left = left - reached[:, child]
+    return reached.sum(1) - 1
+
+
+def mean_accepted_by_traversal(scan: Scan, tree: TokenTree) -> Tensor:
+    """Expected number of accepted tokens when nodes are judged from the leaves up: float64 [B], shaped like `tree`."""
+    total, left = torch.zeros_like(scan.probs[:, 0]), torch.ones_like(scan.probs[:, 0])
+    for node in _post_order(tree.children_lists, 0):
+        total = total + left * scan.probs[:, node] * tree.depths[node]
+        left = left * (1 - scan.probs[:, node])
+    return total
+
+
+def _post_order(children: list[list[int]], node: int) -> list[int]:
+    return [i for child in children[node] for i in _post_order(children, child)] + [node]
