@@ -5,7 +5,7 @@ Axis letters: B rows, N nodes, V vocabulary, L path length in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from treespec.tree import TreeBatch
 class NoProcessors:
     """The empty list of logits processors: scores are the logits in float32."""
 
-    is_path_free = True
+    is_path_free = is_row_free = True
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         return logits.float()
@@ -82,17 +82,40 @@ class TargetLaws:
 
     def dense_scores(self) -> Tensor:
         """All processed scores at once, float32 [B, N, V], unchecked: NaN and infinity are flags of the dense rules."""
-        num_rows, num_nodes = self.trees.tokens.shape
+        trees, logits = self.trees, self.logits
         if self._processors.is_path_free:
-            flat = self.logits.flatten(0, 1)
-            return self._processors(self.trees.tokens.view(-1, 1), flat, 0).view(num_rows, num_nodes, -1)
-        rows = [torch.stack([self._row_scores(b, i) for i in range(num_nodes)]) for b in range(num_rows)]
-        return torch.stack(rows)
+            flat = self._processors(trees.tokens.view(-1, 1), logits.flatten(0, 1), 0)
+            return flat.view(logits.shape)
+        scores = torch.zeros_like(logits, dtype=torch.float32)
+        for row, depth, rows, nodes in self._stackable():
+            ids = torch.cat([self._history.rows(rows), self._drafted(rows, nodes, depth)], dim=1)
+            scores[rows, nodes] = self._processors(ids, logits[rows, nodes], row)
+        return scores
 
-    def _row_scores(self, row: int, node: int) -> Tensor:
-        if node >= self.trees.trees[row].num_nodes:
-            return torch.zeros_like(self.logits[row, node], dtype=torch.float32)
-        return self._processors(self._ids(row, node), self.logits[row, node].unsqueeze(0), self._row_ids[row])[0]
+    def _stackable(self) -> Iterator[tuple[int, int, list[int], list[int]]]:
+        """Groups of nodes whose paths have one length and may go to the processors together.
+
+        Yields:
+            The caller's row, the nodes' depth, and lists of M rows and M nodes.
+        """
+        groups: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
+        for row, tree in enumerate(self.trees.trees):
+            row_id = 0 if self._processors.is_row_free else self._row_ids[row]
+            for node, depth in enumerate(tree.depths):
+                rows, nodes = groups.setdefault((row_id, self._history.lengths[row], depth), ([], []))
+                rows.append(row)
+                nodes.append(node)
+        for (row_id, _, depth), (rows, nodes) in groups.items():
+            yield row_id, depth, rows, nodes
+
+    def _drafted(self, rows: list[int], nodes: list[int], depth: int) -> Tensor:
+        """The drafted tokens on the paths to M nodes of one depth, int64 [M, depth]."""
+        index = torch.tensor([rows, nodes], device=self.trees.device)
+        tokens = []
+        for _ in range(depth):
+            tokens.append(self.trees.tokens[index[0], index[1]])
+            index = torch.stack([index[0], self.trees.parents[index[0], index[1]]])
+        return torch.stack(tokens[::-1], dim=1) if tokens else index.new_empty(len(rows), 0)
 
     def _ids(self, row: int, node: int) -> Tensor:
         """The path's tokens as plain decoding would hold them, int64 [1, L]; the root stands in when none is needed."""

@@ -103,6 +103,10 @@ class History:
         """int64 [length], left padding included (as plain `generate` shows it to its processors)."""
         return self._buffer[row, : self.lengths[row]]
 
+    def rows(self, rows: Sequence[int]) -> Tensor:
+        """int64 [M, length]: several rows of one length, left padding included."""
+        return self._buffer[list(rows), : self.lengths[rows[0]]]
+
     def tokens(self, row: int) -> Tensor:
         """int64 [length], without the left padding."""
         return self._buffer[row, self.num_padding[row] : self.lengths[row]]
@@ -132,6 +136,11 @@ class PathProcessors(Protocol):
     @property
     def is_path_free(self) -> bool:
         """True when no processor looks at the tokens before the position (temperature, top-k, top-p, min-p, none)."""
+        ...
+
+    @property
+    def is_row_free(self) -> bool:
+        """True when a row's number means nothing, so that paths of several rows may be stacked."""
         ...
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:

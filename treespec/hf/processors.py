@@ -73,6 +73,7 @@ class TreeProcessors:
         self._processors = [_fast_form(p) for p in processors]
         self._num_rows = num_rows
         self.is_path_free = all(type(p) in _PATH_FREE for p in processors)
+        self.is_row_free = all(map(_is_row_free, self._processors))
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         scores = logits.to(torch.float32, copy=True)

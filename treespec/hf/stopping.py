@@ -39,14 +39,14 @@ class TreeStopping:
         self._others = [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
         self._max_positions, self._scores_of = max_positions, scores_of
         self.is_joint = num_rows > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
-        self._stop_lengths: list[int | None] = [None] * num_rows
+        self._has_stopped = [False] * num_rows
+        self._num_open, self._longest = num_rows, 0
         self._num_padding = [0] * num_rows
 
     @property
     def joint_length(self) -> int | None:
         """Where a joint call ends for every row: known once every row has met a criterion."""
-        lengths = [length for length in self._stop_lengths if length is not None]
-        return max(lengths) if self.is_joint and len(lengths) == len(self._stop_lengths) else None
+        return self._longest if self.is_joint and self._num_open == 0 else None
 
     def max_new(self, row: int, length: int, num_padding: int) -> int:
         self._num_padding[row] = num_padding
@@ -61,8 +61,9 @@ class TreeStopping:
         stop = next((i + 1 for i, t in enumerate(new_tokens) if self._stops(row, ids[: first + i + 1], t)), None)
         if not self.is_joint:
             return stop
-        if self._stop_lengths[row] is None and stop is not None:
-            self._stop_lengths[row] = first + stop
+        if stop is not None and not self._has_stopped[row]:
+            self._has_stopped[row] = True
+            self._num_open, self._longest = self._num_open - 1, max(self._longest, first + stop)
         length = ids.shape[0]
         if self.max_new(row, length, self._num_padding[row]) > 0:
             return None
