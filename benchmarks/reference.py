@@ -1,0 +1,73 @@
+"""Plain greedy decoding as the reference, and the judgement of another decoder's output against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TIE = 1e-4
+"""Two logits closer than this may change places by rounding alone: sums of another pass shape are ordered otherwise."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """One row's plain greedy continuation: tokens, and the gap between the top two logits at each of them."""
+
+    tokens: list[int]
+    gaps: list[float]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`position` of the first token that differs (None: identical), plain's top-two gap there, and whether the output
+    is plain greedy decoding up to such ties."""
+
+    position: int | None
+    gap: float | None
+    is_excused: bool
+
+    @property
+    def is_identical(self) -> bool:
+        return self.position is None
+
+    @property
+    def is_right(self) -> bool:
+        return self.is_identical or self.is_excused
+
+
+@torch.no_grad()
+def plain_greedy(model: Any, inputs: dict[str, Tensor], num_new: int) -> Plain:
+    """Plain `generate` of one prompt, int64 [1, P]."""
+    out = model.generate(
+        **inputs, max_new_tokens=num_new, do_sample=False, return_dict_in_generate=True, output_logits=True
+    )
+    top = torch.cat(out.logits).float().topk(2).values
+    return Plain(out.sequences[0, inputs["input_ids"].shape[1] :].tolist(), (top[:, 0] - top[:, 1]).tolist())
+
+
+def compare(model: Any, prompt_ids: Tensor, plain: Plain, output: Sequence[int]) -> Agreement:
+    """Judge `output`, the new tokens of the prompt int64 [P]: identical, or different only where plain had a tie.
+
+    After a tie the texts part, so the rest of the output is checked against plain logits of its own prefix: every
+    token must be the most likely one there, again up to a tie.
+    """
+    output = list(output)
+    length = min(len(output), len(plain.tokens))
+    position = next((i for i in range(length) if output[i] != plain.tokens[i]), None)
+    if position is None:
+        is_same_length = len(output) == len(plain.tokens)
+        return Agreement(None if is_same_length else length, None, False)
+    gap = plain.gaps[position]
+    return Agreement(position, gap, gap <= TIE and largest_shortfall(model, prompt_ids, output) <= TIE)
+
+
+@torch.no_grad()
+def largest_shortfall(model: Any, prompt_ids: Tensor, output: Sequence[int]) -> float:
+    """By how much an output token's plain logit falls short of the largest one, at worst."""
+    new = torch.tensor(output, device=prompt_ids.device)
+    logits = model(torch.cat([prompt_ids, new])[None], logits_to_keep=len(output) + 1).logits[0, :-1].float()
+    return float((logits.amax(-1) - logits.gather(1, new[:, None])[:, 0]).max())
