@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
@@ -104,6 +104,34 @@ def commit_cache(cache: Cache, slot_mask: Tensor, paths: Paths) -> Tensor:
     _check_paths(paths, slot_mask.shape[0], num_pending)
     _keep_paths(layers, num_slots, paths)
     return torch.cat([slot_mask, _path_mask(paths, slot_mask.device)], dim=1)
+
+
+@torch.no_grad()
+def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: Tensor, rows: Sequence[Tensor]) -> float:
+    """An integrity check: how far the committed slots are from the states of a fresh pass over the same tokens.
+
+    Args:
+        model: whose cache it is.
+        cache: after a commit.
+        slot_mask: bool [B, S], the committed slots.
+        rows: per row its committed tokens, int64 [length].
+
+    Returns:
+        The largest difference of any key or value; infinite when a row has not as many slots as tokens.
+    """
+    worst = 0.0
+    for row, tokens in enumerate(rows):
+        slots = slot_mask[row].nonzero().squeeze(1)
+        if len(slots) != len(tokens):
+            return float("inf")
+        if not len(tokens):
+            continue
+        fresh = model(input_ids=tokens.unsqueeze(0), past_key_values=DynamicCache(), use_cache=True).past_key_values
+        for ours, theirs in zip(_filled_layers(cache), _filled_layers(fresh), strict=True):
+            for states, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+                kept = states[row].index_select(-2, slots.to(states.device))
+                worst = max(worst, float((kept - expected[0]).abs().max()))
+    return worst
 
 
 class SlotCache:

@@ -106,6 +106,11 @@ def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
     return CheckResult(Capability.PLAIN, tolerance, errors, "; ".join(reasons))
 
 
+def _first_line(error: Exception) -> str:
+    """Compilers put their whole output into the text of an error."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 def _prompt(model: PreTrainedModel) -> Tensor:
     """Committed tokens, the first tree's root not included: int64 [1, P]. P exceeds the attention windows if short."""
     text = model.config.get_text_config()

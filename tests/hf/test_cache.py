@@ -1,0 +1,205 @@
+"""Cache commits: what is kept is what a fresh pass over the committed tokens would cache, and nothing piles up."""
+
+import pytest
+import torch
+from rounds import NAMES, VOCAB_SIZE, Game, build, path_to
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+
+from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.hf import cache as cache_module
+from treespec.hf.cache import cache_error, check_cache, commit_cache, is_filled, new_cache
+from treespec.hf.mask import tree_attention_mask
+from treespec.hf.target import CausalLM
+from treespec.tree import TokenTree, TreeBatch
+
+TOLERANCE = 1e-4
+PATHS = ["[(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]", "[(0,), (1,), (2,), (2, 0)]", "[(0,)]"]
+ACCEPTED = [(0, 2, 5, 6), (0, 3), (0,)]
+
+
+def trees(num_rows):
+    generator = torch.Generator().manual_seed(5)
+    return TreeBatch.from_trees(
+        [
+            TokenTree.from_paths(paths, torch.randint(1, VOCAB_SIZE, (paths.count("(") + 1,), generator=generator))
+            for paths in PATHS[:num_rows]
+        ]
+    )
+
+
+def committed(model, num_rows, is_static):
+    """A hand-written step: prefill, one tree pass, one commit. Returns the cache, its slots and the rows' tokens."""
+    prompt = torch.randint(1, VOCAB_SIZE, (num_rows, 12), generator=torch.Generator().manual_seed(1))
+    cache = new_cache(model.config.num_hidden_layers, 32 if is_static else None)
+    batch = trees(num_rows)
+    with torch.no_grad():
+        model(input_ids=prompt, past_key_values=cache, use_cache=True)
+        attention = tree_attention_mask(batch, prompt.shape[1], model.config, num_slots=32 if is_static else None)
+        model(
+            input_ids=batch.tokens,
+            attention_mask=attention.mask,
+            position_ids=attention.position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+    slots = commit_cache(cache, torch.ones_like(prompt, dtype=torch.bool), ACCEPTED[:num_rows])
+    rows = [torch.cat([prompt[b], batch.tokens[b, list(ACCEPTED[b])]]) for b in range(num_rows)]
+    return cache, slots, rows
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_commit_keeps_what_a_fresh_pass_would_cache(name, num_rows, is_static):
+    model = build(name)
+    cache, slots, rows = committed(model, num_rows, is_static)
+    assert slots.sum(1).tolist() == [12 + len(path) for path in ACCEPTED[:num_rows]]
+    assert int(cache.get_seq_length()) == slots.shape[1] == 16
+    assert cache_error(model, cache, slots, rows) <= TOLERANCE
+
+
+def test_integrity_check_sees_wrong_slots():
+    model = build("llama")
+    cache, slots, rows = committed(model, 3, False)
+    assert cache_error(model, cache, slots, [rows[0], rows[1][:-1], rows[2]]) == float("inf")
+    assert cache_error(model, cache, slots.roll(1, 1), rows) > 0.1
+    assert cache_error(model, cache, slots, [rows[0].flip(0), *rows[1:]]) > 0.1
+
+
+def test_forgotten_compaction_is_seen(monkeypatch):
+    def cut_only(layers, num_slots, paths):
+        for layer in layers:
+            cache_module._cut(layer, num_slots + max(len(path) for path in paths))
+
+    monkeypatch.setattr(cache_module, "_keep_paths", cut_only)
+    model = build("llama")
+    assert cache_error(model, *committed(model, 1, False)) > 0.1
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", NAMES)
+def test_six_ragged_rounds_keep_the_cache_whole(name, is_static):
+    model = build(name)
+    scorer = CausalLM(model, max_cache_len=128 if is_static else None)
+    game = Game(model, scorer, [14, 9, 12])
+    for number in range(6):
+        game.round()
+        if number == 3:
+            game.select_rows([1, 2])
+        rows = [torch.tensor(row) for row in game.rows]
+        assert cache_error(model, scorer.cache, scorer._state.slots.mask, rows) <= TOLERANCE
+
+
+def test_holes_do_not_pile_up_in_growing_caches():
+    """Rows that accept unequally leave holes; a repack closes them before they are more than an eighth."""
+    model = build("llama")
+    scorer = CausalLM(model)
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    chain = torch.tensor([[-1, 0, 1]]).expand(2, -1)
+    for number in range(30):
+        scorer.extend(torch.ones(2, 3, dtype=torch.int64), chain)
+        scorer.commit([[0], [0, 1, 2]] if number % 2 else [[0, 1, 2], [0]])
+    longest = max(scorer._state.lengths)
+    assert scorer._state.lengths == [8 + 60, 8 + 60]
+    assert longest <= scorer._state.num_slots <= longest * 8 / 7 + 1
+    assert scorer._state.slots.mask.sum(1).tolist() == scorer._state.lengths
+
+
+def test_rows_left_alone_lose_their_padding_and_with_it_their_mask():
+    model = build("llama")
+    scorer = CausalLM(model)
+    game = Game(model, scorer, [14, 9])
+    game.round()
+    game.select_rows([1])
+    assert scorer._state.slots.is_contiguous
+    assert scorer.cache.get_seq_length() == len(game.rows[0])
+    assert game.play(2) <= TOLERANCE
+
+
+def test_padding_shared_by_all_rows_is_not_computed():
+    scorer = CausalLM(build("llama"))
+    ids = torch.ones(2, 10, dtype=torch.int64)
+    scorer.prefill(ids, torch.arange(10).expand(2, -1) >= torch.tensor([[4], [6]]))
+    assert scorer.cache.get_seq_length() == 6
+    assert scorer._state.lengths == [6, 4]
+
+
+def test_one_row_is_compacted_in_place():
+    model = build("llama")
+    scorer = CausalLM(model)
+    ids = torch.ones(1, 20, dtype=torch.int64)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    for path in ([0, 2], [0, 1]):
+        scorer.extend(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
+        before = [layer.keys.data_ptr() for layer in scorer.cache.layers]
+        scorer.commit([path])
+        assert [layer.keys.data_ptr() for layer in scorer.cache.layers] == before
+
+
+def test_storage_does_not_grow_beyond_the_text_and_one_tree():
+    model = build("llama")
+    scorer = CausalLM(model)
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    parents = torch.tensor([[-1, *range(15)]]).expand(2, -1)
+    for number in range(40):
+        scorer.extend(torch.ones(2, 16, dtype=torch.int64), parents)
+        scorer.commit([[0], [0, 1]] if number % 2 else [[0, 1], [0]])
+    for layer in scorer.cache.layers:
+        per_slot = layer.keys[:, :, :1].numel() * layer.keys.element_size()
+        assert layer.keys.untyped_storage().nbytes() <= per_slot * (scorer._state.num_slots + 16 + 8)
+
+
+class QuantisedLayer(BaseQuantizedLayer):
+    def _quantize(self, tensor):
+        return tensor
+
+    def _dequantize(self, q_tensor):
+        return q_tensor
+
+
+class UnknownLayer(DynamicLayer):
+    pass
+
+
+@pytest.mark.parametrize(
+    "layer", [QuantisedLayer(), DynamicSlidingWindowLayer(8), UnknownLayer()], ids=lambda layer: type(layer).__name__
+)
+def test_layers_that_cannot_take_nodes_back_are_refused(layer):
+    cache = Cache(layers=[DynamicLayer(), layer])
+    with pytest.raises(UnsupportedModelError, match=f"cache layer 1 is a {type(layer).__name__}"):
+        check_cache(cache)
+    with pytest.raises(UnsupportedModelError):
+        commit_cache(cache, torch.ones(1, 4, dtype=torch.bool), [[0]])
+
+
+def test_offloaded_caches_and_other_types_are_refused():
+    cache = DynamicCache()
+    cache.offloading = True
+    with pytest.raises(UnsupportedModelError, match="offloaded"):
+        check_cache(cache)
+    with pytest.raises(UnsupportedModelError, match="tuple"):
+        check_cache(())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("paths", "message"), [([[0, 9]], "outside the 3"), ([[0], [0]], "one path for each of 1")])
+def test_wrong_paths_are_refused(paths, message):
+    cache = DynamicCache()
+    states = torch.ones(1, 2, 7, 4)
+    cache.update(states, states, 0)
+    with pytest.raises(TreespecError, match=message):
+        commit_cache(cache, torch.ones(1, 4, dtype=torch.bool), paths)
+
+
+def test_filled_and_empty_caches():
+    assert not is_filled(DynamicCache())
+    assert not is_filled(Cache(layers=[StaticLayer(max_cache_len=8)]))
+    cache = Cache(layers=[StaticLayer(max_cache_len=8)])
+    cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
+    assert is_filled(cache)
+
+
+def test_path_helper():
+    assert path_to(3, [-1, 0, 0, 2]) == [0, 2, 3]

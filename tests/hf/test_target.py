@@ -1,0 +1,325 @@
+"""`CausalLM`: six rounds of tree and commit stay equal to uncached passes, and planted bugs do not."""
+
+import accelerate
+import pytest
+import torch
+from rounds import NAMES, NUM_POSITIONS, PROMPT_LENGTH, VOCAB_SIZE, WINDOW, Game, build, uncached_logits
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
+from treespec.hf import cache as cache_module
+from treespec.hf import mask as mask_module
+from treespec.hf.target import CausalLM, make_scorer
+from treespec.protocols import Capability
+
+TOLERANCE = 1e-4
+RAGGED = [PROMPT_LENGTH, PROMPT_LENGTH - 4, PROMPT_LENGTH - 9]
+STATIC_LENGTH = 160
+
+
+def scorer_for(model, is_static=False, **options):
+    return CausalLM(model, max_cache_len=STATIC_LENGTH if is_static else None, **options)
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_six_rounds_equal_uncached_passes(name, attention, is_static):
+    model = build(name, attention)
+    game = Game(model, scorer_for(model, is_static), RAGGED)
+    assert game.play(3) <= TOLERANCE
+    game.select_rows([2, 0])
+    assert game.play(3) <= TOLERANCE
+    assert Game(model, scorer_for(model, is_static), [PROMPT_LENGTH]).play(6) <= TOLERANCE
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
+def test_chains_without_masks_equal_uncached_passes(name, is_static):
+    """Through the model's own causal and sliding masks, which count slots, in batches with left padding."""
+    model = build(name)
+    scorer = scorer_for(model, is_static, capability=Capability.CHAIN)
+    assert Game(model, scorer, RAGGED).play(6) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_chain_beyond_the_window_gets_no_mask_and_is_right(name, monkeypatch):
+    model = build(name)
+    scorer = scorer_for(model)
+    seen = []
+    forward = scorer._forward
+    monkeypatch.setattr(scorer, "_forward", lambda *args, **kw: seen.append(args[1].mask) or forward(*args, **kw))
+    ids = torch.randint(1, VOCAB_SIZE, (1, 3 * WINDOW), generator=torch.Generator().manual_seed(0))
+    scorer.prefill(ids[:, :-4], torch.ones(1, 3 * WINDOW - 4, dtype=torch.bool))
+    logits = scorer.extend(ids[:, -4:-1], torch.tensor([[-1, 0, 1]])).logits
+    last = scorer.extend(ids[:, -1:], torch.tensor([[2]])).logits
+    expected = uncached_logits(model, ids[0].tolist())[-4:]
+    torch.testing.assert_close(torch.cat([logits, last], 1)[0], expected, atol=TOLERANCE, rtol=0)
+    assert seen == [None, None, None]
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+def test_prompt_of_one_token_needs_no_prefill(is_static):
+    model = build("llama")
+    assert Game(model, scorer_for(model, is_static), [0, 0]).play(4) <= TOLERANCE
+
+
+def test_rows_of_one_token_beside_longer_ones():
+    model = build("mistral")
+    assert Game(model, scorer_for(model), [0, 12]).play(4) <= TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_takes_block_masks():
+    model = build("gemma3", "flex_attention")
+    torch.compiler.set_stance("force_eager")
+    try:
+        assert Game(model, scorer_for(model), RAGGED).play(3) <= TOLERANCE
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def test_bfloat16():
+    model = build("llama", "eager").to(torch.bfloat16)
+    assert Game(model, scorer_for(model), RAGGED).play(3) <= 0.2
+
+
+def test_inference_mode():
+    model = build("mistral")
+    with torch.inference_mode():
+        assert Game(model, scorer_for(model), RAGGED).play(3) <= TOLERANCE
+
+
+def test_forests_and_padding_rows():
+    """Several nodes may stand on the last committed token; a row may have nothing but padding."""
+    model = build("mistral")
+    scorer = scorer_for(model)
+    prompt = torch.randint(1, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(0))
+    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    tokens = torch.tensor([[5, 6, 7], [0, 0, 0]])
+    logits = scorer.extend(tokens, torch.tensor([[-1, -1, 1], [-2, -2, -2]])).logits
+    text = prompt[0].tolist()
+    for node, path in enumerate([[5], [6], [6, 7]]):
+        expected = uncached_logits(model, text + path)[-1]
+        torch.testing.assert_close(logits[0, node], expected, atol=TOLERANCE, rtol=0)
+    assert logits.isfinite().all()
+    scorer.commit([[1, 2], []])
+    logits = scorer.extend(torch.tensor([[8], [9]]), torch.tensor([[-1], [-1]])).logits[:, 0]
+    texts = [[*text, 6, 7, 8], [*prompt[1].tolist(), 9]]
+    expected = [uncached_logits(model, ids)[-1] for ids in texts]
+    torch.testing.assert_close(logits, torch.stack(expected), atol=TOLERANCE, rtol=0)
+
+
+def test_hidden_states_are_returned_when_wanted():
+    model = build("llama")
+    scorer = scorer_for(model, wants_hidden_states=True)
+    ids = torch.arange(1, 13).unsqueeze(0)
+    scorer.prefill(ids[:, :9], torch.ones(1, 9, dtype=torch.bool))
+    scores = scorer.extend(ids[:, 9:], torch.tensor([[-1, 0, 1]]))
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    assert scores.hidden_states is not None
+    assert len(scores.hidden_states) == len(expected)
+    for ours, theirs in zip(scores.hidden_states, expected, strict=True):
+        torch.testing.assert_close(ours, theirs[:, 9:], atol=TOLERANCE, rtol=0)
+    assert scorer_for(model)._wants_hidden_states is False
+
+
+def test_offloaded_models_take_ids_where_their_hooks_want_them():
+    model = accelerate.cpu_offload(build("llama"), execution_device=torch.device("cpu"))
+    scorer = make_scorer(model)
+    assert (scorer.device.type, scorer.capability) == ("cpu", Capability.TREE)
+    assert Game(build("llama"), scorer, RAGGED).play(2) <= TOLERANCE
+
+
+class TestGivenCache:
+    """A caller's own `past_key_values`."""
+
+    PROMPT = torch.arange(1, 17).unsqueeze(0)
+
+    def filled(self, model, length, num_rows=1):
+        cache = DynamicCache()
+        with torch.no_grad():
+            model(input_ids=self.PROMPT[:, :length].expand(num_rows, -1), past_key_values=cache, use_cache=True)
+        return cache
+
+    @pytest.mark.parametrize("length", [5, 16])
+    def test_is_continued(self, length):
+        model = build("mistral")
+        cache = self.filled(model, length)
+        scorer = CausalLM(model, cache=cache)
+        scorer.prefill(self.PROMPT, torch.ones_like(self.PROMPT, dtype=torch.bool))
+        assert scorer.cache is cache
+        logits = scorer.extend(torch.tensor([[3, 4]]), torch.tensor([[-1, -1]])).logits[0]
+        expected = [uncached_logits(model, [*self.PROMPT[0].tolist(), token])[-1] for token in (3, 4)]
+        torch.testing.assert_close(logits, torch.stack(expected), atol=TOLERANCE, rtol=0)
+
+    def test_serves_one_prefill(self):
+        model = build("llama")
+        scorer = CausalLM(model, cache=self.filled(model, 5))
+        for _ in range(2):
+            scorer.prefill(self.PROMPT, torch.ones_like(self.PROMPT, dtype=torch.bool))
+            assert scorer.cache.get_seq_length() == 16
+
+    def test_empty_ones_are_not_used(self):
+        model = build("mistral")
+        cache = DynamicCache(config=model.config)
+        scorer = CausalLM(model, cache=cache)
+        scorer.prefill(self.PROMPT, torch.ones_like(self.PROMPT, dtype=torch.bool))
+        assert scorer.cache is not cache
+
+    @pytest.mark.parametrize(("length", "num_rows"), [(16, 1), (5, 2)], ids=["too long", "other rows"])
+    def test_of_another_prompt_is_refused(self, length, num_rows):
+        model = build("llama")
+        scorer = CausalLM(model, cache=self.filled(model, length, num_rows))
+        with pytest.raises(UnsupportedModelError, match="prefix of the prompt"):
+            scorer.prefill(self.PROMPT[:, :8], torch.ones(1, 8, dtype=torch.bool))
+
+    def test_that_forgets_tokens_is_refused(self):
+        model = build("mistral")
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(input_ids=self.PROMPT, past_key_values=cache, use_cache=True)
+        assert isinstance(cache.layers[0], DynamicSlidingWindowLayer)
+        with pytest.raises(UnsupportedModelError, match="DynamicSlidingWindowLayer"):
+            CausalLM(model, cache=cache)
+
+    def test_of_another_kind_is_refused(self):
+        with pytest.raises(UnsupportedModelError, match="tuple"):
+            CausalLM(build("llama"), cache=((),))  # pyright: ignore[reportArgumentType]
+
+
+class TestLimits:
+    def test_learned_positions_end(self):
+        model = build("gpt2")
+        scorer = scorer_for(model)
+        assert scorer.max_positions == NUM_POSITIONS
+        ids = torch.ones(1, NUM_POSITIONS - 2, dtype=torch.int64)
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        with pytest.raises(ContextFullError, match="129"):
+            scorer.extend(torch.tensor([[1, 1, 1]]), torch.tensor([[-1, 0, 1]]))
+        # Many nodes fit as long as none is too deep, and the refusal has changed nothing.
+        logits = scorer.extend(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[-1, 0, 0, 0]])).logits
+        expected = uncached_logits(model, [1] * (NUM_POSITIONS - 1) + [4])[-1]
+        torch.testing.assert_close(logits[0, 3], expected, atol=TOLERANCE, rtol=0)
+        with pytest.raises(ContextFullError):
+            scorer.prefill(torch.ones(1, 129, dtype=torch.int64), torch.ones(1, 129, dtype=torch.bool))
+
+    @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "deepseek_v3"])
+    def test_computed_positions_do_not(self, name):
+        assert scorer_for(build(name)).max_positions is None
+
+    def test_static_cache_is_full(self):
+        scorer = CausalLM(build("llama"), max_cache_len=12)
+        ids = torch.ones(1, 8, dtype=torch.int64)
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        with pytest.raises(ContextFullError, match="12 slots has 4 free"):
+            scorer.extend(torch.ones(1, 5, dtype=torch.int64), torch.tensor([[-1, 0, 0, 0, 0]]))
+        scorer.extend(torch.ones(1, 4, dtype=torch.int64), torch.tensor([[-1, 0, 0, 0]]))
+        with pytest.raises(ContextFullError):
+            CausalLM(build("llama"), max_cache_len=5).prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+
+    def test_static_cache_is_repacked_when_holes_fill_it(self, monkeypatch):
+        repack, moves = cache_module.SlotCache._repack, []
+        monkeypatch.setattr(
+            cache_module.SlotCache, "_repack", lambda slots: moves.append(slots.num_holes) or repack(slots)
+        )
+        model, num_slots = build("mistral"), 48
+        game = Game(model, CausalLM(model, max_cache_len=num_slots), [10, 12])
+        while max(len(row) for row in game.rows) + 6 <= num_slots:
+            game.round(max_nodes=6)
+        assert game.worst <= TOLERANCE
+        assert len(moves) >= 1
+        assert min(moves) > 0
+
+
+class TestMisuse:
+    def test_before_prefill(self):
+        with pytest.raises(TreespecError, match="prefill"):
+            scorer_for(build("llama")).extend(torch.ones(1, 1, dtype=torch.int64), torch.tensor([[-1]]))
+
+    def test_wrong_rows(self):
+        scorer = scorer_for(build("llama"))
+        scorer.prefill(torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool))
+        with pytest.raises(TreespecError, match=r"\[2, F\]"):
+            scorer.extend(torch.ones(1, 1, dtype=torch.int64), torch.tensor([[-1]]))
+        with pytest.raises(TreespecError, match="one path for each of 2 rows"):
+            scorer.commit([[0]])
+
+    def test_unscored_nodes(self):
+        scorer = scorer_for(build("llama"))
+        scorer.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
+        scorer.extend(torch.ones(1, 2, dtype=torch.int64), torch.tensor([[-1, 0]]))
+        with pytest.raises(TreespecError, match="outside the 2 scored ones"):
+            scorer.commit([[0, 2]])
+
+    def test_trees_for_chains_only(self):
+        scorer = scorer_for(build("llama"), capability=Capability.CHAIN)
+        scorer.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
+        with pytest.raises(UnsupportedModelError, match="only score chains"):
+            scorer.extend(torch.ones(1, 3, dtype=torch.int64), torch.tensor([[-1, 0, 0]]))
+        plain = scorer_for(build("llama"), capability=Capability.PLAIN)
+        plain.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
+        with pytest.raises(UnsupportedModelError, match="one token at a time"):
+            plain.extend(torch.ones(1, 2, dtype=torch.int64), torch.tensor([[-1, 0]]))
+
+
+class TestPlantedBugs:
+    """Each of them must make the rounds differ by far more than rounding."""
+
+    def worst(self, name="llama"):
+        model = build(name)
+        return Game(model, scorer_for(model), RAGGED).play(3)
+
+    def test_mask_without_ancestors(self, monkeypatch):
+        own = lambda parents: torch.eye(parents.shape[1], dtype=torch.bool).expand(parents.shape[0], -1, -1)  # noqa: E731
+        monkeypatch.setattr(mask_module, "ancestor_mask", own)
+        assert self.worst() > 0.1
+
+    def test_mask_with_siblings(self, monkeypatch):
+        causal = lambda parents: torch.ones(parents.shape[0], *[parents.shape[1]] * 2, dtype=torch.bool).tril()  # noqa: E731
+        monkeypatch.setattr(mask_module, "ancestor_mask", causal)
+        assert self.worst() > 0.1
+
+    def test_positions_by_slot(self, monkeypatch):
+        right = mask_module.pending_attention
+
+        def by_slot(slots, parents, num_new, layout, dtype):
+            attention = right(slots, parents, num_new, layout, dtype)
+            first = slots.lengths.unsqueeze(1) + parents.shape[1] - num_new
+            return mask_module.TreeAttention(attention.mask, first + torch.arange(num_new), attention.key_positions)
+
+        monkeypatch.setattr("treespec.hf.target.pending_attention", by_slot)
+        assert self.worst() > 0.1
+
+    def test_window_forgotten(self, monkeypatch):
+        monkeypatch.setattr(mask_module, "_limit", lambda allowed, *_: allowed)
+        assert self.worst("mistral") > 0.1
+
+    def test_window_by_slot(self, monkeypatch):
+        slots = lambda slots, pending: torch.arange(slots.mask.shape[1] + pending.shape[1]).unsqueeze(0)  # noqa: E731
+        monkeypatch.setattr(mask_module, "_key_positions", slots)
+        assert self.worst("mistral") > 0.1
+
+    def test_compaction_forgotten(self, monkeypatch):
+        def cut_only(layers, num_slots, paths):
+            for layer in layers:
+                cache_module._cut(layer, num_slots + max(len(path) for path in paths))
+
+        monkeypatch.setattr(cache_module, "_keep_paths", cut_only)
+        assert self.worst() > 0.1
+
+    def test_holes_forgotten(self, monkeypatch):
+        full = lambda paths, device: torch.ones(len(paths), max(map(len, paths)), dtype=torch.bool)  # noqa: E731
+        monkeypatch.setattr(cache_module, "_path_mask", full)
+        assert self.worst() > 0.1
+
+
+def test_new_caches_keep_all_tokens_of_sliding_layers():
+    for is_static in (False, True):
+        scorer = scorer_for(build("gemma3"), is_static)
+        ids = torch.ones(1, 3 * WINDOW, dtype=torch.int64)
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        assert isinstance(scorer.cache, Cache)
+        assert all(int(layer.get_seq_length()) == 3 * WINDOW for layer in scorer.cache.layers)
