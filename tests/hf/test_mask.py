@@ -1,0 +1,240 @@
+"""Tree attention masks against networkx ancestors, in every form that models take."""
+
+import networkx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds import CONFIGS, NAMES, WINDOW
+from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
+
+from treespec.errors import InvalidTreeError, UnsupportedModelError
+from treespec.hf import mask as mask_module
+from treespec.hf.mask import (
+    AttentionLayout,
+    CachedSlots,
+    Reach,
+    attention_layout,
+    is_known_chain,
+    pending_attention,
+    tree_attention_mask,
+)
+from treespec.tree import TokenTree, TreeBatch
+
+FULL = {None: Reach("full")}
+
+
+def with_attention(config: PreTrainedConfig, attention: str) -> PreTrainedConfig:
+    config._attn_implementation = attention
+    return config
+
+
+def oracle(parents: list[list[int]], cached: list[list[bool]], reach: Reach, num_slots: int | None = None):
+    """bool [B, N, K] and positions int64 [B, N], node by node over networkx graphs."""
+    num_nodes, num_cached = len(parents[0]), len(cached[0])
+    mask = torch.zeros(len(parents), num_nodes, num_slots or num_cached + num_nodes, dtype=torch.bool)
+    positions = torch.zeros(len(parents), num_nodes, dtype=torch.int64)
+    for row, (above, valid) in enumerate(zip(parents, cached, strict=True)):
+        graph = networkx.DiGraph([(parent, node) for node, parent in enumerate(above) if parent >= 0])
+        graph.add_nodes_from(range(num_nodes))
+        place = {slot: sum(valid[:slot]) for slot in range(num_cached) if valid[slot]}
+        for node in range(num_nodes):
+            ancestors = networkx.ancestors(graph, node)
+            place[num_cached + node] = sum(valid) + len(ancestors)
+            positions[row, node] = place[num_cached + node]
+        for node in range(num_nodes):
+            seen = {num_cached + other for other in networkx.ancestors(graph, node) | {node}}
+            seen |= {slot for slot in range(num_cached) if valid[slot]}
+            for slot in seen:
+                mask[row, node, slot] = is_near(place[num_cached + node], place[slot], reach)
+    return mask, positions
+
+
+def is_near(query: int, key: int, reach: Reach) -> bool:
+    if reach.kind == "sliding":
+        return query - key < reach.size
+    return reach.kind == "full" or query // reach.size == key // reach.size
+
+
+@st.composite
+def forests(draw, max_nodes: int = 9):
+    """Parents int [B][N] of trees of different sizes (some nodes on the last committed token) and cached slots."""
+    num_rows, width = draw(st.integers(1, 3)), draw(st.integers(1, max_nodes))
+    num_cached = draw(st.integers(0, 12))
+    parents = []
+    for _ in range(num_rows):
+        size = draw(st.integers(0, width))
+        row = [draw(st.integers(-1, node - 1)) for node in range(size)]
+        parents.append(row + [-2] * (width - size))
+    cached = [[draw(st.booleans()) for _ in range(num_cached)] for _ in range(num_rows)]
+    return parents, cached
+
+
+REACHES = [Reach("full"), Reach("sliding", 3), Reach("chunked", 4)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(forests(), st.sampled_from(REACHES), st.booleans(), st.data())
+def test_masks_and_positions_are_those_of_networkx(case, reach, is_static, data):
+    parents, cached = case
+    num_slots = len(cached[0]) + len(parents[0]) + 5 if is_static else None
+    slots = CachedSlots(torch.tensor(cached, dtype=torch.bool).view(len(cached), -1), False, num_slots)
+    num_new = data.draw(st.integers(1, len(parents[0])))
+    layout = AttentionLayout("sdpa", {None: reach})
+    attention = pending_attention(slots, torch.tensor(parents), num_new, layout, torch.float32)
+    expected, positions = oracle(parents, cached, reach, num_slots)
+    assert isinstance(attention.mask, torch.Tensor)
+    assert attention.mask.dtype == torch.bool
+    assert torch.equal(attention.mask[:, 0], expected[:, -num_new:])
+    assert torch.equal(attention.position_ids, positions[:, -num_new:])
+    assert attention.mask.any(-1).all(), "every query needs a key"
+
+
+TREE = TokenTree.from_paths("[(0,), (1,), (1, 0)]", [1, 2, 3, 4])
+CHAIN = TokenTree.chain([1, 2, 3])
+SINGLE = TokenTree.chain([1])
+
+
+class TestForms:
+    def test_sdpa_takes_bool(self):
+        attention = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa"))
+        assert isinstance(attention.mask, torch.Tensor)
+        assert (attention.mask.dtype, attention.mask.shape) == (torch.bool, (1, 1, 4, 9))
+        assert attention.position_ids.tolist() == [[5, 6, 6, 7]]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_eager_takes_additive(self, dtype):
+        allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
+        mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
+        assert isinstance(mask, torch.Tensor)
+        assert mask.dtype == dtype
+        assert torch.equal(mask == 0, allowed)
+        assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
+
+    def test_flex_attention_takes_block_masks(self):
+        allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
+        block = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "flex_attention")).mask
+        assert isinstance(allowed, torch.Tensor)
+        assert tuple(block.seq_lengths) == (4, 9)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        for query in range(4):
+            for key in range(9):
+                index = (torch.tensor(i) for i in (0, 0, query, key))
+                assert block.mask_mod(*index) == allowed[0, 0, query, key]  # pyright: ignore
+
+    def test_models_with_layer_types_take_a_dict(self):
+        config = with_attention(CONFIGS["gemma3"](), "sdpa")
+        mask = tree_attention_mask(TREE, 2 * WINDOW, config).mask
+        assert isinstance(mask, dict)
+        assert list(mask) == ["sliding_attention", "full_attention"]
+        assert mask["full_attention"][0, 0, 3].sum() == 2 * WINDOW + 3
+        assert mask["sliding_attention"][0, 0, 3].sum() == WINDOW
+
+    def test_models_with_one_window_take_one_tensor(self):
+        mask = tree_attention_mask(TREE, 20, with_attention(MistralConfig(sliding_window=WINDOW), "sdpa")).mask
+        assert isinstance(mask, torch.Tensor)
+        assert mask[0, 0].sum(-1).tolist() == [WINDOW] * 4
+
+    def test_chunks(self):
+        config = Llama4TextConfig(attention_chunk_size=4, layer_types=["chunked_attention", "full_attention"] * 24)
+        layout = attention_layout(with_attention(config, "sdpa"))
+        assert layout.reaches == {"chunked_attention": Reach("chunked", 4), "full_attention": Reach("full")}
+
+    def test_trees_of_different_sizes(self):
+        batch = [TREE, SINGLE]
+        attention = tree_attention_mask(batch, 3, with_attention(LlamaConfig(), "sdpa"))
+        expected, positions = oracle([[-1, 0, 0, 2], [-1, -2, -2, -2]], [[True] * 3] * 2, Reach("full"))
+        assert torch.equal(attention.mask[:, 0], expected)  # pyright: ignore
+        assert torch.equal(attention.position_ids, positions)
+        from_batch = tree_attention_mask(TreeBatch.from_trees(batch), 3, with_attention(LlamaConfig(), "sdpa"))
+        assert torch.equal(from_batch.mask, attention.mask)  # pyright: ignore
+
+
+class TestNoMask:
+    """None leaves the model its own causal mask (that it is right there is tested with the models)."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("trees", [CHAIN, SINGLE, [CHAIN, SINGLE]], ids=["chain", "single", "batch"])
+    def test_for_chains_over_whole_caches(self, trees, name):
+        config = with_attention(CONFIGS[name](), "sdpa")
+        num_rows = len(trees) if isinstance(trees, list) else 1
+        for cached in (20, torch.ones(num_rows, 20, dtype=torch.bool)):
+            attention = tree_attention_mask(trees, cached, config)
+            assert attention.mask is None
+            assert attention.position_ids[0].tolist() == [20 + i for i in range(attention.position_ids.shape[1])]
+
+    @pytest.mark.parametrize("hole", [0, 3], ids=["left padding", "hole"])
+    def test_not_over_padding_or_holes(self, hole):
+        cached = torch.ones(1, 6, dtype=torch.bool)
+        cached[0, hole] = False
+        attention = tree_attention_mask(CHAIN, cached, with_attention(LlamaConfig(), "sdpa"))
+        assert attention.mask is not None
+        assert attention.position_ids.tolist() == [[5, 6, 7]]
+
+    def test_not_for_trees(self):
+        assert tree_attention_mask([CHAIN, TREE], 6, with_attention(LlamaConfig(), "sdpa")).mask is not None
+
+    @pytest.mark.parametrize(
+        ("parents", "is_chain"),
+        [
+            ([[-1]], True),
+            ([[-1, 0, 1], [-1, 0, -2]], True),
+            ([[-1, -1]], False),
+            ([[-1, 0, 0]], False),
+            ([[-1, 0, 1], [-1, -2, 0]], False),
+        ],
+    )
+    def test_known_chains(self, parents, is_chain):
+        assert is_known_chain(torch.tensor(parents)) is is_chain
+
+    def test_parents_on_a_device_are_not_read(self):
+        assert not is_known_chain(torch.zeros(1, 2, dtype=torch.int64, device="meta"))
+
+
+class TestPlantedBugs:
+    """The oracle tells each of them apart."""
+
+    PARENTS, CACHED = [[-1, 0, 0, 1, 2, 3]], [[False, True, True, True, True]]
+
+    def is_right(self, reach: Reach = FULL[None]) -> bool:
+        layout = AttentionLayout("sdpa", {None: reach})
+        slots = CachedSlots(torch.tensor(self.CACHED))
+        attention = pending_attention(slots, torch.tensor(self.PARENTS), 6, layout, torch.float32)
+        mask, positions = oracle(self.PARENTS, self.CACHED, reach)
+        return torch.equal(attention.mask[:, 0], mask) and torch.equal(attention.position_ids, positions)  # pyright: ignore
+
+    def test_none_planted(self):
+        assert all(self.is_right(reach) for reach in REACHES)
+
+    def test_ancestors_missing(self, monkeypatch):
+        monkeypatch.setattr(mask_module, "ancestor_mask", lambda parents: torch.eye(6, dtype=torch.bool).unsqueeze(0))
+        assert not self.is_right()
+
+    def test_causal_instead_of_tree(self, monkeypatch):
+        causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+        monkeypatch.setattr(mask_module, "ancestor_mask", lambda parents: causal)
+        assert not self.is_right()
+
+    def test_padding_counted(self, monkeypatch):
+        monkeypatch.setattr(CachedSlots, "lengths", property(lambda slots: torch.tensor([slots.mask.shape[1]])))
+        assert not self.is_right()
+
+    def test_window_over_slots(self, monkeypatch):
+        monkeypatch.setattr(mask_module, "_key_positions", lambda slots, pending: torch.arange(11).unsqueeze(0))
+        assert not self.is_right(Reach("sliding", 3))
+
+
+class TestMisuse:
+    def test_attention_without_free_masks(self):
+        with pytest.raises(UnsupportedModelError, match="flash_attention_2"):
+            tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "flash_attention_2"))
+
+    def test_layers_that_are_no_attention(self):
+        with pytest.raises(UnsupportedModelError, match="linear_attention"):
+            attention_layout(with_attention(BambaConfig(attn_layer_indices=[1], num_hidden_layers=2), "sdpa"))
+
+    @pytest.mark.parametrize(
+        "cached", [torch.ones(2, 5, dtype=torch.bool), torch.ones(1, 5), torch.ones(5, dtype=torch.bool)]
+    )
+    def test_cached_of_another_batch(self, cached):
+        with pytest.raises(InvalidTreeError, match=r"bool \[1, S\]"):
+            tree_attention_mask(TREE, cached, with_attention(LlamaConfig(), "sdpa"))
