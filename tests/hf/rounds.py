@@ -17,6 +17,7 @@ from transformers import (
 from treespec.protocols import Capability, CausalScorer
 
 VOCAB_SIZE, WINDOW, PROMPT_LENGTH, NUM_POSITIONS = 64, 8, 26, 128
+RAGGED_LENGTHS = [PROMPT_LENGTH, PROMPT_LENGTH - 4, PROMPT_LENGTH - 9]
 
 _SIZES = {
     "vocab_size": VOCAB_SIZE,

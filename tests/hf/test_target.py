@@ -3,7 +3,7 @@
 import accelerate
 import pytest
 import torch
-from rounds import NAMES, NUM_POSITIONS, PROMPT_LENGTH, VOCAB_SIZE, WINDOW, Game, build, uncached_logits
+from rounds import NAMES, NUM_POSITIONS, PROMPT_LENGTH, RAGGED_LENGTHS, VOCAB_SIZE, WINDOW, Game, build, uncached_logits
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -14,7 +14,6 @@ from treespec.hf.target import CausalLM, make_scorer
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
-RAGGED = [PROMPT_LENGTH, PROMPT_LENGTH - 4, PROMPT_LENGTH - 9]
 STATIC_LENGTH = 160
 
 
@@ -27,7 +26,7 @@ def scorer_for(model, is_static=False, **options):
 @pytest.mark.parametrize("name", NAMES)
 def test_six_rounds_equal_uncached_passes(name, attention, is_static):
     model = build(name, attention)
-    game = Game(model, scorer_for(model, is_static), RAGGED)
+    game = Game(model, scorer_for(model, is_static), RAGGED_LENGTHS)
     assert game.play(3) <= TOLERANCE
     game.select_rows([2, 0])
     assert game.play(3) <= TOLERANCE
@@ -40,7 +39,7 @@ def test_chains_without_masks_equal_uncached_passes(name, is_static):
     """Through the model's own causal and sliding masks, which count slots, in batches with left padding."""
     model = build(name)
     scorer = scorer_for(model, is_static, capability=Capability.CHAIN)
-    assert Game(model, scorer, RAGGED).play(6) <= TOLERANCE
+    assert Game(model, scorer, RAGGED_LENGTHS).play(6) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
@@ -75,20 +74,20 @@ def test_flex_attention_takes_block_masks():
     model = build("gemma3", "flex_attention")
     torch.compiler.set_stance("force_eager")
     try:
-        assert Game(model, scorer_for(model), RAGGED).play(3) <= TOLERANCE
+        assert Game(model, scorer_for(model), RAGGED_LENGTHS).play(3) <= TOLERANCE
     finally:
         torch.compiler.set_stance("default")
 
 
 def test_bfloat16():
     model = build("llama", "eager").to(torch.bfloat16)
-    assert Game(model, scorer_for(model), RAGGED).play(3) <= 0.2
+    assert Game(model, scorer_for(model), RAGGED_LENGTHS).play(3) <= 0.2
 
 
 def test_inference_mode():
     model = build("mistral")
     with torch.inference_mode():
-        assert Game(model, scorer_for(model), RAGGED).play(3) <= TOLERANCE
+        assert Game(model, scorer_for(model), RAGGED_LENGTHS).play(3) <= TOLERANCE
 
 
 def test_forests_and_padding_rows():
@@ -130,7 +129,7 @@ def test_offloaded_models_take_ids_where_their_hooks_want_them():
     model = accelerate.cpu_offload(build("llama"), execution_device=torch.device("cpu"))
     scorer = make_scorer(model)
     assert (scorer.device.type, scorer.capability) == ("cpu", Capability.TREE)
-    assert Game(build("llama"), scorer, RAGGED).play(2) <= TOLERANCE
+    assert Game(build("llama"), scorer, RAGGED_LENGTHS).play(2) <= TOLERANCE
 
 
 class TestGivenCache:
@@ -270,7 +269,7 @@ class TestPlantedBugs:
 
     def worst(self, name="llama"):
         model = build(name)
-        return Game(model, scorer_for(model), RAGGED).play(3)
+        return Game(model, scorer_for(model), RAGGED_LENGTHS).play(3)
 
     def test_mask_without_ancestors(self, monkeypatch):
         own = lambda parents: torch.eye(parents.shape[1], dtype=torch.bool).expand(parents.shape[0], -1, -1)  # noqa: E731

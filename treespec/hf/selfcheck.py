@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.errors import TreespecError
+from treespec.errors import LogitsError, TreespecError
 from treespec.hf.capability import Detection, undisturbed, warn_once
 from treespec.hf.devices import input_device
 from treespec.protocols import Capability, CausalScorer
@@ -136,23 +136,31 @@ def _tolerance(model: PreTrainedModel, prompt: Tensor) -> float:
         token = ids[:, ids.shape[1] + position].unsqueeze(1)
         output = model(input_ids=token, past_key_values=cache, use_cache=True)
         cached.append(output.logits[0, -1].float())
-    own = float((torch.stack(cached) - plain).abs().max())
-    floor = RELATIVE_FLOOR.get(model.dtype, RELATIVE_FLOOR[torch.bfloat16]) * float(plain.std())
-    return max(OWN_DIFFERENCE_FACTOR * own, floor)
+    if plain.isnan().any():
+        raise LogitsError(f"{type(model).__name__} gives NaN logits for a plain pass: check its weights and its dtype")
+    # Some models forbid tokens by the least number of their dtype, which says nothing about the logits' spread.
+    spread = plain[plain > torch.finfo(model.dtype).min / 2].std()
+    floor = RELATIVE_FLOOR.get(model.dtype, RELATIVE_FLOOR[torch.bfloat16]) * float(spread)
+    return max(OWN_DIFFERENCE_FACTOR * float(_difference(torch.stack(cached), plain)), floor)
 
 
 def _largest_error(model: PreTrainedModel, scorer: CausalScorer, prompt: Tensor, rounds: Sequence[Round]) -> float:
     """Play the rounds on a scorer; the largest difference of any node's logits from an uncached pass."""
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    committed, worst = prompt, 0.0
+    committed, worst = prompt, torch.zeros(())
     for seed, (parents, path) in enumerate(rounds):
         tokens = _tokens(model, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
         for row_path, plain in _path_logits(model, committed, tokens, parents):
-            worst = max(worst, float((logits[row_path].float() - plain.float()).abs().max()))
+            worst = torch.maximum(worst, _difference(logits[row_path].float(), plain.float()).cpu())
         scorer.commit([path])
         committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
-    return worst
+    return float(worst)
+
+
+def _difference(logits: Tensor, expected: Tensor) -> Tensor:
+    """float []: the largest difference, NaN if there is any; equal infinities do not differ."""
+    return torch.where(logits == expected, 0.0, (logits - expected).abs()).max()
 
 
 def _path_logits(

@@ -1,0 +1,251 @@
+"""The self-check finds what a model scores rightly, says a fallback once, and leaves no trace in the model."""
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+from rounds import NAMES, RAGGED_LENGTHS, Game, build
+from torch import nn
+
+from treespec.errors import LogitsError, TreespecWarning
+from treespec.hf import capability as capability_module
+from treespec.hf import selfcheck
+from treespec.hf.mask import TreeAttention, pending_attention
+from treespec.hf.recurrent import RecurrentLM
+from treespec.hf.selfcheck import RELATIVE_FLOOR, self_check
+from treespec.hf.target import CausalLM, make_scorer
+from treespec.protocols import Capability
+
+MODES = (Capability.TREE, Capability.CHAIN)
+
+
+def check(model):
+    return self_check(model, [(mode, lambda mode=mode: CausalLM(model, capability=mode)) for mode in MODES])
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before(monkeypatch):
+    monkeypatch.setattr(capability_module, "_said", set())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_models_score_trees(name, attention):
+    result = check(build(name, attention))
+    assert result.capability == Capability.TREE
+    assert result.errors[Capability.TREE] <= result.tolerance / 5
+    assert result.tolerance < 1e-3, "float32 is judged strictly"
+    assert result.reason == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
+def test_other_dtypes_score_trees(name, dtype):
+    for attention in ("sdpa", "eager"):
+        result = check(build(name, attention).to(dtype))
+        assert result.capability == Capability.TREE
+        assert result.tolerance < 1.0, "a wrong mask differs by more than one"
+
+
+class Planted:
+    """Bugs planted in what the scorers hand to the model, for trees only or for chains too."""
+
+    @staticmethod
+    def causal(slots, parents, num_new, layout, dtype):
+        """A mask that lets every node see its siblings."""
+        chain = torch.arange(-1, parents.shape[1] - 1).expand_as(parents)
+        right = pending_attention(slots, parents, num_new, layout, dtype)
+        return TreeAttention(pending_attention(slots, chain, num_new, layout, dtype).mask, right.position_ids)
+
+    @staticmethod
+    def slots(slots, parents, num_new, layout, dtype):
+        """Positions that count slots."""
+        right = pending_attention(slots, parents, num_new, layout, dtype)
+        first = slots.mask.shape[1] + parents.shape[1] - num_new
+        return TreeAttention(right.mask, torch.arange(first, first + num_new).expand_as(right.position_ids))
+
+    @staticmethod
+    def nothing(slots, parents, num_new, layout, dtype):
+        raise RuntimeError("mask shapes differ\nand a very long explanation")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bug", [Planted.causal, Planted.slots], ids=lambda bug: bug.__name__)
+def test_wrong_trees_are_found_in_every_dtype(bug, dtype, monkeypatch):
+    monkeypatch.setattr("treespec.hf.target.pending_attention", bug)
+    for name in ("llama", "gpt2"):
+        result = check(build(name).to(dtype))
+        assert result.capability == Capability.CHAIN
+        assert result.errors[Capability.TREE] > 2 * result.tolerance
+        assert "tree logits differ from path logits" in result.reason
+
+
+def test_forgotten_compaction_is_found(monkeypatch):
+    def cut_only(layers, num_slots, paths):
+        for layer in layers:
+            layer.keys = layer.keys[..., : num_slots + len(paths[0]), :]
+            layer.values = layer.values[..., : num_slots + len(paths[0]), :]
+
+    monkeypatch.setattr("treespec.hf.cache._keep_paths", cut_only)
+    assert check(build("llama")).capability == Capability.CHAIN
+
+
+def test_nan_from_masks_is_found(monkeypatch):
+    def empty(slots, parents, num_new, layout, dtype):
+        right = pending_attention(slots, parents, num_new, layout, dtype)
+        return TreeAttention(torch.full_like(right.mask, torch.nan, dtype=dtype), right.position_ids)
+
+    monkeypatch.setattr("treespec.hf.target.pending_attention", empty)
+    assert check(build("llama", "eager")).capability == Capability.CHAIN
+
+
+def test_models_that_fail_decode_otherwise_and_say_why(monkeypatch):
+    monkeypatch.setattr("treespec.hf.target.pending_attention", Planted.nothing)
+    model = build("llama")
+    with pytest.warns(
+        TreespecWarning, match=r"llama.* by chains because tree passes fail: mask shapes differ$"
+    ) as said:
+        scorer = make_scorer(model)
+    assert len(said) == 1
+    assert scorer.capability == Capability.CHAIN
+    assert Game(model, scorer, RAGGED_LENGTHS).play(2) <= 1e-4
+    make_scorer(model)  # says nothing more: a second warning would be an error here
+
+
+def test_models_whose_chains_are_wrong_decode_plainly(monkeypatch):
+    monkeypatch.setattr("treespec.hf.target.pending_attention", Planted.causal)
+    forward = CausalLM._forward
+
+    def without_positions(self, tokens, attention, is_prefill=False):
+        shifted = TreeAttention(attention.mask, attention.position_ids // 2)
+        return forward(self, tokens, attention if is_prefill else shifted, is_prefill)
+
+    monkeypatch.setattr(CausalLM, "_forward", without_positions)
+    with pytest.warns(TreespecWarning, match="one token at a time because tree logits differ.*; chain logits differ"):
+        scorer = make_scorer(build("llama"))
+    assert scorer.capability == Capability.PLAIN
+
+
+def test_attention_without_masks_verifies_chains():
+    """Flash attention takes no mask; here its name stands for sdpa's own function, which then gets 2-D masks only."""
+    model = build("llama")
+    model.config._attn_implementation = "sdpa"
+    scorer = make_scorer(model)
+    assert scorer.capability == Capability.TREE
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treespec.hf.mask.MASK_IMPLEMENTATIONS", ("eager",))
+        result = check(model)
+    assert result.capability == Capability.CHAIN
+    assert "'sdpa' takes no tree mask" in result.reason
+
+
+def test_recurrent_models_get_their_own_scorer():
+    from zoo import ARCHITECTURES
+    from zoo import build as build_architecture
+
+    lfm2 = next(a for a in ARCHITECTURES if a.model_type == "lfm2")
+    with pytest.warns(TreespecWarning, match="lfm2"):
+        scorer = make_scorer(build_architecture(lfm2))
+    assert isinstance(scorer, RecurrentLM)
+    assert scorer.max_positions is None
+
+
+class TestOnce:
+    def count(self, monkeypatch):
+        calls = []
+        right = selfcheck.self_check
+        monkeypatch.setattr(selfcheck, "self_check", lambda *args: calls.append(args) or right(*args))
+        return calls
+
+    def test_per_model_dtype_and_attention(self, monkeypatch):
+        calls = self.count(monkeypatch)
+        model = build("llama")
+        for _ in range(3):
+            make_scorer(model)
+        assert len(calls) == 1
+        make_scorer(model.to(torch.bfloat16))
+        assert len(calls) == 2
+        model.set_attn_implementation("eager")
+        make_scorer(model)
+        assert len(calls) == 3
+        make_scorer(build("llama"))
+        assert len(calls) == 4
+
+    def test_models_are_not_kept_alive(self):
+        model = build("gpt2")
+        make_scorer(model)
+        known = weakref.ref(model)
+        del model
+        gc.collect()
+        assert known() is None
+
+
+class TestUndisturbed:
+    def test_random_state_training_flags_hooks_and_weights(self):
+        model = build("gpt2").train()
+        model.transformer.h[0].eval()
+        flags = {name: module.training for name, module in model.named_modules()}
+        hook = model.lm_head.register_forward_hook(lambda *_: None)
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        state = torch.get_rng_state()
+        assert check(model).capability == Capability.TREE
+        assert torch.equal(torch.get_rng_state(), state)
+        assert {name: module.training for name, module in model.named_modules()} == flags
+        assert list(model.lm_head._forward_hooks) == [hook.id]
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+        assert all(weight.grad is None for weight in model.parameters())
+
+    def test_also_when_it_raises(self):
+        model = build("llama").train()
+        with torch.no_grad():
+            model.lm_head.weight.fill_(torch.nan)
+        with pytest.raises(LogitsError, match="NaN logits for a plain pass"):
+            check(model)
+        assert model.training
+
+    def test_few_tokens_and_few_passes(self):
+        model = build("llama")
+        sizes = []
+        model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].numel()))
+        check(model)
+        assert len(sizes) <= 9
+        assert sum(sizes) <= 120
+
+    def test_memory_errors_are_not_taken_for_an_answer(self, monkeypatch):
+        def full(*_):
+            raise torch.OutOfMemoryError("no memory")
+
+        monkeypatch.setattr("treespec.hf.target.pending_attention", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            check(build("llama"))
+
+
+class Forbidding(nn.Module):
+    """A head that forbids some tokens outright, as models with image tokens do."""
+
+    def __init__(self, head, value):
+        super().__init__()
+        self.head, self.value = head, value
+
+    def forward(self, hidden):
+        logits = self.head(hidden)
+        logits[..., :5] = self.value
+        return logits
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
+def test_forbidden_tokens_do_not_matter(value):
+    model = build("llama")
+    model.lm_head = Forbidding(model.lm_head, value)
+    result = check(model)
+    assert result.capability == Capability.TREE
+    assert result.tolerance < 1e-3
+
+
+def test_floors_are_below_what_a_wrong_mask_does():
+    assert all(floor <= 0.1 for floor in RELATIVE_FLOOR.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check(build("llama")).capability == Capability.TREE
