@@ -47,7 +47,7 @@ def test_a_ratio_below_the_least_is_caught(monkeypatch):
     target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
     drafter = ToyDrafter(IID, FixedShape.kary(2), (draft,))
     assert exact_law(KSeq(), drafter, target).error == 0
-    monkeypatch.setattr(kseq, "_tightening", lambda law, draft_law, k, n: Fraction(1))
+    monkeypatch.setattr(kseq, "tightening", lambda law, draft_law, k, n: Fraction(1))
     assert exact_law(KSeq(), drafter, target).total_variation > Fraction(1, 100)
 
 
@@ -57,7 +57,7 @@ def test_acceptance_is_within_a_factor_of_the_optimum(record_property):
     for _ in range(300):
         vocab, k = int(rng.integers(2, 30)), int(rng.integers(1, 9))
         target, draft = rng.dirichlet(np.full(vocab, 0.5), size=2)
-        ratio = kseq._tightening(target, draft, k, 40)
+        ratio = kseq.tightening(target, draft, k, 40)
         accepted = 1 - (1 - np.minimum(draft, target / ratio).sum()) ** k
         optimum = float(optimum_iid(torch.tensor(target), torch.tensor(draft), k))
         shares.append(accepted / optimum)
@@ -68,7 +68,7 @@ def test_acceptance_is_within_a_factor_of_the_optimum(record_property):
 def test_acceptance_of_one_node_is_the_closed_form():
     target, draft = RandomLaws(4, 5), RandomLaws(4, 6)
     result = exact_law(KSeq(40), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
-    ratio = kseq._tightening(target(()), draft(()), 2, 40)
+    ratio = kseq.tightening(target(()), draft(()), 2, 40)
     beta = np.minimum(draft(()), target(()) / ratio).sum()
     assert result.mean_accepted == pytest.approx(1 - (1 - beta) ** 2, abs=1e-12)
     assert result.mean_accepted == pytest.approx(ratio * beta, abs=1e-9)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from verification.toys import SHAPES, SamplingChooser, as_batch, law_pairs
 
-from treespec.errors import RuleMismatchError
+from treespec import verification
+from treespec.errors import LogitsError, RuleMismatchError
 from treespec.optimum import optimum_iid, optimum_without_replacement
 from treespec.sampling import draw_without_replacement, truncate_law
 from treespec.testing import AdaptiveWidth, FixedShape, RandomLaws, ToyDrafter, assert_lossless, exact_law
@@ -207,6 +208,24 @@ def test_a_fixed_width_is_needed(rule, record_property):
     forced = exact_law(rule, ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
     record_property("table", f"{rule.name} forced on adaptive widths: off by {float(forced.total_variation):.4f}")
     assert forced.total_variation > Fraction(1, 200)
+
+
+@pytest.mark.parametrize(
+    "name", [*(rule.name for rule in RULES), "k_seq", "ensemble", "threshold", "typical_acceptance"]
+)
+@pytest.mark.parametrize("width", [1, 2])
+def test_nan_in_a_target_law_never_passes(name, width):
+    """The engine and `verify` check laws beforehand; a rule called by hand must not let NaN decide either."""
+    draft = RandomLaws(3, 2)
+    rng = np.random.default_rng(0)
+    for token in range(3):
+        for _ in range(20):
+            tree = ToyDrafter(IID, FixedShape.kary(width), (draft,))(SamplingChooser(rng))
+            law = np.full(3, 0.5)
+            law[token] = np.nan
+            chooser = GivenChooser(rng.random(3), rng.random(3))
+            with pytest.raises(LogitsError):
+                verification.RULES[name].walk(tree, lambda node, law=law: law.copy(), chooser)
 
 
 @dataclass(frozen=True)

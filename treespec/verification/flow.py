@@ -89,4 +89,5 @@ def _traced(before: dict[int, int], end: int) -> list[int]:
 
 def _capped(row: list[Any], demand: Any) -> list[Any]:
     total = sum(row)
-    return [mass * demand / total for mass in row] if total > demand else row
+    # Asked this way round, a demand that is NaN comes out as NaN, and the decision that it reaches raises.
+    return row if total <= demand or not total > 0 else [mass * demand / total for mass in row]

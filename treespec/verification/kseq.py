@@ -43,7 +43,7 @@ class KSeq:
             if not children:
                 return Verdict(tuple(path), chooser.pick(node, law), is_bonus=True)
             draft_law = tree.law(children[0])
-            ratio = _tightening(law, draft_law, len(children), self.num_bisections)
+            ratio = tightening(law, draft_law, len(children), self.num_bisections)
             child = next((c for c in children if _is_accepted(c, tree, law / ratio, chooser)), None)
             if child is None:
                 return Verdict(tuple(path), chooser.pick(node, _rest(law, draft_law, ratio, len(children))), False)
@@ -59,7 +59,7 @@ def _overlap(tightened: Any, draft_law: Any) -> Any:
     return draft_law - (draft_law - tightened).clip(min=0)
 
 
-def _tightening(law: Any, draft_law: Any, num_siblings: int, num_bisections: int) -> Any:
+def tightening(law: Any, draft_law: Any, num_siblings: int, num_bisections: int) -> Any:
     """The least r in [1, k] with `1 - (1 - beta)^k <= r beta`, rounded up. A scalar of the law's own arithmetic."""
     low = law.sum() / law.sum()
     high = num_siblings * low

@@ -60,7 +60,7 @@ class TypicalAcceptance:
         if not children:
             return []
         law = target_law(node)
-        threshold = min(self.epsilon, self.delta * math.exp(-_entropy(law)))
+        threshold = min(self.delta * math.exp(-_entropy(law)), self.epsilon)  # In this order NaN stays NaN.
         probs = [(child, law[tree.token(child)]) for child in children]
         return [(child, prob) for child, prob in probs if prob > threshold]
 

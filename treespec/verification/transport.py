@@ -116,7 +116,7 @@ def _transport(tree: Any, children: Sequence[int], weights: Any) -> tuple[list[A
     draft = [prob / total for prob in draft]
     if len(children) == 1:
         i = support.index(tokens[0])
-        taken = [min(q, d) for q, d in zip(draft, demand, strict=True)]
+        taken = [min(d, q) for d, q in zip(demand, draft, strict=True)]  # In this order NaN stays NaN.
         return [taken[i] / draft[i]], _less(weights, support, taken)
     # A second draw that could not have been the first token again was one without replacement.
     supply = pair_supply(draft, is_without_replacement=not tree.law(children[1])[tokens[0]] > 0)
