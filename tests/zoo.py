@@ -45,7 +45,6 @@ class Architecture:
         options: what the configuration needs beside the common sizes; None takes a common size away.
         capability: what treespec is expected to verify with it.
         attentions: the attention implementations that the architecture can run.
-        is_padded_alike: whether plain transformers gives a left-padded row the logits of the row alone.
         name: of a variant, when one model type stands in the zoo more than once.
     """
 
@@ -53,7 +52,6 @@ class Architecture:
     options: Mapping[str, Any] = field(default_factory=dict)
     capability: Capability = Capability.TREE
     attentions: tuple[str, ...] = ("sdpa", "eager")
-    is_padded_alike: bool = True
     name: str = ""
 
     def __str__(self) -> str:
@@ -78,15 +76,15 @@ _MLA = _ROUTED | {
 _MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 _PER_LAYER = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
-_DELTA = {
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA = _HYBRID | {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
 }
-_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+_INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     # One attention over everything, rotary or learned positions.
@@ -213,15 +211,38 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}, Capability.CHAIN),
     Architecture(
         "granitemoehybrid",
-        _MAMBA | _EXPERTS | {"layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32},
+        _MAMBA | _EXPERTS | _HYBRID | {"shared_intermediate_size": 32},
+        Capability.CHAIN,
+    ),
+    Architecture("glm_moe_dsa", _MLA | _INDEXED, Capability.CHAIN),
+    Architecture(
+        "kimi_linear",
+        _MLA | _HYBRID | {"q_lora_rank": None, "head_dim": None, "linear_head_dim": 8, "linear_num_heads": 4},
         Capability.CHAIN,
     ),
     Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}, Capability.CHAIN),
+    Architecture(
+        "lfm2_moe", _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, Capability.CHAIN
+    ),
     Architecture(
         "mamba2",
         {"num_heads": 8, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 1, "chunk_size": 16},
         Capability.CHAIN,
         attentions=_EAGER,
+    ),
+    Architecture(
+        "nemotron_h",
+        {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "ssm_state_size": 8,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "head_dim": 8,
+        },
+        Capability.CHAIN,
     ),
     Architecture("olmo_hybrid", _DELTA, Capability.CHAIN),
     Architecture("qwen3_5_text", _DELTA, Capability.CHAIN),

@@ -13,12 +13,14 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from treespec.errors import TreespecWarning, UnsupportedModelError
+from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
 from treespec.hf.devices import input_device
 from treespec.hf.recurrent import RecurrentLM, cache_argument
 from treespec.protocols import Capability
 
 _NUM_PROMPT, _NUM_CHAIN = 12, 4
+_ROUNDING, _BROKEN = 1e-3, 0.25
+"""Differences of cached from uncached passes, in standard deviations of the logits: always allowed, never explained."""
 _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
@@ -36,7 +38,8 @@ def detect(model: PreTrainedModel) -> Detection:
     pass (CHAIN), others only with one (PLAIN).
 
     Raises:
-        UnsupportedModelError: an encoder-decoder model, one that is not causal, or one without a transformers cache.
+        UnsupportedModelError: an encoder-decoder model, one that is not causal, or one that does not keep its state
+            in a transformers cache.
     """
     known = _detected.get(model)
     if known is None:
@@ -80,8 +83,14 @@ _said: set[tuple[str, Detection]] = set()
 
 
 def _detect(model: PreTrainedModel) -> Detection:
-    with undisturbed(model):
-        return _probe(model)
+    try:
+        with undisturbed(model):
+            return _probe(model)
+    except (TreespecError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        name = type(model).__name__
+        raise UnsupportedModelError(f"{name} fails on a few tokens with a transformers cache: {error}") from error
 
 
 def _probe(model: PreTrainedModel) -> Detection:
@@ -89,7 +98,12 @@ def _probe(model: PreTrainedModel) -> Detection:
     if not keeps_states(model):
         return Detection(Capability.TREE, "")
     kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=model.config).layers})
-    if _continues_with_chains(model):
+    differences = _differences(model)
+    if differences.one_by_one > _BROKEN:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps a state outside its cache: texts that are decoded side by side get mixed up"
+        )
+    if differences.at_once <= max(10 * differences.one_by_one, _ROUNDING):
         return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({', '.join(kinds)})")
     return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({', '.join(kinds)})")
 
@@ -108,37 +122,40 @@ def _check_causal(model: PreTrainedModel) -> None:
 def _looks_ahead(model: PreTrainedModel) -> bool:
     """Whether a token changes the logits of those before it (causal gpt_neox has `is_decoder=False` all the same)."""
     last = torch.tensor([[3], [4]], device=input_device(model)) % model.config.get_text_config().vocab_size
-    ids = torch.cat([_probe_ids(model, 4).expand(2, -1), last], dim=1)
+    ids = torch.cat([_probe_ids(model, 1, 4).expand(2, -1), last], dim=1)
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     # The rows go through one pass, but mixtures of experts sum them in another order: rounding is no sight.
     rounding = 0.01 if model.dtype in (torch.float32, torch.float64) else 0.1
     return bool((logits[0] - logits[1]).abs().max() > rounding * logits.std())
 
 
-def _probe_ids(model: PreTrainedModel, length: int) -> Tensor:
-    """A few different tokens that every vocabulary has: int64 [1, length]."""
-    size = model.config.get_text_config().vocab_size
-    return torch.tensor([[(7 * i + 3) % size for i in range(length)]], device=input_device(model))
+class _Differences(NamedTuple):
+    """The largest differences of cached from uncached passes, in standard deviations of the logits."""
+
+    one_by_one: float
+    at_once: float
 
 
-def _continues_with_chains(model: PreTrainedModel) -> bool:
-    """Whether a chain scored from the cache has the logits of an uncached pass.
-
-    The tolerance is ten times the difference that the model shows when it continues its cache token by token.
-    """
-    ids = _probe_ids(model, _NUM_PROMPT + _NUM_CHAIN)
+def _differences(model: PreTrainedModel) -> _Differences:
+    ids = _probe_ids(model, 2, _NUM_PROMPT + _NUM_CHAIN)
     expected = model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
-    one_by_one = (_score(model, ids, Capability.PLAIN) - expected).abs().max()
-    at_once = (_score(model, ids, Capability.CHAIN) - expected).abs().max()
-    return bool(at_once <= torch.maximum(10 * one_by_one, 1e-3 * expected.std()))
+    found = (_score(model, ids, capability) for capability in (Capability.PLAIN, Capability.CHAIN))
+    return _Differences(*(float((logits - expected).abs().max() / expected.std()) for logits in found))
+
+
+def _probe_ids(model: PreTrainedModel, num_rows: int, length: int) -> Tensor:
+    """Different tokens that most vocabularies have: int64 [num_rows, length]."""
+    size = model.config.get_text_config().vocab_size
+    rows = [[(7 * i + 11 * row + 3) % size for i in range(length)] for row in range(num_rows)]
+    return torch.tensor(rows, device=input_device(model))
 
 
 def _score(model: PreTrainedModel, ids: Tensor, capability: Capability) -> Tensor:
-    """Logits float [1, 4, V] of the last tokens, scored from the cache of the others."""
+    """Logits float [2, 4, V] of the last tokens int64 [2, 16], scored from the caches of the others."""
     scorer = RecurrentLM(model, capability=capability)
     prompt, chain = ids.split((_NUM_PROMPT, _NUM_CHAIN), dim=1)
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    parents = torch.arange(-1, _NUM_CHAIN - 1).unsqueeze(0)
+    parents = torch.arange(-1, _NUM_CHAIN - 1).expand(len(ids), -1)
     width = 1 if capability == Capability.PLAIN else _NUM_CHAIN
     parts = zip(chain.split(width, dim=1), parents.split(width, dim=1), strict=True)
     return torch.cat([scorer.extend(tokens, above).logits for tokens, above in parts], dim=1).float()

@@ -34,7 +34,7 @@ class SlotReaders:
         self._tempered = [
             module
             for module in modules
-            if getattr(module, "attn_temperature_tuning", False) and getattr(module, "use_rope", True) is False
+            if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
         ]
         self._window_size = getattr(model.config.get_text_config(), "window_size", 0)
 

@@ -1,0 +1,89 @@
+"""Which models are refused, which decode by chains or plainly, and what detection leaves behind."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BartConfig,
+    BartForCausalLM,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertLMHeadModel,
+    LlamaConfig,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+)
+from zoo import ARCHITECTURES, build
+
+from treespec.errors import UnsupportedModelError
+from treespec.hf.capability import detect, keeps_states
+from treespec.protocols import Capability
+
+ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+BART = BartConfig(vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32, decoder_ffn_dim=32,
+                  encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64)  # fmt: skip
+
+
+def recurrent_gemma():
+    config = RecurrentGemmaConfig(
+        **SMALL, intermediate_size=48, block_types=("recurrent", "attention"), attention_window_size=8
+    )
+    return RecurrentGemmaForCausalLM(config)
+
+
+REFUSED = {
+    "encoder-decoder": (lambda: BartForConditionalGeneration(BART), "encoder-decoder"),
+    "both directions": (lambda: BertLMHeadModel(BertConfig(**SMALL)), "both directions"),
+    "no head": (lambda: AutoModel.from_config(LlamaConfig(**SMALL)), "no language modelling head"),
+    "no cache": (
+        lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4)),
+        "no transformers cache",
+    ),
+    "state outside the cache": (recurrent_gemma, "outside its cache"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_models_that_cannot_be_served(make, message):
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+    with pytest.raises(UnsupportedModelError, match=message):
+        detect(model.eval())
+
+
+def test_a_decoder_made_of_an_encoder_is_served():
+    assert detect(BertLMHeadModel(BertConfig(**SMALL, is_decoder=True)).eval()).capability == Capability.TREE
+    assert BartForCausalLM(BART).config.is_encoder_decoder is False
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "mistral", "gemma3n_text"])
+def test_attention_keeps_no_states(name):
+    assert not keeps_states(build(ZOO[name]))
+
+
+@pytest.mark.parametrize(("name", "capability"), [("lfm2", Capability.CHAIN), ("jamba", Capability.PLAIN)])
+def test_states_are_found_and_told(name, capability):
+    model = build(ZOO[name])
+    assert keeps_states(model)
+    assert detect(model).capability == capability
+    assert "LinearAttentionLayer" in detect(model).reason
+
+
+def test_detection_leaves_no_trace_and_runs_once():
+    model = build(ZOO["qwen3_next"]).train()
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    state = torch.get_rng_state()
+    first = detect(model)
+    count = len(calls)
+    assert count > 0
+    assert detect(model) is first
+    assert len(calls) == count
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)

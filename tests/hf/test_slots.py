@@ -1,0 +1,121 @@
+"""Models that count slots: right in trees, and untouched before, after and in other threads."""
+
+import threading
+
+import pytest
+import torch
+from zoo import ARCHITECTURES, build, prompts
+
+from treespec.hf.slots import SlotReaders
+from treespec.hf.target import CausalLM
+from treespec.tree import TokenTree
+
+ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
+COUNTING = [
+    (name, attention)
+    for name in ("bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text")
+    for attention in ZOO[name].attentions
+]
+PATHS = [(0,), (1,), (2,), (0, 0), (1, 0), (2, 0), (2, 0, 0)]
+
+
+def tree_error(model, num_prompt=26):
+    """The largest difference of a tree's logits from uncached passes along its paths."""
+    ids = prompts(1, num_prompt)
+    tree = TokenTree.from_paths(PATHS, prompts(1, len(PATHS) + 1, seed=1)[0])
+    scorer = CausalLM(model)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    logits = scorer.extend(tree.tokens.unsqueeze(0), tree.parents.unsqueeze(0)).logits[0]
+    worst = 0.0
+    for path in tree.leaf_paths():
+        text = torch.cat([ids, tree.tokens[list(path)].unsqueeze(0)], dim=1)
+        with torch.no_grad():
+            expected = model(input_ids=text, use_cache=False).logits[0, num_prompt:]
+        worst = max(worst, float((logits[list(path)] - expected).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize(("name", "attention"), COUNTING)
+def test_trees_count_positions(name, attention):
+    assert tree_error(build(ZOO[name], attention)) <= 1e-4
+
+
+def test_temperature_changes_inside_a_tree():
+    """llama4 raises its queries' temperature every `floor_scale` positions; with 4 a tree crosses that twice."""
+    model = build(ZOO["llama4_text"])
+    for module in model.modules():
+        if hasattr(module, "floor_scale"):
+            module.floor_scale, module.attn_scale = 4, 2.0
+    assert tree_error(model) <= 1e-4
+
+
+@pytest.mark.parametrize(("name", "size"), [("mpt", 1e-2), ("gpt_neo", 1e-2), ("llama4_text", 1e-3)])
+def test_without_help_they_are_wrong(name, size, monkeypatch):
+    """The planted bug: the same passes with slots in place of positions."""
+    model = build(ZOO[name])
+    for module in model.modules():
+        if hasattr(module, "floor_scale"):
+            module.floor_scale, module.attn_scale = 4, 2.0
+    monkeypatch.setattr(SlotReaders, "__bool__", lambda self: False)
+    assert tree_error(model) > size
+
+
+def test_other_models_need_no_help():
+    assert not SlotReaders(build(ZOO["llama"]))
+    assert not SlotReaders(build(ZOO["falcon"]))
+
+
+def _hooks_and_attributes(model):
+    return [
+        (len(module._forward_pre_hooks), len(module._forward_hooks), sorted(vars(module)), len(module._buffers))
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text"])
+def test_nothing_is_left_behind(name):
+    model = build(ZOO[name])
+    before = _hooks_and_attributes(model)
+    tree_error(model)
+    assert _hooks_and_attributes(model) == before
+    handle = model.get_output_embeddings().register_forward_pre_hook(_fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        _extend_once(model)
+    handle.remove()
+    assert _hooks_and_attributes(model) == before
+
+
+def _fail(*_):
+    raise RuntimeError("planted")
+
+
+def _extend_once(model):
+    scorer = CausalLM(model)
+    scorer.prefill(torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0, dtype=torch.bool))
+    scorer.extend(prompts(1, 3), torch.tensor([[-1, 0, 0]]))
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text"])
+def test_passes_of_other_threads_are_left_alone(name):
+    """While a tree pass waits in its head, a plain pass of another thread gives what it always gives."""
+    model = build(ZOO[name])
+    ids = prompts(1, 26)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+    owner, found = threading.get_ident(), []
+
+    def run_plain():
+        with torch.no_grad():
+            found.append(model(input_ids=ids, use_cache=False).logits)
+
+    def interrupt(*_):
+        if threading.get_ident() == owner:
+            other = threading.Thread(target=run_plain)
+            other.start()
+            other.join()
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(interrupt)
+    _extend_once(model)
+    handle.remove()
+    assert len(found) == 1
+    assert torch.equal(found[0], expected)
