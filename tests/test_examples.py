@@ -1,0 +1,38 @@
+"""Every example runs as its reader would run it, on its tiny default model."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SCRIPTS = ("batch", "draft_model", "hand_written_loop", "streaming")
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--new-tokens", "24"])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_no_example_is_left_out():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, "tiny"}
+
+
+@pytest.mark.parametrize("name", ["draft_model", "hand_written_loop"])
+def test_greedy_examples_equal_plain_generate(name, capsys, monkeypatch):
+    assert "identical to plain generate: True" in run(name, capsys, monkeypatch)
+
+
+def test_batch_prints_every_row(capsys, monkeypatch):
+    out = run("batch", capsys, monkeypatch)
+    assert "144 tokens in" in out  # 3 prompts, 2 sequences each, 24 tokens
+    assert "over 6 rows" in out
+
+
+def test_streaming_shows_the_text_once_and_ends(capsys, monkeypatch):
+    out = run("streaming", capsys, monkeypatch)
+    assert out.count("The tree stands by the river. The tree stands by the") == 1
+    assert "mean acceptance length" in out.splitlines()[-1]

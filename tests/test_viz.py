@@ -1,0 +1,80 @@
+"""Pictures: what they show is read back from the figure's own artists."""
+
+import pytest
+import torch
+from matplotlib.colors import to_rgba
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.text import Text
+
+from treespec import TokenTree, TreespecError, Verdict
+from treespec.viz import ACCEPTED, Measured, draw_tree, plot_comparison
+
+TREE = TokenTree(torch.tensor([7, 1, 2, 3, 4]), torch.tensor([-1, 0, 0, 1, 1]))
+VERDICT = Verdict((0, 1, 4), 9, True)
+WORDS = {7: "root", 1: " the", 2: "\n", 3: "日本", 4: "$x$", 9: "an internationally long one"}
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def boxes(figure) -> list[FancyBboxPatch]:
+    return figure.findobj(FancyBboxPatch)
+
+
+def test_every_node_and_the_next_token_has_a_box():
+    assert len(boxes(draw_tree(TREE))) == 5
+    assert len(boxes(draw_tree(TREE, VERDICT))) == 6
+
+
+def test_accepted_nodes_are_filled():
+    figure = draw_tree(TREE, VERDICT)
+    filled = [box.get_facecolor() for box in boxes(figure)].count(boxes(figure)[0].get_facecolor())
+    assert filled == len(VERDICT.path)
+    assert boxes(figure)[0].get_facecolor() == to_rgba(ACCEPTED)
+
+
+def test_boxes_do_not_overlap():
+    parents = [-1, *(max(0, (i - 1) // 2) for i in range(1, 32))]
+    tree = TokenTree(torch.arange(32), torch.tensor(parents))
+    extents = [box.get_extents() for box in boxes(draw_tree(tree, probs=[0.5] * 32))]
+    overlaps = [(a, b) for i, a in enumerate(extents) for b in extents[:i] if a.overlaps(b)]
+    assert not overlaps
+
+
+def test_labels_show_spaces_and_breaks_and_are_cut():
+    shown = texts(draw_tree(TREE, VERDICT, WORDS.__getitem__))
+    assert {"root", "␣the", "⏎", "□□", "$x$", "an internatio…"} <= set(shown)
+
+
+def test_probabilities_stand_beside_all_nodes_but_the_root():
+    shown = texts(draw_tree(TREE, VERDICT, probs=[1.0, 0.25, 0.001, 0.999, 0.5, 0.75]))
+    expected = [".25", "<.01", "1.0", ".50", ".75"]
+    assert [text for text in shown if text in expected] == expected
+
+
+def test_pictures_are_saved(tmp_path):
+    draw_tree(TREE, VERDICT, WORDS.__getitem__, path=tmp_path / "tree.png")
+    plot_comparison([Measured("plain", [2.0], [1.0])], path=tmp_path / "bars.svg")
+    assert (tmp_path / "tree.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "bars.svg").read_text()
+
+
+def test_comparison_gives_medians_and_ratios_to_the_first():
+    figure = plot_comparison([Measured("plain", [10.0, 30.0, 20.0], [1.0]), Measured("tree", [8.0, 10.0, 12.0], [2.5])])
+    assert {"20.0 ms  (1.00×)", "10.0 ms  (2.00×)", "2.50", "plain", "tree"} <= set(texts(figure))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: draw_tree(TREE, probs=[0.5]), "one number per node, 5, got 1"),
+        (lambda: draw_tree(TREE, Verdict((0, 2, 4), 9, True)), "belongs to another"),
+        (lambda: draw_tree(TREE, Verdict((0, 9), 9, True)), "belongs to another"),
+        (lambda: plot_comparison([]), "at least one method"),
+        (lambda: plot_comparison([Measured("plain", [], [1.0])]), "at least one measurement"),
+    ],
+)
+def test_wrong_inputs_say_what_is_wrong(call, message):
+    with pytest.raises(TreespecError, match=message):
+        call()
