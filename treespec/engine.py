@@ -31,7 +31,6 @@ from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 from treespec.verification import ArgmaxChooser, GivenChooser, resolve
 from treespec.verification.dense import decode, has_dense_form, pack_greedy, verify_dense
 
-
 DENSE_ON_CPU = 1 << 12
 """Laws of at most so many numbers per row are computed densely on a CPU too: there the walk's own steps cost more."""
 

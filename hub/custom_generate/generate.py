@@ -1,6 +1,6 @@
 """Tree speculation as a `custom_generate` repository: upload this folder to a hub model repository and call
 
-    model.generate(**inputs, custom_generate="you/your-repository", trust_remote_code=True, assistant_model=draft)
+model.generate(**inputs, custom_generate="you/your-repository", trust_remote_code=True, assistant_model=draft)
 """
 
 import treespec

@@ -3,8 +3,8 @@
 from treespec.hf.cache import commit_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
-from treespec.hf.speculation import TreeSpeculation, generate
 from treespec.hf.mask import tree_attention_mask
+from treespec.hf.speculation import TreeSpeculation, generate
 from treespec.hf.target import CausalLM, make_scorer
 
 __all__ = [

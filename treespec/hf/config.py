@@ -28,7 +28,7 @@ def from_config(config: Mapping[str, Any], **options: Any) -> TreeSpeculation:
 
     Args:
         config: `method` ("draft_model", "ngram", "suffix", or treespec's own "token_recycling"), `model` (a name, a
-            folder or a loaded model, for "draft_model"), `num_speculative_tokens` (draft tokens a step) and, optionally,
+            folder or a loaded model, for "draft_model"), `num_speculative_tokens` (draft tokens a step) and optionally
             `speculative_token_tree` (a list of rank paths as a literal, by default a chain); "ngram" also takes
             `prompt_lookup_max` and `prompt_lookup_min`.
         options: keyword arguments of `TreeSpeculation` beside `tree`.

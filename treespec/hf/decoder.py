@@ -37,9 +37,7 @@ class SpeculativeDecoder:
         self.draft_model = AutoModelForCausalLM.from_pretrained(draft_model_name, **model_kwargs)
         self.speculation = TreeSpeculation(self.draft_model, tree=Chain(num_speculative_tokens))
 
-    def generate(
-        self, prompt: str, max_tokens: int = 100, *, temperature: float = 1.0, seed: int | None = None
-    ) -> str:
+    def generate(self, prompt: str, max_tokens: int = 100, *, temperature: float = 1.0, seed: int | None = None) -> str:
         """Continue a prompt by at most `max_tokens` tokens and return the continuation's text.
 
         Args:
@@ -56,7 +54,7 @@ class SpeculativeDecoder:
         inputs = self.tokenizer(prompt, return_tensors="pt").to(self.target_model.device)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         with self.speculation.overridden(seed=seed), torch.inference_mode():
-            out = self.target_model.generate(
+            out = self.target_model.generate(  # pyright: ignore[reportAttributeAccessIssue]
                 **inputs, max_new_tokens=max_tokens, custom_generate=self.speculation, **sampling
             )
         return self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -56,7 +56,7 @@ def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     if mask.shape != input_ids.shape:
         raise ConfigError(f"attention_mask must have input_ids' shape {list(input_ids.shape)}, got {list(mask.shape)}")
     if not bool(mask[:, -1].all()):
-        raise ConfigError("a row ends in padding: decoder-only models need left padding (tokenizer.padding_side='left')")
+        raise ConfigError("a row ends in padding: decoder-only models need left padding (padding_side='left')")
     if bool((mask.long().diff(dim=1) < 0).any()):
         raise ConfigError("attention_mask has holes inside a prompt: only padding on the left is served")
     return mask
@@ -89,7 +89,7 @@ def check_ids(model: PreTrainedModel, input_ids: Tensor) -> None:
         )
     if input_ids.dtype not in (torch.int64, torch.int32):
         raise ConfigError(f"input_ids must be int64 token ids, got {input_ids.dtype}")
-    size = model.get_input_embeddings().weight.shape[0]
+    size = model.config.get_text_config().vocab_size
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= size:
         raise ConfigError(f"input_ids hold the id {low if low < 0 else high}, outside the vocabulary of {size} tokens")

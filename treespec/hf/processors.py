@@ -6,6 +6,7 @@ Axis letters: M positions, L tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,13 +79,13 @@ class TreeProcessors:
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         scores = logits.to(torch.float32, copy=True)
         for processor in self._processors:
-            if _is_row_free(processor):
-                scores = processor(ids, scores)  # pyright: ignore[reportArgumentType]
-            else:
-                scores = self._at_row(processor, ids, scores, row)
+            apply = processor if _is_row_free(processor) else partial(self._at_row, processor, row)
+            scores = apply(ids, scores)  # pyright: ignore[reportArgumentType]
         return scores
 
-    def _at_row(self, processor: library.LogitsProcessor, ids: Tensor, scores: Tensor, row: int) -> Tensor:
+    def _at_row(self, processor: library.LogitsProcessor, row: int, ids: Tensor, scores: Tensor) -> Tensor:
+        """Each path at the row's own place in a batch, as plain decoding shows it."""
+
         def one(i: int) -> Tensor:
             batch_ids, batch_scores = (x[i].repeat(self._num_rows, 1) for x in (ids, scores))
             return processor(batch_ids, batch_scores)[row]  # pyright: ignore[reportArgumentType]
@@ -92,7 +93,7 @@ class TreeProcessors:
         return torch.stack([one(i) for i in range(len(ids))])
 
 
-class FastTopP:
+class FastTopP(library.LogitsProcessor):
     """`TopPLogitsWarper` without sorting the vocabulary: the kept tokens are found among the few highest scores.
 
     Keeps exactly the tokens whose more probable tokens have a mass below `top_p`, which is the library's rule read
@@ -105,7 +106,7 @@ class FastTopP:
         self._warper, self._top_p = warper, warper.top_p
         self._min_kept = max(warper.min_tokens_to_keep, 1)
 
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         normaliser = scores.logsumexp(-1, keepdim=True)
         for width in self.widths:
             if scores.device.type != "cpu" or max(width, self._min_kept) * 4 > scores.shape[-1]:
@@ -117,14 +118,14 @@ class FastTopP:
             if not bool(is_kept[..., -1].any()):
                 kept = top.values.masked_fill(~is_kept, self._warper.filter_value)
                 return torch.full_like(scores, self._warper.filter_value).scatter_(-1, top.indices, kept)
-        return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
+        return self._warper(input_ids, scores)  # pyright: ignore[reportArgumentType]
 
 
-def _is_row_free(processor: library.LogitsProcessor | FastTopP) -> bool:
+def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch knows how much of each row to ignore.
     has_row_lengths = isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
     return isinstance(processor, FastTopP) or (type(processor) in _ROW_FREE and not has_row_lengths)
 
 
-def _fast_form(processor: library.LogitsProcessor) -> library.LogitsProcessor | FastTopP:
+def _fast_form(processor: library.LogitsProcessor) -> library.LogitsProcessor:
     return FastTopP(processor) if type(processor) is library.TopPLogitsWarper else processor

@@ -69,7 +69,8 @@ class TreeSpeculation:
         self.drafter = as_drafter(drafter)
         self.policy = as_policy(tree)
         self.verification = verification if verification == "auto" else get_rule(verification)
-        self.tokenizer, self.streamer, self.stop_strings = tokenizer, streamer, stop_strings
+        self.tokenizer, self.streamer = tokenizer, streamer
+        self.stop_strings = stop_strings
         self.seed, self.record_steps = seed, record_steps
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
@@ -139,7 +140,8 @@ class _Call:
         num_rows, prompt_length = input_ids.shape
         self.recorder = EmittedScores.for_config(config, num_rows, prompt_length)
         if options.stop_strings is not None:
-            criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, options.stop_strings)])
+            strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
+            criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
         self.target = make_scorer(model, cache=cache, max_cache_len=self._num_slots())
         scores_of = self.recorder.scores_of if self.recorder else None
         self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
@@ -243,4 +245,6 @@ def generate(
     with speculation.overridden(streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings):
         if speculation.stop_strings is not None and speculation.tokenizer is None:
             raise ConfigError("stop_strings need the tokenizer: treespec.generate(..., tokenizer=tokenizer)")
-        return model.generate(**arguments, custom_generate=speculation, **generation_kwargs)
+        return model.generate(  # pyright: ignore[reportCallIssue]
+            **arguments, custom_generate=speculation, **generation_kwargs
+        )

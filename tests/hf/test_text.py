@@ -1,0 +1,113 @@
+"""What needs a tokenizer: stop strings, the folder form, streams of text, and the two-model class."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from tiny import noisy_copy, prompt, tiny_llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, TextIteratorStreamer
+
+import treespec
+from treespec.errors import ConfigError
+
+HUB = Path(__file__).parents[2] / "hub"
+OPTIONS = {"max_new_tokens": 24, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Every id is a token of its own: "<pad>", then syllables; "abcdef" is what `StopStringCriteria` probes with."""
+    syllables = [a + b for a in "bdgklmnprst" for b in "aeiou"] + [*"bdfghkl", "abcdef"]
+    vocabulary = {"<pad>": 0} | {syllable: i + 1 for i, syllable in enumerate(syllables)}
+    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>")
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return noisy_copy(target)
+
+
+def stop_string_inside(tokenizer, plain):
+    """Characters across two tokens in the middle of the continuation: "ta" + "ki" stops at "ak"."""
+    first, second = tokenizer.convert_ids_to_tokens(plain[0, 20:22].tolist())
+    return first[-1] + second[0]
+
+
+def test_stop_strings_stop_where_plain_generate_stops(target, draft, tokenizer):
+    ids = prompt(1)
+    stop = stop_string_inside(tokenizer, target.generate(ids, **OPTIONS))
+    plain = target.generate(ids, **OPTIONS, stop_strings=[stop], tokenizer=tokenizer)
+    assert plain.shape[1] < ids.shape[1] + 24
+    speculation = treespec.TreeSpeculation(draft, tree=8, tokenizer=tokenizer, stop_strings=[stop])
+    assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)
+    for given in (stop, [stop]):
+        bare = treespec.TreeSpeculation(draft, tree=8)
+        out = treespec.generate(target, ids, bare, tokenizer=tokenizer, stop_strings=given, **OPTIONS)
+        assert torch.equal(out, plain)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        treespec.generate(target, ids, treespec.TreeSpeculation(draft), stop_strings=stop, **OPTIONS)
+
+
+def test_an_iterator_streamer_ends(target, draft, tokenizer):
+    ids = prompt(1)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=20)
+    speculation = treespec.TreeSpeculation(draft, tree=8, streamer=streamer)
+    thread = Thread(target=target.generate, args=(ids,), kwargs={**OPTIONS, "custom_generate": speculation})
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == tokenizer.decode(target.generate(ids, **OPTIONS)[0, ids.shape[1] :])
+
+
+def test_the_folder_form_through_generate(target, draft, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = shutil.copytree(HUB, tmp_path / "hub")
+    (folder / "custom_generate" / "requirements.txt").write_text("torch\n")
+    ids = prompt(2)
+    plain = target.generate(ids, **OPTIONS)
+    options = {**OPTIONS, "custom_generate": str(folder), "trust_remote_code": True}
+    assert torch.equal(target.generate(ids, **options), plain)
+    assert torch.equal(target.generate(ids, **options, assistant_model=draft, tree=8), plain)
+    streamer = TextIteratorStreamer(tokenizer, timeout=20)
+    target.generate(ids[:1], **options, assistant_model=draft, streamer=streamer)
+    assert "".join(streamer) == tokenizer.decode(target.generate(ids[:1], **OPTIONS)[0])
+
+
+def test_the_folder_form_is_what_transformers_looks_for():
+    spec = importlib.util.spec_from_file_location("generate", HUB / "custom_generate" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert callable(module.generate)
+
+
+def test_the_two_model_class(target, draft, tokenizer, tmp_path):
+    for name, model in {"target": target, "draft": draft}.items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    decoder = treespec.SpeculativeDecoder(str(tmp_path / "draft"), str(tmp_path / "target"), num_speculative_tokens=3)
+    text = "ba de gi ko lu"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    plain = target.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
+    assert decoder.generate(text, max_tokens=20, temperature=0) == tokenizer.decode(plain, skip_special_tokens=True)
+    assert decoder.speculation.stats.num_accepted_tokens > 0
+    sampled = decoder.generate(text, max_tokens=20, seed=1)
+    assert sampled == decoder.generate(text, max_tokens=20, seed=1) != decoder.generate(text, max_tokens=20, seed=2)
+    eos = plain[7].item()
+    decoder.target_model.generation_config.eos_token_id = eos
+    stopped = decoder.generate(text, max_tokens=20, temperature=0)
+    first = plain.tolist().index(eos)
+    assert stopped == tokenizer.decode(plain[: first + 1], skip_special_tokens=True)
+    with pytest.raises(ConfigError, match="max_tokens"):
+        decoder.generate(text, max_tokens=0)
