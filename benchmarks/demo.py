@@ -27,13 +27,13 @@ from torch import Tensor
 from benchmarks import prompts, smollm2
 from benchmarks.chains import MergedChain
 from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
-from benchmarks.settings import load_average, parser
+from benchmarks.settings import load_average, parser, settings, write_json
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf.cpu import prepack_linears
 from treespec.stats import StepRecord
 from treespec.viz import Measured, draw_tree, plot_comparison
 
-CHAINS, TREES, NUM_TRIAL_PROMPTS = (4, 8), (8, 16, 32), 3
+CHAINS, TREES, NUM_TRIAL_PROMPTS = (4, 10), (8, 16, 32), 3
 PICTURED_PROMPT, PICTURED_NODES = "code", 16
 
 
@@ -115,6 +115,7 @@ def main() -> None:
         f"rounds; speed: median of paired ratios. A tie is a top-two gap of plain's logits of at most {TIE:g}.\n"
     )
     save_pictures(bench, contestants, runs, setting, args.folder, console)
+    save_numbers(runs, agreements, load_before, args)
     if not all(agreement.is_right for rows in agreements.values() for agreement in rows.values()):
         sys.exit("An output differs from plain greedy decoding: this is a bug, please report it.")
 
@@ -265,6 +266,29 @@ def save_pictures(
     plot_comparison(measured, comparison_path, f"{smollm2.NAME}, greedy, float32, {_cores()} CPU cores", setting + ".")
     console.print(f"A token tree with its accepted path and the target's probabilities: [bold]{tree_path}[/]")
     console.print(f"The comparison: [bold]{comparison_path}[/]")
+
+
+def save_numbers(
+    runs: dict[str, dict[str, list[Run]]],
+    agreements: dict[str, dict[str, Agreement]],
+    load_before: float,
+    args: argparse.Namespace,
+) -> None:
+    """Every run's time, length and passes, for who wants to reckon again."""
+    raw = {
+        name: {
+            prompt: {
+                "seconds": [run.seconds for run in rounds],
+                "num_tokens": len(rounds[0].tokens),
+                "num_passes": [run.num_passes for run in rounds],
+                **vars(agreements[name][prompt]),
+            }
+            for prompt, rounds in mine.items()
+        }
+        for name, mine in runs.items()
+    }
+    data = settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens, load_average_before=load_before)
+    write_json(args.folder / "results.json", data | {"runs": raw})
 
 
 def picture_step(bench: Bench, path: Path) -> None:

@@ -1,0 +1,60 @@
+"""The README's Python snippets run, in order, on tiny models that stand in for the ones it names."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import treespec
+from tests.tiny import noisy_copy, tiny_llama
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from tiny import tiny_tokenizer
+
+    target = tiny_llama(vocab_size=97)
+    models = {"HuggingFaceTB/SmolLM2-1.7B-Instruct": target, "HuggingFaceTB/SmolLM2-135M-Instruct": noisy_copy(target)}
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", models.__getitem__)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: tiny_tokenizer())
+    yield
+    sys.modules.pop("tiny", None)
+
+
+def test_python_snippets_run_in_order(stand_ins, capsys):
+    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(snippets) >= 5
+    names: dict = {}
+    torch.manual_seed(0)
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), names)
+    assert names["speculation"].stats.num_emitted_tokens == 64
+    assert isinstance(names["verdict"], treespec.Verdict)
+
+
+def test_greedy_snippet_equals_plain_generate(stand_ins):
+    names: dict = {}
+    for snippet in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[:1]:
+        exec(compile(snippet, "README.md", "exec"), names)
+    plain = names["model"].generate(**names["inputs"], max_new_tokens=64, do_sample=False)
+    assert names["out"].equal(plain)
+
+
+def test_parts_named_in_the_table_exist():
+    table = README[README.index("| part |") : README.index("```python\nimport torch")]
+    names = re.findall(r"`(\w+)(?:\(|`)", table)
+    assert {"TokenTree", "verify", "commit_cache"} <= set(names)
+    assert [name for name in names if not hasattr(treespec, name)] == []
+
+
+def test_files_linked_exist():
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
