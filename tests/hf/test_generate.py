@@ -1,8 +1,11 @@
 """The public face on tiny real models: the same tokens, stops, scores and streams as plain `generate`."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tiny import noisy_copy, prompt, tiny_llama
+from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
@@ -250,3 +253,19 @@ def test_from_config_speaks_vllm(target, draft):
     for config in configs:
         speculation = treespec.from_config(config)
         assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)
+
+
+def test_a_conversation_continues_in_its_cache(target, draft):
+    """The returned cache, and an empty one that the caller gave, hold all but the last token; the next turn uses them."""
+    ids, speculation = prompt(1), treespec.TreeSpeculation(draft, tree=8)
+    mine, options = DynamicCache(), {**OPTIONS, "custom_generate": speculation, "return_dict_in_generate": True}
+    first = target.generate(ids, past_key_values=mine, **options)
+    assert first.past_key_values is mine
+    assert mine.get_seq_length() == first.sequences.shape[1] - 1
+    turn = torch.cat([first.sequences, prompt(1, 5, seed=9)], dim=1)
+    plain = target.generate(turn, **OPTIONS)
+    assert torch.equal(target.generate(turn, past_key_values=deepcopy(mine), **OPTIONS), plain)
+    second = target.generate(turn, past_key_values=mine, **options)
+    assert torch.equal(second.sequences, plain)
+    third = target.generate(prompt(2), **options)
+    assert third.past_key_values is None

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -163,7 +170,7 @@ class _Call:
         result = speculate(self.target, self.options.drafter, self.request)
         self.options.stats, self.options.steps = result.stats, result.records
         self.options.total_stats.add(result.stats)
-        sequences = self._sequences(result)
+        sequences, cache = self._sequences(result), self._final_cache()
         if not self.config.return_dict_in_generate:
             return sequences
         num_new = sequences.shape[1] - self.input_ids.shape[1]
@@ -171,8 +178,21 @@ class _Call:
             sequences=sequences,  # pyright: ignore[reportArgumentType]
             scores=self.recorder.scores(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
             logits=self.recorder.logits(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
-            past_key_values=self.target.cache,
+            past_key_values=cache,
         )
+
+    def _final_cache(self) -> Cache | None:
+        """The cache of a single row, as plain decoding would leave it; None for a batch, whose rows end raggedly.
+
+        A growing cache that the caller gave empty is filled.
+        """
+        if self.input_ids.shape[0] > 1:
+            return None
+        cache = self.target.cache
+        if isinstance(self.cache, DynamicCache) and isinstance(cache, DynamicCache) and self.cache is not cache:
+            self.cache.layers[:] = cache.layers
+            return self.cache
+        return cache
 
     def _num_slots(self) -> int | None:
         """Slots for a static cache: the whole text, one tree, and room for the holes of ragged rows."""
