@@ -29,7 +29,7 @@ MAX_CHECKED_WINDOW = 32
 NUM_CONTINUED = 6
 OWN_DIFFERENCE_FACTOR = 10.0
 LEAST_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.15}
-"""Eager attention rounds float64 to float32 inside; passes of other shapes may run other kernels, or by luck the same."""
+"""Eager attention rounds float64 to float32 inside; other shapes may run other kernels, or by luck the same ones."""
 LARGEST_TOLERANCE = 0.25
 
 
