@@ -256,7 +256,7 @@ def test_from_config_speaks_vllm(target, draft):
 
 
 def test_a_conversation_continues_in_its_cache(target, draft):
-    """The returned cache, and an empty one that the caller gave, hold all but the last token; the next turn uses them."""
+    """The returned cache and an empty one of the caller hold all but the last token; the next turn goes on in them."""
     ids, speculation = prompt(1), treespec.TreeSpeculation(draft, tree=8)
     mine, options = DynamicCache(), {**OPTIONS, "custom_generate": speculation, "return_dict_in_generate": True}
     first = target.generate(ids, past_key_values=mine, **options)
