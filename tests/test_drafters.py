@@ -27,6 +27,7 @@ class Recent:
     the row."""
 
     is_path_free = False
+    is_row_free = False
 
     def __call__(self, ids, logits, row):
         counts = torch.stack([torch.bincount(text, minlength=logits.shape[-1]) for text in ids])
@@ -36,7 +37,7 @@ class Recent:
 class Cold:
     """A path-free processor: temperature and a cut-off."""
 
-    is_path_free = True
+    is_path_free = is_row_free = True
 
     def __call__(self, ids, logits, row):
         scores = logits.float() / 0.7
@@ -187,20 +188,20 @@ def test_draft_model_keeps_nodes_that_left_the_tree():
 
 
 def test_duplicate_siblings_are_all_followed():
-    """Of two i.i.d. draws of one token either subtree may have been accepted: its nodes are found."""
+    """Of two i.i.d. draws of one token the one with the computed child may have been accepted: it is found."""
     scorer = ToyScorer(TableLM(2, scale=0.1))
-    loop = Loop(DraftModel(scorer, Paths([(0,), (1,), (2,), (2, 0), (2, 0, 0)], IID)), [[0, 1]], vocab_size=2)
+    loop = Loop(DraftModel(scorer, Paths([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)], IID)), [[0, 1]], vocab_size=2)
+    batch, num_duplicates = loop.propose(), 0
     for _ in range(20):
-        batch = loop.propose()
         tree = batch.trees[0]
+        num_duplicates += tree.token(1) == tree.token(2)
         deep = [tree.token(i) for i in tree.path_to(tree.num_nodes - 1)[1:]]
         num_scored = sum(scorer.scored.values())
         loop.step(batch, emit=[[*deep, 0]])
-        loop.propose()
-        # The root, its third child and that one's child were computed: their child and the new root are left, besides
-        # the two levels of the next tree.
-        assert sum(scorer.scored.values()) == num_scored + 2 + 2
-        loop.step(batch, emit=[[1]])
+        batch = loop.propose()
+        # The accepted leaf and the new root are computed, then three nodes of the new tree.
+        assert sum(scorer.scored.values()) == num_scored + 2 + 3
+    assert num_duplicates > 3
 
 
 def test_draft_model_survives_steps_that_are_not_its_own():

@@ -118,7 +118,7 @@ class DraftModel:
         if self._pending is None:
             logits = self._catch_up()
         else:
-            logits = self._scorer.extend(tokens, self._pending.add(tokens, parents)).logits
+            logits = self._score(tokens, self._pending.add(tokens, parents))
             self._pending.keep_logits(logits)
         return Proposal(self._laws(logits, tokens, parents))
 
@@ -130,7 +130,8 @@ class DraftModel:
         ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
         first = torch.tensor([width - len(row) for row in rows], device=ids.device).unsqueeze(1)
         self._num_cached = [len(row) for row in rows]
-        self._scorer.prefill(ids, torch.arange(width, device=ids.device) >= first)
+        mask = torch.arange(width, device=ids.device) >= first
+        self._scorer.prefill(ids.to(self._scorer.device), mask.to(self._scorer.device))
 
     def _catch_up(self) -> Tensor:
         """Logits after the roots, [B, 1, V], from one pass over the committed tokens that are not cached yet."""
@@ -148,9 +149,15 @@ class DraftModel:
     def _score_chains(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Logits [B, M, V]; a model that takes one token at a time gets one at a time."""
         if self._scorer.capability != Capability.PLAIN:
-            return self._scorer.extend(tokens, parents).logits
+            return self._score(tokens, parents)
         passes = zip(tokens.split(1, 1), parents.split(1, 1), strict=True)
-        return torch.cat([self._scorer.extend(*columns).logits for columns in passes], 1)
+        return torch.cat([self._score(*columns) for columns in passes], 1)
+
+    def _score(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Logits [B, F, V] on the call's device, which need not be the draft model's."""
+        device = self._scorer.device
+        parents = parents if parents.device.type == "cpu" else parents.to(device)
+        return self._scorer.extend(tokens.to(device), parents).logits.to(self._session.device)
 
     def _num_missing(self) -> list[int]:
         """Committed tokens that are not cached, per row."""
@@ -172,20 +179,29 @@ class DraftModel:
             scores = session.processors(tokens.reshape(-1, 1), logits.flatten(0, 1), session.row_ids[0])
         else:
             paths = pending.extend_paths(tokens, parents)
-            scores = torch.cat([self._row_scores(row, logits[row], paths[row]) for row in range(len(paths))])
+            scores = self._path_scores(logits, paths)
         is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
         return scores.softmax(-1, dtype=torch.float32).view(logits.shape).masked_fill_(is_padding, 1 / logits.shape[-1])
 
-    def _row_scores(self, row: int, logits: Tensor, paths: Sequence[Path | None]) -> Tensor:
-        """Processed scores float32 [F, V] of one row's nodes; paths of one length go to the processors together."""
-        session = self._session
-        committed = session.history.row(row)
+    def _path_scores(self, logits: Tensor, paths: Sequence[Sequence[Path | None]]) -> Tensor:
+        """Processed scores float32 [B, F, V] of raw logits [B, F, V]; ids of one length go to the processors together.
+
+        `paths[b][f]` are the tokens below the root on the path to a node, None for padding.
+        """
+        session, history = self._session, self._session.history
+        groups: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
+        for row, level in enumerate(paths):
+            row_id = 0 if session.processors.is_row_free else session.row_ids[row]
+            for slot, path in enumerate(level):
+                if path is not None:
+                    rows, slots = groups.setdefault((row_id, history.lengths[row], len(path)), ([], []))
+                    rows.append(row)
+                    slots.append(slot)
         scores = torch.zeros_like(logits, dtype=torch.float32)
-        for length in {len(path) for path in paths if path is not None}:
-            index = [i for i, path in enumerate(paths) if path is not None and len(path) == length]
-            drafted = torch.tensor([paths[i] for i in index], dtype=torch.int64, device=logits.device)
-            ids = torch.cat([committed.expand(len(index), -1), drafted.view(len(index), length)], 1)
-            scores[index] = session.processors(ids, logits[index], session.row_ids[row])
+        for (row_id, _, length), (rows, slots) in groups.items():
+            drafted = torch.tensor([paths[row][slot] for row, slot in zip(rows, slots, strict=True)], dtype=torch.int64)
+            ids = torch.cat([history.rows(rows), drafted.view(len(rows), length).to(logits.device)], 1)
+            scores[rows, slots] = session.processors(ids, logits[rows, slots], row_id)
         return scores
 
     def _servable(self, policy: TreePolicy) -> TreePolicy:
