@@ -413,6 +413,14 @@ def test_suffix_lookup_reads_the_output():
     assert loop.propose().tokens[0].tolist() == [4, 3, 2, 1, 5]
 
 
+def test_suffix_lookup_follows_the_most_recent_occurrences():
+    text = [1, 2] * MAX_OCCURRENCES + [1, 3] * (MAX_OCCURRENCES - 1) + [1, 4, 1]
+    ranked = SuffixIndex(text).continuations(max_match=1, min_match=1, max_depth=1).ranked()
+    assert [(token, prob * MAX_OCCURRENCES) for prob, token, _ in ranked] == [(3, MAX_OCCURRENCES - 1), (4, 1)]
+    tied = SuffixIndex([1, 2, 1, 3, 1]).continuations(max_match=1, min_match=1, max_depth=1).ranked()
+    assert [token for _, token, _ in tied] == [3, 2], "of equally frequent ones the most recent stands first"
+
+
 @pytest.mark.parametrize("is_repetitive", [True, False])
 def test_suffix_lookup_is_fast(is_repetitive):
     """At 8,000 tokens a step takes 0.3 ms at most: best of several rounds, as other work may share the machine."""

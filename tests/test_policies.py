@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import TableLM, TableSource
 
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst, Chain, KAry, Paths, TreeBuilder, as_policy
 from treespec.policies.heap import grow_best_first
+from treespec.protocols import Proposal
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
 from treespec.verification import get_rule, verify_dense
 
@@ -340,6 +342,45 @@ def test_trimming_drawn_nodes_by_their_probability_is_caught():
     trimmed = batch.keep_nodes(torch.zeros_like(batch.tokens, dtype=torch.bool).scatter(1, order, True))
     # A kept second draw whose first was cut counts as drawn first: exactly what a careless rerank would store.
     assert g_test(emitted_law(trimmed, None, target, "recursive"), pair_law(target, 0), TOY_ROWS) < 1e-6
+
+
+class VectorSource:
+    """A `DraftSource` of first-order laws without a Python loop, as on an accelerator."""
+
+    def __init__(self, laws, num_rows, is_sampling, num_candidates=None):
+        self.laws, self.is_sampling, self.num_candidates = laws, is_sampling, num_candidates
+        self.root_tokens = torch.arange(num_rows)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def expand(self, tokens, parents):
+        laws = self.laws[tokens]
+        return Proposal(laws) if self.num_candidates is None else Proposal(*laws.topk(self.num_candidates, dim=-1))
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on operators that read values back from the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.name() not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"), f"{func.name()} waits"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("num_candidates", [None, 3])
+@pytest.mark.parametrize("is_sampling", [True, False])
+@pytest.mark.parametrize("policy", [Chain(3), Paths(SHAPE), KAry((2, 2)), BestFirst(9), BestFirst(9, beam=2)])
+def test_accelerators_are_not_waited_for(policy, is_sampling, num_candidates, monkeypatch):
+    """The same trees come without reading any value, with widths known beforehand."""
+    laws = (2 * torch.randn(6, 6, generator=torch.Generator().manual_seed(2))).softmax(-1)
+    here = policy.grow(VectorSource(laws, 3, is_sampling, num_candidates), 4)
+    monkeypatch.setattr(TreeBuilder, "is_on_host", False)
+    with NoWaiting():
+        there = policy.grow(VectorSource(laws, 3, is_sampling, num_candidates), 4)
+    assert there.max_nodes == policy.max_nodes
+    assert there.families == here.families
+    if here.laws is None:
+        assert torch.equal(there.tokens[:, : here.max_nodes], here.tokens)
+        assert torch.equal(there.parents[:, : here.max_nodes], here.parents)
+        assert (there.parents[:, here.max_nodes :] == -2).all()
 
 
 def test_builder_keeps_expanded_numbers_apart():
