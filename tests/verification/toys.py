@@ -95,7 +95,7 @@ def as_batch(toys: Sequence[tuple[ToyTree, ConditionalLaw]]) -> tuple[TreeBatch,
     target_probs = torch.full((*trees.tokens.shape, vocab_size), torch.nan, dtype=torch.float64)
     for row, (tree, target) in enumerate(toys):
         for node, context in enumerate(tree.contexts):
-            target_probs[row, node] = torch.tensor(target(context), dtype=torch.float64)
+            target_probs[row, node] = torch.from_numpy(target(context).astype(np.float64))
     return trees, target_probs
 
 
@@ -106,25 +106,37 @@ def drafted_batch(drafter: ToyDrafter, target: ConditionalLaw) -> tuple[Tensor, 
     return torch.tensor([float(weight) for weight in weights], dtype=torch.float64), batch, target_probs
 
 
-def mean_accepted_by_rejection(scan: Scan, tree: TokenTree) -> Tensor:
-    """Expected number of accepted tokens when siblings are judged in turn: float64 [B], all rows shaped like `tree`."""
-    reached = torch.zeros_like(scan.probs)
-    reached[:, 0] = 1
-    for node in range(tree.num_nodes):
-        left = reached[:, node].clone()
-        for child in tree.children(node):
-            reached[:, child] = left * scan.probs[:, child]
-            left = left - reached[:, child]
-    return reached.sum(1) - 1
-
-
-def mean_accepted_by_traversal(scan: Scan, tree: TokenTree) -> Tensor:
-    """Expected number of accepted tokens when nodes are judged from the leaves up: float64 [B], shaped like `tree`."""
-    total, left = torch.zeros_like(scan.probs[:, 0]), torch.ones_like(scan.probs[:, 0])
-    for node in _post_order(tree.children_lists, 0):
-        total = total + left * scan.probs[:, node] * tree.depths[node]
-        left = left * (1 - scan.probs[:, node])
+def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
+    """Expected number of accepted tokens per row when siblings are judged in turn: float64 [B]."""
+    total = torch.zeros_like(scan.probs[:, 0])
+    for rows, tree in _by_shape(trees):
+        probs, reached = scan.probs[rows], torch.zeros_like(scan.probs[rows])
+        reached[:, 0] = 1
+        for node in range(tree.num_nodes):
+            left = reached[:, node].clone()
+            for child in tree.children(node):
+                reached[:, child] = left * probs[:, child]
+                left = left - reached[:, child]
+        total[rows] = reached.sum(1) - 1
     return total
+
+
+def mean_accepted_by_traversal(scan: Scan, trees: TreeBatch) -> Tensor:
+    """Expected number of accepted tokens per row when nodes are judged from the leaves up: float64 [B]."""
+    total = torch.zeros_like(scan.probs[:, 0])
+    for rows, tree in _by_shape(trees):
+        probs, left = scan.probs[rows], torch.ones(len(rows), dtype=scan.probs.dtype)
+        for node in _post_order(tree.children_lists, 0):
+            total[rows] += left * probs[:, node] * tree.depths[node]
+            left = left * (1 - probs[:, node])
+    return total
+
+
+def _by_shape(trees: TreeBatch) -> list[tuple[Tensor, TokenTree]]:
+    """The rows of every shape, with one tree of that shape."""
+    shapes, number = trees.parents.unique(dim=0, return_inverse=True)
+    groups = [(number == i).nonzero().squeeze(1) for i in range(len(shapes))]
+    return [(rows, trees.trees[int(rows[0])]) for rows in groups]
 
 
 def _post_order(children: list[list[int]], node: int) -> list[int]:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
@@ -241,7 +240,8 @@ def _earlier_siblings(trees: TreeBatch) -> Tensor:
 
 def _proposal_law(trees: TreeBatch, node: int, vocab_size: int, dtype: torch.dtype) -> Tensor:
     """The law that the node's token was drawn from, as `TokenTree.law` gives it; one-hot where selected: [B, V]."""
-    point_mass = one_hot(_token(trees, node, vocab_size), vocab_size).to(dtype)
+    # torch's one_hot reads its values on the host.
+    point_mass = (torch.arange(vocab_size, device=trees.device) == _token(trees, node, vocab_size)[:, None]).to(dtype)
     if trees.laws is None or trees.law_index is None:
         return point_mass
     row = trees.law_index[:, node]

@@ -1,0 +1,204 @@
+"""The dense forms agree with the walks coin for coin, never wait for the device, and report bad values as flags."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from verification.toys import as_batch, drafted_batch, law_pairs, random_drafted
+
+from treespec.errors import InvalidTreeError, LogitsError
+from treespec.testing import IID, MIXED, FixedShape, ToyDrafter
+from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
+from treespec.verification import RULES, ArgmaxChooser, TargetWalk, verify_dense
+from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy, walk_rows
+
+TREE_RULES = ("target_walk", "recursive", "traversal")
+CHAIN_RULES = ("token", "block")
+NUM_EXAMPLES, NUM_ROWS = 250, 40
+HOST_READS = {
+    "_local_scalar_dense", "nonzero", "nonzero_numpy", "masked_select", "is_nonzero", "item", "equal", "unique",
+    "_unique2", "unique_consecutive", "repeat_interleave", "allclose",
+}  # fmt: skip
+
+
+@seed(0)
+@settings(max_examples=NUM_EXAMPLES, deadline=None, database=None)
+@given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
+def test_agrees_with_the_walk_on_10_000_trees(random_seed: int, vocab_size: int) -> None:
+    rng = np.random.default_rng(random_seed)
+    trees, target_probs = as_batch([random_drafted(rng, vocab_size) for _ in range(NUM_ROWS)])
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    for name in TREE_RULES:
+        walked = walk_rows(RULES[name], trees, target_probs, coins, draws)
+        assert verify_dense(RULES[name], trees, target_probs, coins, draws) == walked, name
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_chain_rules_agree_and_block_is_traversal(length: int) -> None:
+    rng = np.random.default_rng(length)
+    target, drafts = law_pairs(4, False)["zeros"]
+    _, trees, target_probs = drafted_batch(ToyDrafter(IID, FixedShape.kary(*[1] * length), drafts), target)
+    for _ in range(50):
+        coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+        verdicts = {name: walk_rows(RULES[name], trees, target_probs, coins, draws) for name in CHAIN_RULES}
+        assert verdicts["block"] == walk_rows(RULES["traversal"], trees, target_probs, coins, draws)
+        assert verdicts["token"] == walk_rows(RULES["recursive"], trees, target_probs, coins, draws)
+        for name in CHAIN_RULES:
+            assert verify_dense(RULES[name], trees, target_probs, coins, draws) == verdicts[name]
+
+
+def test_greedy_agrees_with_the_argmax_walk() -> None:
+    rng = np.random.default_rng(0)
+    trees, target_probs = as_batch([random_drafted(rng, 5) for _ in range(500)])
+    scores = target_probs.log()  # -inf where the law is zero, as processors leave it.
+    expected = [TargetWalk().walk(t, scores[b].__getitem__, ArgmaxChooser()) for b, t in enumerate(trees.trees)]
+    assert decode(pack_greedy(trees, scores)) == expected
+    assert max(verdict.num_accepted for verdict in expected) >= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtypes_may_differ(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(1)
+    trees, target_probs = as_batch([random_drafted(rng, 4) for _ in range(300)])
+    assert trees.laws is not None
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    for laws_dtype in (torch.float32, torch.float64):
+        cast = dataclasses.replace(trees, laws=trees.laws.to(laws_dtype))
+        for name in TREE_RULES:
+            args = (RULES[name], cast, target_probs.to(dtype), coins, draws)
+            assert verify_dense(*args) == walk_rows(*args)
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails where an operator would wait for the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        assert name not in HOST_READS, f"{name} waits for the device"
+        has_bool_index = name.startswith("index") and any(
+            isinstance(item, torch.Tensor) and item.dtype == torch.bool
+            for arg in args
+            if isinstance(arg, (list, tuple))
+            for item in arg
+        )
+        assert not has_bool_index, f"{name} by a bool mask waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if has_dense_form(rule)])
+def test_never_waits_for_the_device(name: str) -> None:
+    rng = np.random.default_rng(2)
+    shape = FixedShape.kary(1, 1) if name in CHAIN_RULES else FixedShape.kary(2, 2)
+    _, trees, target_probs = drafted_batch(ToyDrafter(MIXED, shape, law_pairs(3, False)["generic"][1]), *targets())
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    fresh = dataclasses.replace(trees)  # Nothing derived is cached yet.
+    with NoHostReads():
+        packed = pack(RULES[name], fresh, target_probs, coins, draws)
+    assert decode(packed) == walk_rows(RULES[name], trees, target_probs, coins, draws)
+
+
+def test_greedy_never_waits_for_the_device() -> None:
+    trees, target_probs = as_batch([random_drafted(np.random.default_rng(3), 3)])
+    with NoHostReads():
+        packed = pack_greedy(dataclasses.replace(trees), target_probs)
+    assert len(decode(packed)) == 1
+
+
+def test_the_watch_sees_host_reads() -> None:
+    values = torch.ones(3)
+    for read in (
+        lambda: float(values[0]),
+        lambda: values[values > 0],
+        lambda: values.nonzero(),
+        lambda: bool(values.all()),
+    ):
+        with NoHostReads(), pytest.raises(AssertionError, match="waits"):
+            read()
+
+
+def targets() -> tuple:
+    return (law_pairs(3, False)["generic"][0],)
+
+
+def two_rows() -> tuple[TreeBatch, torch.Tensor]:
+    laws = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
+    pair = TokenTree(torch.tensor([0, 1, 2]), torch.tensor([ROOT_PARENT, 0, 0]), laws, torch.tensor([POINT_MASS, 0, 0]))
+    single = TokenTree(torch.tensor([0]), torch.tensor([ROOT_PARENT]))
+    target_probs = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
+    target_probs[1, 1:] = torch.nan  # Padding is never read.
+    return TreeBatch.from_trees([pair, single]), target_probs
+
+
+def spoilt(trees: TreeBatch, **changes: list) -> TreeBatch:
+    return dataclasses.replace(trees, **{name: torch.tensor(value) for name, value in changes.items()})
+
+
+@pytest.mark.parametrize("name", TREE_RULES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parents": [[-1, 2, 0], [-1, -2, -2]]},
+        {"parents": [[-1, -1, 0], [-1, -2, -2]]},
+        {"parents": [[-1, 7, 0], [-1, -2, -2]]},
+        {"parents": [[0, 0, 0], [-1, -2, -2]]},
+        {"parents": [[-1, 0, 0], [-1, -2, 0]]},
+        {"parents": [[-1, 0, -3], [-1, -2, -2]]},
+        {"tokens": [[0, 1, 3], [0, 0, 0]]},
+        {"tokens": [[0, 1, -1], [0, 0, 0]]},
+        {"law_index": [[-1, 0, 1], [-1, -1, -1]]},
+        {"law_index": [[-1, 0, -2], [-1, -1, -1]]},
+        {"laws": [[0.5, 0.3, 0.1]]},
+        {"laws": [[0.5, 0.6, -0.1]]},
+        {"laws": [[0.5, 0.0, 0.5]]},
+        {"laws": [[0.5, float("nan"), 0.5]]},
+        {"is_without_replacement": [[False, True, True], [False, False, False]], "tokens": [[0, 1, 1], [0, 0, 0]]},
+    ],
+)
+def test_invalid_trees_raise_from_the_copy(name: str, changes: dict) -> None:
+    trees, target_probs = two_rows()
+    target_probs, uniforms = target_probs.nan_to_num(1 / 3), torch.full((2, 3), 0.5)
+    assert len(verify_dense(RULES[name], trees, target_probs, uniforms, uniforms)) == 2
+    with pytest.raises(InvalidTreeError):
+        verify_dense(RULES[name], spoilt(trees, **changes), target_probs, uniforms, uniforms)
+
+
+@pytest.mark.parametrize("name", TREE_RULES)
+@pytest.mark.parametrize("law", [[torch.nan, 0.5, 0.5], [torch.inf, 0, 0], [0.5, 0.5, 0.5], [1.5, -0.5, 0], [0, 0, 0]])
+def test_laws_that_are_none_raise_from_the_copy(name: str, law: list[float]) -> None:
+    trees, target_probs = two_rows()
+    uniforms = torch.full((2, 3), 0.5)
+    for row, node in ((0, 0), (0, 2), (1, 0)):
+        spoilt_probs = target_probs.clone()
+        spoilt_probs[row, node] = torch.tensor(law, dtype=torch.float64)
+        with pytest.raises(LogitsError):
+            verify_dense(RULES[name], trees, spoilt_probs, uniforms, uniforms)
+
+
+@pytest.mark.parametrize("score", [torch.nan, torch.inf, -torch.inf])
+def test_greedy_scores_that_are_none_raise_from_the_copy(score: float) -> None:
+    trees, target_probs = two_rows()
+    scores = target_probs.nan_to_num(torch.nan)
+    scores[0, 1] = score
+    with pytest.raises(LogitsError):
+        decode(pack_greedy(trees, scores))
+
+
+def test_a_rule_without_a_dense_form_is_walked() -> None:
+    class Renamed(TargetWalk):
+        pass
+
+    trees, target_probs = two_rows()
+    uniforms = torch.full((2, 3), 0.4)
+    assert not has_dense_form(Renamed())
+    dense = verify_dense(TargetWalk(), trees, target_probs, uniforms, uniforms)
+    assert verify_dense(Renamed(), trees, target_probs, uniforms, uniforms) == dense
+    with pytest.raises(LogitsError):
+        verify_dense(Renamed(), trees, target_probs * 2, uniforms, uniforms)
+    with pytest.raises(InvalidTreeError):
+        verify_dense(Renamed(), spoilt(trees, tokens=[[0, 1, 3], [0, 0, 0]]), target_probs, uniforms, uniforms)

@@ -1,0 +1,199 @@
+"""No NaN comes out, whatever goes in; nothing of probability zero is emitted; nothing is asked for in vain."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from treespec.errors import InvalidTreeError, LogitsError, RuleMismatchError
+from treespec.testing import ToyTree
+from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.verification import RULES, ArgmaxChooser, GivenChooser, verify, verify_dense
+from treespec.verification.dense import walk_rows
+from treespec.verification.steps import likelihood_ratio, residual_weights
+
+TREE_RULES = ("target_walk", "recursive", "traversal")
+CHAIN_RULES = ("token", "block")
+LOGITS = st.sampled_from([-math.inf, -3e38, -1e4, -90.0, -1.0, 0.0, 1e-40, 0.5, 1.0, 88.0, 1e4, 3e38])
+ANY_LOGITS = LOGITS | st.sampled_from([math.nan, math.inf])
+
+
+def rows_of(logits: st.SearchStrategy[float], num_rows: int) -> st.SearchStrategy[list[list[float]]]:
+    return st.lists(st.lists(logits, min_size=4, max_size=4), min_size=num_rows, max_size=num_rows)
+
+
+def drafted(draft_logits: list[list[float]], is_chain: bool, rng: np.random.Generator) -> TokenTree | None:
+    """A tree of four nodes sampled from softmaxes in float32; None where the logits give no law."""
+    laws = torch.tensor(draft_logits).softmax(-1)
+    if laws.isnan().any():
+        return None
+    index = [0, 1, 2] if is_chain else [0, 0, 1]
+    tokens = [int(rng.choice(4, p=(laws[i].double() / laws[i].double().sum()).numpy())) for i in index]
+    parents = [-1, 0, 1, 2] if is_chain else [-1, 0, 0, 1]
+    return TokenTree(torch.tensor([0, *tokens]), torch.tensor(parents), laws, torch.tensor([-1, *index]))
+
+
+@seed(0)
+@settings(max_examples=400, deadline=None, database=None)
+@given(rows_of(ANY_LOGITS, 4), rows_of(LOGITS, 3), st.booleans(), st.integers(0, 2**32 - 1))
+def test_fuzzed_logits(target_logits: list, draft_logits: list, is_chain: bool, random_seed: int) -> None:
+    rng = np.random.default_rng(random_seed)
+    tree = drafted(draft_logits, is_chain, rng)
+    if tree is None:
+        return
+    target_probs = torch.tensor(target_logits).softmax(-1)
+    coins, draws = (torch.tensor(rng.choice([0.0, rng.random(), 1 - 2**-53], size=4)) for _ in range(2))
+    for name in TREE_RULES + (CHAIN_RULES if is_chain else ()):
+        batch = (RULES[name], TreeBatch.from_trees([tree]), target_probs[None], coins[None], draws[None])
+        if target_probs.isnan().any():
+            with pytest.raises(LogitsError):
+                verify(tree, target_probs, name, coins=coins, draws=draws)
+            with pytest.raises(LogitsError):
+                verify_dense(*batch)
+            continue
+        verdict = verify(tree, target_probs, name, coins=coins, draws=draws)
+        assert_possible(verdict, tree, target_probs)
+        assert verify_dense(*batch) == [verdict]
+
+
+@pytest.mark.parametrize("name", TREE_RULES + CHAIN_RULES)
+def test_nan_that_reaches_a_decision_of_the_walk_raises(name: str) -> None:
+    tree = TokenTree.chain([0, 1], torch.full((1, 3), 1 / 3))
+    for law in ([math.nan] * 3, [0.5, math.nan, 0.5], [math.nan, 0.0, 0.5], [math.inf, 0.0, 0.0], [0.0, 0.0, 0.0]):
+        with pytest.raises(LogitsError):
+            RULES[name].walk(tree, lambda node, law=law: torch.tensor(law), GivenChooser([0.9, 0.9], [0.5, 0.5]))
+
+
+def assert_possible(verdict: Verdict, tree: TokenTree, target_probs: Tensor) -> None:
+    tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
+    for node, token in zip(verdict.path, tokens, strict=True):
+        assert target_probs[node, token] > 0, f"{tokens} has target probability zero"
+
+
+@pytest.mark.parametrize("vocab_size", [3, 5000])
+@pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
+def test_zero_residual_mass_falls_back_to_the_law_before(name: str, vocab_size: int) -> None:
+    """The target lies below the draft everywhere, by rounding: a rejection leaves nothing."""
+    draft = torch.rand(vocab_size, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    target_probs = (draft * (1 - 1e-6)).expand(3, -1)
+    assert (target_probs[0] <= draft).all()
+    tree = TokenTree.chain([0, 1, 2], torch.stack([draft, draft]))
+    coins, draws = torch.full((3,), 1 - 2**-53, dtype=torch.float64), torch.full((3,), 0.5, dtype=torch.float64)
+    verdict = verify(tree, target_probs, name, coins=coins, draws=draws)
+    median = int((draft.double().cumsum(0) > draft.double().sum() / 2).nonzero()[0])
+    assert verdict == Verdict((0,), median, is_bonus=False)
+    batch = (TreeBatch.from_trees([tree]), target_probs[None], coins[None], draws[None])
+    assert verify_dense(RULES[name], *batch) == [verdict] == walk_rows(RULES[name], *batch)
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
+def test_coins_are_strict(name: str) -> None:
+    """Probability zero never happens, not even at coin 0; probability one always does, and the root has no coin."""
+    laws = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
+    chooser = GivenChooser([math.nan, 0.0], [0.0, 0.0])
+    impossible = RULES[name].walk(TokenTree.chain([9, 1], laws[:1]), lambda node: torch.eye(3)[0], chooser)
+    assert impossible == Verdict((0,), 0, is_bonus=False)
+    sure = RULES[name].walk(
+        TokenTree.chain([9, 1], laws[:1]),
+        lambda node: torch.eye(3)[1],
+        GivenChooser([math.nan, 1 - 2**-53], [0.0, 0.0]),
+    )
+    assert sure == Verdict((0, 1), 1, is_bonus=True)
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
+def test_a_drawn_token_of_probability_zero_raises(name: str) -> None:
+    tree = ToyTree()
+    law = np.array([0.5, 0.5, 0.0])
+    tree.add(0, 2, law, law)
+    with pytest.raises(InvalidTreeError, match="token 2 was drafted"):
+        RULES[name].walk(tree, lambda node: np.full(3, 1 / 3), GivenChooser([0.5, 0.5], [0.5, 0.5]))
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_steps_change_no_argument(make) -> None:
+    law, draft = make([0.5, 0.25, 0.25]), make([0.2, 0.8, 0.0])
+    assert float(likelihood_ratio(law, draft, 0)) == pytest.approx(2.5)
+    assert float(likelihood_ratio(law, None, 1)) == 0.25
+    assert residual_weights(law, None, 0).tolist() == [0.0, 0.25, 0.25]
+    assert residual_weights(law, draft, 0).tolist() == pytest.approx([0.3, 0.0, 0.25])
+    assert law.tolist() == [0.5, 0.25, 0.25]
+
+
+class AskedNodes:
+    """A target law that remembers for which nodes it was asked."""
+
+    def __init__(self, target_probs: Tensor) -> None:
+        self.target_probs = target_probs
+        self.nodes: set[int] = set()
+
+    def __call__(self, node: int) -> Tensor:
+        self.nodes.add(node)
+        return self.target_probs[node]
+
+
+def two_branches() -> TokenTree:
+    """Root 0; children 1 (token 0) and 2 (token 1); 3 below 1, 4 below 3, 5 below 2."""
+    laws = torch.tensor([[0.5, 0.5, 0.0]])
+    return TokenTree(
+        torch.tensor([9, 0, 1, 0, 1, 0]), torch.tensor([-1, 0, 0, 1, 3, 2]), laws, torch.tensor([-1, 0, 0, 0, 0, 0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("target_walk", {0, 2}),
+        ("recursive", {0, 2}),
+        ("traversal", {0, 2}),  # Nothing below node 1, which is entered with mass zero; leaf 5 is not accepted.
+    ],
+)
+def test_only_the_nodes_that_matter_are_asked_for(name: str, expected: set[int]) -> None:
+    target_probs = torch.full((6, 3), 1 / 3)
+    target_probs[0] = torch.tensor([0.0, 1.0, 0.0])
+    target_probs[2] = torch.tensor([0.0, 0.0, 1.0])
+    law = AskedNodes(target_probs)
+    verdict = RULES[name].walk(two_branches(), law, GivenChooser([0.5] * 6, [0.5] * 6))
+    assert verdict == Verdict((0, 2), 2, is_bonus=False)
+    assert law.nodes == expected
+
+
+def test_block_asks_for_nothing_below_mass_zero() -> None:
+    law = AskedNodes(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    verdict = RULES["block"].walk(
+        TokenTree.chain([9, 0, 0, 0], torch.full((3, 3), 1 / 3)), law, GivenChooser([0.0] * 4, [0.0] * 4)
+    )
+    assert verdict == Verdict((0,), 1, is_bonus=False)
+    assert law.nodes == {0}
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_the_chooser_draws_from_laws_only(weights: list[float]) -> None:
+    with pytest.raises(LogitsError, match="after node 1"):
+        GivenChooser([0.5, 0.5], [0.5, 0.5]).pick(1, torch.tensor(weights))
+
+
+def test_the_chooser_flips_no_nan() -> None:
+    with pytest.raises(LogitsError, match="node 1 is NaN"):
+        GivenChooser([0.5, 0.5], [0.5, 0.5]).flip(1, math.nan)
+
+
+def test_the_chooser_reads_tensors_lists_and_arrays() -> None:
+    for coins in ([0.25, 0.75], torch.tensor([0.25, 0.75]), np.array([0.25, 0.75])):
+        chooser = GivenChooser(coins, coins)
+        assert [chooser.flip(node, 0.5) for node in (0, 1)] == [True, False]
+        assert [chooser.pick(node, np.array([0.5, 0.5])) for node in (0, 1)] == [0, 1]
+        assert [chooser.pick(node, torch.tensor([2.0, 0.0, 2.0])) for node in (0, 1)] == [0, 2]
+
+
+def test_the_greedy_chooser_takes_the_first_of_equal_scores_and_has_no_coins() -> None:
+    chooser = ArgmaxChooser()
+    assert chooser.pick(0, torch.tensor([-math.inf, 3.0, 3.0])) == 1
+    with pytest.raises(RuleMismatchError, match="target walk"):
+        chooser.flip(0, 0.5)

@@ -1,0 +1,202 @@
+"""Names, admission, "auto", and `verify` with all that a caller can get wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from treespec.errors import (
+    ConfigError,
+    InvalidTreeError,
+    LogitsError,
+    RuleMismatchError,
+    TreespecError,
+    VocabularyMismatchError,
+)
+from treespec.protocols import VerificationRule
+from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.verification import RULES, TargetWalk, Traversal, admissible_rules, get_rule, resolve, verify
+from treespec.verification.dense import walk_rows
+
+LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
+
+
+def pair(index: list[int] | None, **options) -> TreeBatch:
+    """A root with two children, drawn from rows `index` of LAWS; None: selected."""
+    tree = TokenTree(
+        torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0]), LAWS if index else None,
+        torch.tensor([-1, *index]) if index else None, **options,
+    )  # fmt: skip
+    return TreeBatch.from_trees([tree])
+
+
+SELECTED, IID, MIXED = pair(None), pair([0, 0]), pair([0, -1])
+WITHOUT_REPLACEMENT = pair([0, 0], is_without_replacement=torch.tensor([False, True, True]))
+CHAIN = TreeBatch.from_trees([TokenTree.chain([0, 1, 2], LAWS)])
+
+
+def test_every_rule_is_found_by_its_name() -> None:
+    assert {"token", "block", "recursive", "target_walk", "traversal"} <= set(RULES)
+    for name, rule in RULES.items():
+        assert get_rule(name) is rule
+        assert rule.name == name
+    rule = Traversal()
+    assert get_rule(rule) is rule
+
+
+@pytest.mark.parametrize("rule", ["travesal", "", 3, None, torch.softmax])
+def test_what_is_no_rule_raises(rule) -> None:
+    with pytest.raises(ConfigError, match="rule"):
+        get_rule(rule)
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT])
+def test_chain_rules_refuse_branches_and_name_the_admissible(name: str, trees: TreeBatch) -> None:
+    RULES[name].check(CHAIN)
+    with pytest.raises(RuleMismatchError, match=r"several children.*recursive.*traversal") as caught:
+        RULES[name].check(trees)
+    assert name not in admissible_rules(trees)
+    assert all(rule in str(caught.value) for rule in admissible_rules(trees))
+
+
+@pytest.mark.parametrize(
+    "trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT, CHAIN, pair([0, 0], is_width_fixed=False)]
+)
+def test_the_tree_rules_admit_everything(trees: TreeBatch) -> None:
+    assert {"target_walk", "recursive", "traversal"} <= set(admissible_rules(trees))
+    assert all(RULES[name].is_lossless for name in admissible_rules(trees))
+
+
+def test_auto() -> None:
+    assert resolve("auto", True, SELECTED) == TargetWalk()
+    for trees in (IID, MIXED, WITHOUT_REPLACEMENT, CHAIN):
+        assert resolve("auto", True, trees) == Traversal()
+        assert resolve("auto", False, trees) == TargetWalk()
+
+
+def test_a_named_rule_is_checked_and_greedy_decoding_walks() -> None:
+    assert resolve("recursive", True, IID) is RULES["recursive"]
+    assert resolve("recursive", False, IID) == TargetWalk()
+    for is_sampling in (True, False):
+        with pytest.raises(RuleMismatchError):
+            resolve("block", is_sampling, IID)
+        with pytest.raises(ConfigError):
+            resolve("blck", is_sampling, IID)
+
+
+class Lossy:
+    name = "lossy"
+    is_lossless = False
+
+    def check(self, trees: TreeBatch) -> None: ...
+
+    def walk(self, tree, target_law, chooser) -> Verdict:
+        return Verdict((0,), 0, is_bonus=False)
+
+
+def test_a_callers_own_rule_is_taken_as_it_is() -> None:
+    rule: VerificationRule = Lossy()
+    assert resolve(rule, False, IID) is rule
+    assert verify(IID, uniform(1, 3, 3), rule) == [Verdict((0,), 0, is_bonus=False)]
+
+
+def uniform(*shape: int) -> Tensor:
+    return torch.full(shape, 1 / shape[-1])
+
+
+def test_one_tree_and_a_batch_agree_with_the_walk() -> None:
+    coins, draws = torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([[0.4, 0.5, 0.6]])
+    for name in ("target_walk", "recursive", "traversal"):
+        for trees in (SELECTED, IID, MIXED, WITHOUT_REPLACEMENT):
+            expected = walk_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
+            assert verify(trees, uniform(1, 3, 3), name, coins=coins, draws=draws) == expected
+            single = verify(trees.trees[0], uniform(3, 3), name, coins=coins[0], draws=draws[0])
+            assert [single] == expected
+
+
+def test_auto_is_the_default() -> None:
+    coins, draws = torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([[0.4, 0.5, 0.6]])
+    for trees, name in ((SELECTED, "target_walk"), (IID, "traversal")):
+        expected = walk_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
+        assert verify(trees, uniform(1, 3, 3), coins=coins, draws=draws) == expected
+
+
+def test_what_is_left_out_is_drawn_from_the_generator() -> None:
+    tree = TokenTree.from_paths([(0,), (0, 0)], [0, 1, 1])
+    drawn = [[verify(tree, uniform(3, 3), generator=g).next_token for _ in range(20)] for g in generators(1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        first = [verify(tree, uniform(3, 3)) for _ in range(20)]
+        torch.manual_seed(5)
+        assert [verify(tree, uniform(3, 3)) for _ in range(20)] == first
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def test_coins_and_draws_do_not_share_noise() -> None:
+    """Left out, both are drawn: a rule whose coins equal its draws would never emit some tokens."""
+    tree, generator = TokenTree.chain([0, 1], LAWS[:1]), torch.Generator().manual_seed(0)
+    emitted = {verify(tree, torch.tensor([[0.4, 0.2, 0.4]] * 2), "token", generator=generator) for _ in range(200)}
+    accepted = {verdict.next_token for verdict in emitted if verdict.is_bonus}
+    assert accepted == {0, 1, 2}
+
+
+NAN_LAW = torch.tensor([[1.0, 0.0, 0.0]] * 2 + [[float("nan"), 0.5, 0.5]])
+HALF = torch.full((3,), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("target_probs", "options", "error", "message"),
+    [
+        (uniform(2, 3), {}, InvalidTreeError, r"one law per node, \[3, 'V'\]|\[1, 3, 'V'\]"),
+        (uniform(1, 3, 3), {}, InvalidTreeError, "one law per node"),
+        (uniform(3), {}, InvalidTreeError, "one law per node"),
+        (uniform(3, 4), {}, VocabularyMismatchError, "cover 3 tokens, the target's laws 4"),
+        (uniform(3, 3).half(), {}, ConfigError, "float32 or float64"),
+        (torch.ones(3, 3, dtype=torch.int64), {}, ConfigError, "float32 or float64"),
+        (NAN_LAW, {}, LogitsError, "row 0, node 2"),
+        (uniform(3, 3) * 2, {}, LogitsError, "sum is 2"),
+        (torch.tensor([[1.5, -0.5, 0.0]] * 3), {}, LogitsError, "least is -0.5"),
+        (torch.tensor([[torch.inf, 0.0, 0.0]] * 3), {}, LogitsError, "sum is inf"),
+        (torch.zeros(3, 3), {}, LogitsError, "sum is 0"),
+        (torch.randn(3, 3), {}, LogitsError, "not logits"),
+        (uniform(3, 3), {"coins": torch.rand(4)}, ConfigError, "coins must be one float per node"),
+        (uniform(3, 3), {"draws": torch.rand(2)}, ConfigError, "draws must be one float per node"),
+        (uniform(3, 3), {"coins": torch.zeros(3, dtype=torch.int64)}, ConfigError, "coins must be one float per node"),
+        (uniform(3, 3), {"coins": HALF + 0.5}, ConfigError, r"coins must lie in \[0, 1\)"),
+        (uniform(3, 3), {"draws": -HALF}, ConfigError, r"draws must lie in \[0, 1\)"),
+        (uniform(3, 3), {"draws": HALF * torch.nan}, ConfigError, r"draws must lie in \[0, 1\)"),
+        (uniform(3, 3), {"rule": "sequoia"}, ConfigError, "no verification rule is called 'sequoia'"),
+        (uniform(3, 3), {"rule": "token"}, RuleMismatchError, "several children"),
+    ],
+)
+def test_wrong_input(target_probs: Tensor, options: dict, error: type[TreespecError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        verify(IID.trees[0], target_probs, **options)
+
+
+def test_tokens_without_a_target_law_raise() -> None:
+    tree = TokenTree.from_paths([(0,), (1,)], [7, 1, 3])
+    with pytest.raises(VocabularyMismatchError, match="outside the target's vocabulary of 3"):
+        verify(tree, uniform(3, 3))
+    verify(tree, uniform(3, 4))  # The root's token is committed: it needs no law.
+
+
+def test_invalid_batches_raise() -> None:
+    for name, value in (("parents", [[-1, 0, 2]]), ("law_index", [[-1, 0, 5]])):
+        with pytest.raises(InvalidTreeError, match="not drafted trees"):
+            verify(dataclasses.replace(IID, **{name: torch.tensor(value)}), uniform(1, 3, 3))
+
+
+def test_padding_is_not_read() -> None:
+    trees = TreeBatch.from_trees([IID.trees[0], TokenTree(torch.tensor([0]), torch.tensor([-1]))])
+    target_probs = uniform(2, 3, 3)
+    target_probs[1, 1:] = torch.nan
+    assert [verdict.path for verdict in verify(trees, target_probs)][1] == (0,)
