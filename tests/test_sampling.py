@@ -1,0 +1,197 @@
+"""Draws from given uniforms at their edges, and drawn sequences against their exact laws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from treespec.sampling import (
+    draw_independent,
+    draw_without_replacement,
+    flatten_at_zeros,
+    inverse_cdf,
+    normalise,
+    residual,
+)
+
+ALMOST_ONE = 1 - 2**-53
+SIGNIFICANCE = 1e-6  # Seeds are fixed: a failure is a bug, and a bias of a hundredth would fail by far.
+
+
+def pick(weights: list[float] | torch.Tensor, uniform: float) -> int:
+    return int(inverse_cdf(torch.as_tensor(weights), torch.tensor(uniform, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.1, 0.5, 0.9, ALMOST_ONE, 1.0])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 5e-324, 1e300])
+def test_zero_mass_is_never_returned(uniform: float, scale: float) -> None:
+    weights = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64) * scale
+    assert pick(weights, uniform) in (1, 4)
+    assert pick([0.0, 0.0, 2.0], uniform) == 2
+    assert pick([2.0, 0.0, 0.0], uniform) == 0
+    assert pick([1.0], uniform) == 0
+
+
+def test_boundaries_belong_to_the_next_token() -> None:
+    weights = [0.25, 0.25, 0.0, 0.5]
+    expected = {0.0: 0, 0.25 - 2**-54: 0, 0.25: 1, 0.5 - 2**-54: 1, 0.5: 3, ALMOST_ONE: 3}
+    assert {uniform: pick(weights, uniform) for uniform in expected} == expected
+
+
+def test_the_uniform_is_scaled_by_the_sum() -> None:
+    """Laws that sum to a little less, or to anything else, lose no token's share."""
+    for scale in (0.9, 1 - 1e-5, 3.0, 1e-6):
+        weights = torch.tensor([0.5, 0.5], dtype=torch.float64) * scale
+        assert [pick(weights, u) for u in (0.0, 0.4999, 0.5001, ALMOST_ONE)] == [0, 0, 1, 1]
+
+
+def test_a_float32_law_over_a_large_vocabulary_ends_at_its_last_token_with_mass() -> None:
+    logits = torch.randn(49_152, generator=torch.Generator().manual_seed(0))
+    law = logits.softmax(-1)
+    law[-100:] = 0
+    assert pick(law, ALMOST_ONE) == 49_152 - 101
+    middle = pick(law, 0.5)
+    exact = law.numpy().astype(np.longdouble)
+    assert exact[:middle].sum() <= exact.sum() / 2 < exact[: middle + 1].sum()
+
+
+@seed(0)
+@settings(max_examples=200, deadline=None, database=None)
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8).filter(lambda weights: sum(weights) > 0),
+    st.floats(0, ALMOST_ONE),
+)
+def test_equals_a_plain_loop(weights: list[float], uniform: float) -> None:
+    goal, total, expected = uniform * math.fsum(weights), 0.0, None
+    for token, weight in enumerate(weights):
+        total += weight
+        if total > goal and expected is None:
+            expected = token
+    if expected is None:
+        expected = max(token for token, weight in enumerate(weights) if weight > 0)
+    cdf = np.cumsum(weights)
+    is_near_a_boundary = bool((np.abs(cdf - goal) <= 4e-16 * cdf[-1]).any())
+    token = pick(torch.tensor(weights, dtype=torch.float32), uniform)
+    assert weights[token] > 0
+    assert token == expected or is_near_a_boundary
+
+
+def test_rows_are_drawn_side_by_side() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, uniform = torch.rand(2, 3, 5, generator=generator), torch.rand(2, 3, generator=generator)
+    drawn = inverse_cdf(weights, uniform)
+    assert drawn.shape == (2, 3)
+    assert drawn.dtype == torch.int64
+    for i, j in itertools.product(range(2), range(3)):
+        assert drawn[i, j] == pick(weights[i, j], float(uniform[i, j]))
+
+
+def test_sums_of_parallel_scans_are_made_monotone() -> None:
+    """An accelerator's sums may be off by an ulp: neither a dip nor a rise at zero mass may be found."""
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.0, 0.5, 0.0], dtype=torch.float64)
+    ulp = 2**-53
+    ragged = torch.tensor([ulp, 0.5, 0.5 + ulp, 0.5 - ulp, 1.0, 1.0 + 2 * ulp], dtype=torch.float64)
+    assert flatten_at_zeros(ragged, weights).tolist() == [0.0, 0.5, 0.5, 0.5, 1.0, 1.0]
+    assert flatten_at_zeros(weights.cumsum(0), weights).equal(weights.cumsum(0))
+
+
+def g_test(counts: dict, law: dict, num_draws: int) -> float:
+    """The p-value of counted outcomes under an exact law."""
+    assert set(counts) <= {outcome for outcome, prob in law.items() if prob > 0}
+    observed = np.array([counts.get(outcome, 0) for outcome in law])
+    expected = np.array([num_draws * prob for prob in law.values()])
+    assert expected.sum() == pytest.approx(num_draws)
+    return stats.power_divergence(observed, expected, lambda_="log-likelihood").pvalue
+
+
+def counted(draws: torch.Tensor) -> dict[tuple[int, ...], int]:
+    outcomes, numbers = draws.unique(dim=0, return_counts=True)
+    return dict(zip((tuple(row) for row in outcomes.tolist()), numbers.tolist(), strict=True))
+
+
+LAW = [0.4, 0.3, 0.2, 0.1]
+NUM_DRAWS = 100_000
+
+
+def without_replacement_law(law: list[float], k: int) -> dict[tuple[int, ...], float]:
+    """The law of ordered draws from the renormalised rest, by the definition."""
+    exact = {}
+    for outcome in itertools.permutations(range(len(law)), k):
+        prob, left = 1.0, 1.0
+        for token in outcome:
+            prob *= law[token] / left
+            left -= law[token]
+        exact[outcome] = prob
+    return exact
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_draws_without_replacement_have_their_exact_ordered_law(k: int) -> None:
+    laws = torch.tensor(LAW).expand(NUM_DRAWS, -1)
+    tokens, is_drawn = draw_without_replacement(laws, k, torch.Generator().manual_seed(k))
+    assert tokens.shape == (NUM_DRAWS, k)
+    assert bool(is_drawn.all())
+    exact = without_replacement_law(LAW, k)
+    assert g_test(counted(tokens), exact, NUM_DRAWS) > SIGNIFICANCE
+    if k > 1:  # The test can fail: draws in ascending order of token are another law.
+        biased = dict.fromkeys(exact, 0) | counted(tokens.sort(dim=1).values)
+        assert g_test(biased, exact, NUM_DRAWS) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_independent_draws_are_a_product_law(k: int) -> None:
+    laws = torch.tensor(LAW).expand(NUM_DRAWS, -1)
+    tokens = draw_independent(laws, k, torch.Generator().manual_seed(k))
+    exact = {outcome: math.prod(LAW[token] for token in outcome) for outcome in itertools.product(range(4), repeat=k)}
+    assert g_test(counted(tokens), exact, NUM_DRAWS) > SIGNIFICANCE
+
+
+def test_draws_by_inverse_cdf_follow_the_weights() -> None:
+    uniform = torch.rand(NUM_DRAWS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    tokens = inverse_cdf(torch.tensor(LAW).expand(NUM_DRAWS, -1) * 7, uniform).unsqueeze(1)
+    assert g_test(counted(tokens), {(token,): prob for token, prob in enumerate(LAW)}, NUM_DRAWS) > SIGNIFICANCE
+
+
+def test_a_law_with_too_few_tokens_is_drawn_empty() -> None:
+    law = torch.tensor([[0.0, 0.7, 0.0, 0.3], [0.0, 0.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    tokens, is_drawn = draw_without_replacement(law, 3, torch.Generator().manual_seed(0))
+    assert is_drawn.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+    assert set(tokens[0, :2].tolist()) == {1, 3}
+    assert int(tokens[1, 0]) == 2
+    tokens, is_drawn = draw_without_replacement(law, 9, torch.Generator().manual_seed(0))
+    assert tokens.shape == is_drawn.shape == (3, 4)
+
+
+def test_independent_draws_keep_duplicates_and_skip_zero_mass() -> None:
+    tokens = draw_independent(torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]), 50, torch.Generator().manual_seed(0))
+    assert tokens.shape == (2, 50)
+    assert tokens[0].unique().tolist() == [1]
+    assert tokens[1].unique().tolist() == [0, 2]
+
+
+def test_the_same_generator_state_gives_the_same_draws() -> None:
+    law = torch.rand(5, 50, generator=torch.Generator().manual_seed(0))
+    for draw in (draw_independent, lambda *args: draw_without_replacement(*args)[0]):
+        first, second, third = (draw(law, 4, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+        assert first.equal(second)
+        assert not first.equal(third)
+
+
+def test_residual() -> None:
+    law, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.2, 0.7, 0.1]])
+    torch.testing.assert_close(residual(law, draft), torch.tensor([[0.3, 0.0, 0.0]]))
+
+
+def test_normalise_never_divides_by_zero() -> None:
+    weights = torch.tensor([[1.0, 3.0], [0.0, 0.0], [1e-38, 1e-38]])
+    fallback = torch.tensor([[0.9, 0.1]] * 3)
+    assert normalise(weights).tolist() == [[0.25, 0.75], [0.0, 0.0], [0.5, 0.5]]
+    torch.testing.assert_close(normalise(weights, fallback)[1], fallback[1])
+    assert normalise(weights, fallback)[0].tolist() == [0.25, 0.75]
