@@ -2,13 +2,16 @@
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from rounds import NAMES, RAGGED_LENGTHS, Game, build
 from torch import nn
+from zoo import ARCHITECTURES
+from zoo import build as build_architecture
 
-from treespec.errors import LogitsError, TreespecWarning
+from treespec.errors import LogitsError, TreespecWarning, UnsupportedModelError
 from treespec.hf import capability as capability_module
 from treespec.hf import selfcheck
 from treespec.hf.mask import TreeAttention, pending_attention
@@ -20,8 +23,8 @@ from treespec.protocols import Capability
 MODES = (Capability.TREE, Capability.CHAIN)
 
 
-def check(model):
-    return self_check(model, [(mode, lambda mode=mode: CausalLM(model, capability=mode)) for mode in MODES])
+def check(model, is_static=False):
+    return self_check(model, [(mode, partial(CausalLM, model, capability=mode)) for mode in MODES], is_static)
 
 
 @pytest.fixture(autouse=True)
@@ -140,10 +143,37 @@ def test_attention_without_masks_verifies_chains():
     assert "'sdpa' takes no tree mask" in result.reason
 
 
-def test_recurrent_models_get_their_own_scorer():
-    from zoo import ARCHITECTURES
-    from zoo import build as build_architecture
+@pytest.mark.parametrize("name", NAMES)
+def test_static_caches_are_checked_too(name):
+    result = check(build(name), is_static=True)
+    assert result.capability == Capability.TREE
+    assert result.errors[Capability.TREE] <= result.tolerance / 5
 
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bloom", "counts slots"),
+        ("falcon_alibi", "counts slots"),
+        ("mpt", "counts slots"),
+        ("gpt_neo", "counts slots"),
+        ("lfm2", "keeps a state"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::treespec.errors.TreespecWarning")
+def test_models_that_cannot_use_static_caches_are_refused(name, message):
+    model = build_architecture(next(a for a in ARCHITECTURES if str(a) == name))
+    with pytest.raises(UnsupportedModelError, match=message):
+        make_scorer(model, max_cache_len=64)
+    assert make_scorer(model).capability >= Capability.CHAIN
+
+
+def test_temperatures_and_static_caches_go_together():
+    model = build_architecture(next(a for a in ARCHITECTURES if str(a) == "llama4_text"))
+    assert Game(model, make_scorer(model, max_cache_len=128), [RAGGED_LENGTHS[0]]).play(4, max_nodes=4) <= 1e-4
+
+
+def test_recurrent_models_get_their_own_scorer():
     lfm2 = next(a for a in ARCHITECTURES if a.model_type == "lfm2")
     with pytest.warns(TreespecWarning, match="lfm2"):
         scorer = make_scorer(build_architecture(lfm2))

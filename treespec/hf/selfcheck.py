@@ -10,9 +10,9 @@ no less than rounding in its dtype explains, no more than hides a wrong mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -63,22 +63,32 @@ class CheckResult:
     reason: str = ""
 
 
-Candidates = Sequence[tuple[Capability, Callable[[], CausalScorer]]]
+class MakeScorer(Protocol):
+    """Makes a fresh scorer, with a static cache of so many slots or with a growing one."""
 
-_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any], CheckResult]] = WeakKeyDictionary()
+    def __call__(self, *, max_cache_len: int | None) -> CausalScorer: ...
 
 
-def check_once(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
-    """`self_check`, kept per model, dtype and attention implementation; a fallback is said once by a warning."""
+Candidate = tuple[Capability, MakeScorer]
+
+_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any, bool], CheckResult]] = WeakKeyDictionary()
+
+
+def check_once(model: PreTrainedModel, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
+    """`self_check`, kept per model, dtype, attention implementation and kind of cache.
+
+    With growing caches a fallback is said once by a `TreespecWarning`.
+    """
     known = _results.setdefault(model, {})
-    key = (model.dtype, model.config.get_text_config()._attn_implementation)
+    key = (model.dtype, model.config.get_text_config()._attn_implementation, is_static)
     if key not in known:
-        known[key] = self_check(model, candidates)
-    warn_once(model, Detection(known[key].capability, known[key].reason))
+        known[key] = self_check(model, candidates, is_static)
+    if not is_static:
+        warn_once(model, Detection(known[key].capability, known[key].reason))
     return known[key]
 
 
-def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
+def self_check(model: PreTrainedModel, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
     """Try scorers from the most capable to the least and return the first capability whose logits are right.
 
     The model's training flags and the random states stay as they are.
@@ -86,15 +96,17 @@ def self_check(model: PreTrainedModel, candidates: Candidates) -> CheckResult:
     Args:
         model: the model that the scorers wrap.
         candidates: capabilities above `Capability.PLAIN`, each with what makes a fresh scorer for it.
+        is_static: let the scorers use static caches.
     """
     errors: dict[Capability, float] = {}
     reasons: list[str] = []
     with undisturbed(model):
         prompt = _prompt(model)
         tolerance = _tolerance(model, prompt)
+        num_slots = 2 * MAX_CHECKED_WINDOW if is_static else None
         for capability, make in candidates:
             try:
-                errors[capability] = _largest_error(model, make(), prompt, ROUNDS[capability])
+                errors[capability] = _largest_error(model, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
             except torch.OutOfMemoryError:
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:

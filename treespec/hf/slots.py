@@ -41,6 +41,11 @@ class SlotReaders:
     def __bool__(self) -> bool:
         return bool(self._blocks or self._windows or self._tempered)
 
+    @property
+    def fits_static_caches(self) -> bool:
+        """False for models that take the number of slots for the number of tokens, free slots of a cache included."""
+        return not (self._blocks or self._windows)
+
     @contextmanager
     def told(self, attention: TreeAttention) -> Iterator[TreeAttention]:
         """While open, a pass of the model over `attention`'s nodes counts positions.

@@ -17,7 +17,7 @@ from treespec.hf.capability import detect, keeps_states, warn_once
 from treespec.hf.devices import input_device
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.recurrent import RecurrentLM
-from treespec.hf.selfcheck import check_once
+from treespec.hf.selfcheck import Candidate, check_once
 from treespec.hf.slots import SlotReaders
 from treespec.protocols import Capability, Scores
 from treespec.tree import ancestor_mask
@@ -51,7 +51,8 @@ class CausalLM:
             wants_hidden_states: return the hidden states of every layer with the logits.
 
         Raises:
-            UnsupportedModelError: the cache cannot be cut back, or the attention takes no tree mask.
+            UnsupportedModelError: the cache cannot be cut back, the attention takes no tree mask, or a static cache is
+                wanted for a model that counts slots.
         """
         self._model = model
         self._capability = capability
@@ -64,6 +65,9 @@ class CausalLM:
         self._layout = attention_layout(model.config) if capability == Capability.TREE else None
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._slot_readers = SlotReaders(model)
+        if max_cache_len is not None and not self._slot_readers.fits_static_caches:
+            name = type(model).__name__
+            raise UnsupportedModelError(f"{name} counts slots from the end of its cache: it cannot use a static one")
         self._device, self._dtype = input_device(model), model.dtype
         self._max_positions = _position_table_size(model)
         self._slots: SlotCache | None = None
@@ -113,7 +117,7 @@ class CausalLM:
         start = 0 if given is not None else min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
-        cache = given or new_cache(self._text_config.num_hidden_layers, self._max_cache_len)
+        cache = new_cache(self._text_config.num_hidden_layers, self._max_cache_len) if given is None else given
         self._forget_pending(ids.shape[0])
         self._slots = SlotCache(cache, mask[:, :0], [0] * ids.shape[0], self._is_compact)
         self._slots.append(ids.shape[1])
@@ -265,16 +269,22 @@ def make_scorer(
         model, cache, max_cache_len, wants_hidden_states: see `CausalLM`.
 
     Raises:
-        UnsupportedModelError: not a causal model with a transformers cache, or a given cache that cannot be continued.
+        UnsupportedModelError: not a causal model with a transformers cache, a given cache that cannot be continued, or
+            a model that cannot verify trees from a static cache.
     """
     detection = detect(model)
+    is_static = max_cache_len is not None
     if keeps_states(model):
         warn_once(model, detection)
-        if cache is not None and is_filled(cache):
-            raise UnsupportedModelError(f"{type(model).__name__} keeps a state: it cannot continue a given cache")
+        if is_static or (cache is not None and is_filled(cache)):
+            raise UnsupportedModelError(f"{type(model).__name__} keeps a state: it takes no static and no filled cache")
         return RecurrentLM(model, capability=detection.capability, wants_hidden_states=wants_hidden_states)
-    modes = (Capability.TREE, Capability.CHAIN)
-    found = check_once(model, [(mode, partial(CausalLM, model, capability=mode)) for mode in modes])
+    found = check_once(model, _modes(model), is_static)
+    if is_static and found.capability != Capability.TREE:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not known to score rightly from a static cache ({found.reason}): leave out "
+            "cache_implementation='static'"
+        )
     return CausalLM(
         model,
         capability=found.capability,
@@ -282,3 +292,8 @@ def make_scorer(
         max_cache_len=max_cache_len,
         wants_hidden_states=wants_hidden_states,
     )
+
+
+def _modes(model: PreTrainedModel) -> list[Candidate]:
+    """What to try on a model, the most capable first."""
+    return [(mode, partial(CausalLM, model, capability=mode)) for mode in (Capability.TREE, Capability.CHAIN)]
