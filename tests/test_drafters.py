@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import TableLM, ToyScorer
+from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.drafters.merge import Calibration, judge_paths, merge_paths

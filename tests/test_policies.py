@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
-from toys import TableLM, TableSource
+from toy_models import TableLM, TableSource
 
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst, Chain, KAry, Paths, TreeBuilder, as_policy
