@@ -4,7 +4,7 @@ Block verification for trees. Its invariant is also its proof: `visit(v, a)` acc
 exactly a, averaged over the drawing of that subtree, and what follows v then has v's target law.
 
 On trees of a fixed shape it was never below recursive rejection in a thousand random pairs of laws. Where the growth
-looks at drawn tokens it stays lossless but may accept up to a few per cent less (tests/verification/test_acceptance.py).
+looks at drawn tokens it stays lossless but may accept a few per cent less (tests/verification/test_acceptance.py).
 """
 
 from __future__ import annotations
