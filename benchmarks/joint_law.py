@@ -231,7 +231,7 @@ def main() -> None:
 
 def _finish(state: _State, names: list[str], output: Path, console: Console) -> None:
     """Write and print the result; the exit status tells whether everything was right."""
-    data = state.data | {"load_average_after": load_average()}
+    data: dict[str, Any] = state.data | {"load_average_after": load_average()}
     data["results"] = sorted(data["results"], key=lambda result: names.index(result["name"]))
     bugs = [result for result in data["results"] if result["bug"] is not None]
     data["verdict"] = verdict([result for result in data["results"] if result["bug"] is None], bugs)

@@ -158,9 +158,10 @@ def start(case: Case, models: Models) -> TreeSpeculation:
 def count_batch(case: Case, models: Models, speculation: TreeSpeculation, num_rows: int, seed: int) -> np.ndarray:
     """How often each of the 512 continuations came in one batch, int64 [512]."""
     prompts = torch.tensor([PROMPT]).repeat(num_rows, 1)
+    target: Any = models.target
     speculation.seed = seed
     with case.planted():
-        out = models.target.generate(
+        out = target.generate(
             prompts, max_new_tokens=NUM_TOKENS, do_sample=True, custom_generate=speculation, **case.options
         )
     new = torch.as_tensor(out)[:, len(PROMPT) :].numpy()

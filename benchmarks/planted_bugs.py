@@ -25,7 +25,7 @@ from treespec.hf.mask import CachedSlots, TreeAttention
 from treespec.hf.target import make_scorer
 from treespec.laws import TargetLaws
 from treespec.policies import children as children_module
-from treespec.protocols import Chooser, DraftSource, Proposal, TargetLaw, TreePolicy
+from treespec.protocols import Chooser, DraftSource, Proposal, TargetLaw, TreePolicy, VerifiableTree
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.verification.steps import likelihood_ratio, residual_weights
 
@@ -49,7 +49,7 @@ class MistakenRejection:
     def check(self, trees: TreeBatch) -> None:
         """Admits every tree."""
 
-    def walk(self, tree: Any, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         path, parent_rest = [0], None
         while True:
             node = path[-1]
@@ -81,7 +81,8 @@ class FreshSamplePerPath:
     def check(self, trees: TreeBatch) -> None:
         """Admits every tree."""
 
-    def walk(self, tree: TokenTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        assert isinstance(tree, TokenTree), "the engine walks token trees"
         verdicts = [self._match(tree, path, target_law) for path in tree.leaf_paths()]
         return max(verdicts, key=lambda verdict: verdict.num_accepted)
 
