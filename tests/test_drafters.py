@@ -34,6 +34,16 @@ class Recent:
         return logits.float() - 0.7 * counts - 0.1 * row * torch.arange(logits.shape[-1])
 
 
+class RecentAnywhere:
+    """The same without the count of the row: paths of several rows come stacked."""
+
+    is_path_free = False
+    is_row_free = True
+
+    def __call__(self, ids, logits, row):
+        return Recent()(ids, logits, 0)
+
+
 class Cold:
     """A path-free processor: temperature and a cut-off."""
 
@@ -135,7 +145,9 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("processors", [NoProcessors(), Cold(), Recent()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "processors", [NoProcessors(), Cold(), Recent(), RecentAnywhere()], ids=lambda p: type(p).__name__
+)
 @pytest.mark.parametrize("is_sampling", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
 def test_draft_model_equals_a_recomputation(name, is_sampling, processors):
