@@ -1,7 +1,7 @@
 """The joint law of three sampled tokens through the whole engine, at a size for every day.
 
 `python -m benchmarks.joint_law` is the same at full size; here every rule decodes 1,000 rows and must look right, and
-the strongest planted bugs must be found with a few thousand.
+the strongest planted bugs must be found with 2,000.
 """
 
 import json
@@ -65,7 +65,7 @@ def test_joint_law_is_the_targets(case, models):
 
 @pytest.mark.parametrize("case", strong_bugs(), ids=lambda case: case.name)
 def test_planted_bug_is_found(case, models):
-    assert run_case(case, models, num_batches=2, num_rows=2000)["p"] < FOUND
+    assert run_case(case, models, num_batches=1, num_rows=2000)["p"] < FOUND
 
 
 def test_a_planted_bug_is_gone_after_its_run(models):
