@@ -184,15 +184,14 @@ def right_cases() -> list[Case]:
     trees: dict[str, TreePolicy] = {"chain": Chain(2), **{family: kary(family) for family in families}}
     for children in ("iid", "without_replacement", "selected"):
         trees[f"best-first {children}"] = BestFirst(6, children=children)
-    pairs = [
-        ("token", "chain"),
-        ("block", "chain"),
-        ("target_walk", "selected"),
-        ("target_walk", "best-first selected"),
+    pairs = [("token", "chain"), ("block", "chain")]
+    pairs += [("target_walk", family) for family in ("selected", "best-first selected")]
+    pairs += [
+        (rule, family) for family in ("without_replacement", "mixed", "iid") for rule in ("recursive", "traversal")
     ]
     pairs += [("k_seq", "iid"), ("optimal_transport", "iid"), ("transport_traversal", "without_replacement")]
-    sampled = ("without_replacement", "mixed", "iid", "best-first without_replacement", "selected", "best-first iid")
-    pairs += [(rule, family) for family in sampled for rule in ("recursive", "traversal")]
+    rest = ("best-first without_replacement", "selected", "best-first iid")
+    pairs += [(rule, family) for family in rest for rule in ("recursive", "traversal")]
     pairs += [("optimal_transport", "without_replacement"), ("transport_traversal", "iid")]
     options = (PLAIN, WARPED)
     merged = [Case("target_walk", BestFirst(8), "merged tables", chosen, tables) for chosen in options]
