@@ -3,7 +3,7 @@
 python examples/batch.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 """
 
-from tiny import arguments, load
+from example_models import arguments, load
 
 import treespec
 

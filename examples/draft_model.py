@@ -4,7 +4,7 @@
         --draft-model HuggingFaceTB/SmolLM2-135M-Instruct
 """
 
-from tiny import arguments, load, tiny_model
+from example_models import arguments, load, tiny_model
 
 import treespec
 

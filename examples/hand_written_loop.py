@@ -7,7 +7,7 @@ likely, and drafts three levels of them. Everything else is what any loop has to
 """
 
 import torch
-from tiny import arguments, load
+from example_models import arguments, load
 from transformers import DynamicCache
 
 from treespec import TokenTree, commit_cache, tree_attention_mask, verify

@@ -3,7 +3,7 @@
 python examples/streaming.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 """
 
-from tiny import arguments, load
+from example_models import arguments, load
 from transformers import TextStreamer
 
 import treespec

@@ -289,7 +289,8 @@ def test_the_table_is_long_enough():
     assert len(WRONG) >= 25
 
 
-def test_a_model_that_cannot_run_trees_says_what_it_does_instead():
+def test_a_model_that_cannot_run_trees_says_what_it_does_instead(monkeypatch):
+    monkeypatch.setattr("treespec.hf.capability._said", set())  # it is said once per process
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, use_mambapy=False)
     mamba = MambaForCausalLM(config).eval()

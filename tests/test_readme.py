@@ -18,14 +18,14 @@ README = (ROOT / "README.md").read_text()
 @pytest.fixture
 def stand_ins(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    from tiny import tiny_tokenizer
+    from example_models import tiny_tokenizer
 
     target = tiny_llama(vocab_size=97)
     models = {"HuggingFaceTB/SmolLM2-1.7B-Instruct": target, "HuggingFaceTB/SmolLM2-135M-Instruct": noisy_copy(target)}
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", models.__getitem__)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: tiny_tokenizer())
     yield
-    sys.modules.pop("tiny", None)
+    sys.modules.pop("example_models", None)
 
 
 def test_python_snippets_run_in_order(stand_ins, capsys):
