@@ -11,7 +11,7 @@ from treespec.hf import (
     generate,
     tree_attention_mask,
 )
-from treespec.policies import BestFirst, Chain, KAry, Paths
+from treespec.policies import BestFirst, Chain, KAry, Paths, Sequoia
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import verify
 
@@ -25,6 +25,7 @@ __all__ = [
     "KAry",
     "Merge",
     "Paths",
+    "Sequoia",
     "SpeculativeDecoder",
     "SuffixLookup",
     "TokenRecycling",

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TypeVar
 
 from treespec.tree import TokenTree, Verdict
+
+Key = TypeVar("Key", int, tuple[int, int])
 
 PHASES = ("prefill", "draft", "target", "verify", "commit")
 
@@ -50,6 +53,10 @@ class SpeculationStats:
     num_accepted_at_node: Counter[int] = field(default_factory=Counter)
     num_accepted_at_rank: Counter[int] = field(default_factory=Counter)
     """Accepted nodes by their place among their siblings; ranks of 1 and more are what a chain could not have had."""
+    num_judged_at_place: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many drafts had a child of this (depth, rank) below an accepted node, whether or not a rule came to it."""
+    num_accepted_at_place: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many drafts accepted a node of this (depth, rank)."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """Wall-clock seconds by phase, see `PHASES`. On accelerators a phase ends when its work is queued, and the wait
     falls to the phase that reads a result ("verify")."""
@@ -79,6 +86,18 @@ class SpeculationStats:
         """Share of the drafts with a node of this number in which it was accepted."""
         return _shares(self.num_accepted_at_node, self.num_drafted_at_node)
 
+    @property
+    def acceptance_per_place(self) -> list[list[float]]:
+        """How often the child of rank r of an accepted node was the accepted one, [depth - 1][rank].
+
+        What `Sequoia` grows its tree from; 0 where no such child was drafted.
+        """
+        shares = _shares(self.num_accepted_at_place, self.num_judged_at_place)
+        num_ranks = Counter[int]()
+        for depth, rank in shares:
+            num_ranks[depth] = max(num_ranks[depth], rank + 1)
+        return [[shares.get((depth, rank), 0.0) for rank in range(num_ranks[depth])] for depth in sorted(num_ranks)]
+
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
         """Count one target pass over `trees` and what became of it."""
         self.num_target_passes += 1
@@ -93,7 +112,12 @@ class SpeculationStats:
             self.num_drafted_at_node.update(range(1, tree.num_nodes))
             self.num_accepted_at_depth.update(range(1, len(accepted) + 1))
             self.num_accepted_at_node.update(accepted)
-            self.num_accepted_at_rank.update(tree.children(tree.parent_list[i]).index(i) for i in accepted)
+            ranks = [tree.children(tree.parent_list[i]).index(i) for i in accepted]
+            self.num_accepted_at_rank.update(ranks)
+            self.num_accepted_at_place.update(enumerate(ranks, start=1))
+            # A node at which the emitted tokens were cut off decided nothing about its children.
+            for depth, node in enumerate(verdict.path[: len(tokens)], start=1):
+                self.num_judged_at_place.update((depth, rank) for rank in range(len(tree.children(node))))
 
     def add(self, other: SpeculationStats) -> None:
         """Add another call's counters to these."""
@@ -115,5 +139,5 @@ class SpeculationStats:
             self.seconds[phase] += perf_counter() - start
 
 
-def _shares(part: Counter[int], whole: Counter[int]) -> dict[int, float]:
+def _shares(part: Counter[Key], whole: Counter[Key]) -> dict[Key, float]:
     return {key: part[key] / count for key, count in sorted(whole.items())}

@@ -8,6 +8,7 @@ from treespec.policies.chain import Chain
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.kary import KAry
 from treespec.policies.paths import Paths
+from treespec.policies.sequoia import Sequoia, optimal_paths
 from treespec.protocols import TreePolicy
 
 
@@ -28,4 +29,4 @@ def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePol
     )
 
 
-__all__ = ["BestFirst", "Chain", "KAry", "Paths", "TreeBuilder", "as_policy"]
+__all__ = ["BestFirst", "Chain", "KAry", "Paths", "Sequoia", "TreeBuilder", "as_policy", "optimal_paths"]

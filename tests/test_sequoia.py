@@ -1,0 +1,173 @@
+"""Sequoia's tree: against the paper's dynamic programme, and from measured acceptance."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_models import TableLM, TableSource
+
+from treespec.errors import ConfigError
+from treespec.policies import KAry, Paths, Sequoia, optimal_paths
+from treespec.policies.sequoia import non_increasing
+from treespec.stats import SpeculationStats
+from treespec.tree import TokenTree, Verdict, parse_paths
+
+
+def programme(probs, max_nodes, max_depth):
+    """Sequoia's dynamic programme: the best expected number of tokens for every (number of nodes, depth) up to these.
+
+    `best(m, l, b, d)`: m nodes exactly, at most l levels, whose root at depth d has its first b children.
+    """
+
+    @cache
+    def best(m, levels, b, depth):
+        if b == 0:
+            return 1.0 if m == 1 else -np.inf
+        if m <= b or levels < 2 or depth >= len(probs) or b > len(probs[depth]):
+            return -np.inf
+        values = [
+            best(y, levels, b - 1, depth) + probs[depth][b - 1] * below(m - y, levels - 1, depth + 1)
+            for y in range(1, m)
+        ]
+        return max(values)
+
+    @cache
+    def below(m, levels, depth):
+        return max(best(m, levels, b, depth) for b in range(m))
+
+    return {
+        (m, levels): max(below(n, levels, 0) for n in range(1, m + 1))
+        for m in range(1, max_nodes + 1)
+        for levels in range(1, max_depth + 2)
+    }
+
+
+def expected_tokens(paths, probs):
+    return 1 + sum(np.prod([probs[depth][rank] for depth, rank in enumerate(path)]) for path in paths)
+
+
+def falling_table(seed, num_depths, num_ranks, digits=None):
+    rng = np.random.default_rng(seed)
+    table = -np.sort(-rng.random((num_depths, num_ranks)) * rng.choice([0.3, 1.0], (num_depths, 1)), axis=1)
+    return (table if digits is None else table.round(digits)).tolist()
+
+
+@pytest.mark.parametrize("digits", [None, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_heap_equals_the_dynamic_programme(seed, digits):
+    """12 sizes x 8 depths x 10 tables, 960 cells; rounded tables are full of ties and zeros."""
+    probs = falling_table(seed, 7, 4, digits)
+    for (num_nodes, levels), value in programme(probs, 12, 7).items():
+        paths = optimal_paths(probs, num_nodes, levels - 1) if levels > 1 else []
+        assert len(paths) < num_nodes
+        assert max(map(len, paths), default=0) < levels
+        assert expected_tokens(paths, probs) == pytest.approx(value, abs=1e-12)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 5), st.integers(1, 40), st.integers(1, 6))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_paths_are_a_tree_in_falling_order(seed, num_depths, num_ranks, num_nodes, max_depth):
+    probs = falling_table(seed, num_depths, num_ranks)
+    paths = optimal_paths(probs, num_nodes, max_depth)
+    assert parse_paths(paths) == paths, "connected, and no rank without the ranks before it"
+    values = [np.prod([probs[depth][rank] for depth, rank in enumerate(path)]) for path in paths]
+    assert values == sorted(values, reverse=True)
+    num_possible = sum(num_ranks**depth for depth in range(1, min(num_depths, max_depth) + 1))
+    assert len(paths) == min(num_nodes - 1, num_possible)
+
+
+def test_one_row_stands_for_every_depth():
+    assert optimal_paths([0.6, 0.2], 6) == optimal_paths([[0.6, 0.2]] * 9, 6)
+    assert optimal_paths([0.9], 4) == [(0,), (0, 0), (0, 0, 0)]
+    assert optimal_paths([0.6, 0.2, 0.1], 9, max_depth=1) == [(0,), (1,), (2,)]
+    assert optimal_paths([], 5) == optimal_paths([0.5], 1) == optimal_paths([[0.0]], 4) == []
+
+
+def test_the_policy_grows_this_tree():
+    probs = falling_table(3, 3, 3)
+    batch = Sequoia(probs, 9).grow(TableSource([1, 2], TableLM(5)), 9)
+    for tree in batch.trees:
+        assert sorted(tree.to_paths()) == sorted(optimal_paths(probs, 9))
+    assert Sequoia(probs, 9).max_nodes == 9
+    assert batch.is_width_fixed
+    assert batch.families > {"without_replacement"}
+
+
+def test_measured_acceptance_counts_children_of_accepted_nodes():
+    #            0 -> 1, 2;  1 -> 3, 4;  2 -> 5
+    tree = TokenTree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)], [9, 1, 2, 3, 4, 5])
+    stats = SpeculationStats()
+    stats.record([tree], [Verdict((0, 1, 4), 7, True)], [[1, 4, 7]])
+    stats.record([tree], [Verdict((0, 2), 7, False)], [[2, 7]])
+    stats.record([tree], [Verdict((0, 1, 3), 7, True)], [[1]])  # cut off: nothing is known of node 1's children
+    stats.record([tree], [Verdict((0,), 7, False)], [[7]])
+    assert stats.acceptance_per_place == [[0.5, 0.25], [0.0, 1.0]]
+    other = SpeculationStats()
+    other.add(stats)
+    assert other.acceptance_per_place == stats.acceptance_per_place
+    shape = Sequoia.from_stats(stats, 9).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths()
+    assert sorted(shape) == sorted(KAry((2, 2)).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths())
+    with pytest.raises(ConfigError, match="nothing was drafted"):
+        Sequoia.from_stats(SpeculationStats(), 4)
+
+
+def test_measured_acceptance_recovers_the_law():
+    """Selected children judged by a target equal to the draft: rank r is accepted with the draft's own probability."""
+    model = TableLM(4, seed=1)
+    source = TableSource([2] * 4000, model, is_sampling=False)
+    batch = Paths([(0,), (1,), (2,), (0, 0), (0, 1)]).grow(source, 2)
+    generator = torch.Generator().manual_seed(0)
+    verdicts, emitted = [], []
+    for tree in batch.trees:
+        path = [0]
+        while True:
+            law = source.law(tuple(tree.token(i) for i in path))
+            token = int(law.multinomial(1, generator=generator))
+            found = [i for i in tree.children(path[-1]) if tree.token(i) == token]
+            if not found:
+                break
+            path += found
+        verdicts.append(Verdict(tuple(path), token, False))
+        emitted.append([tree.token(i) for i in path[1:]] + [token])
+    stats = SpeculationStats()
+    stats.record(batch.trees, verdicts, emitted)
+    top = source.law((2,)).sort(descending=True)
+    below = source.law((2, int(top.indices[0]))).sort(descending=True).values
+    assert stats.acceptance_per_place[0] == pytest.approx(top.values[:3].tolist(), abs=0.03)
+    assert stats.acceptance_per_place[1] == pytest.approx(below[:2].tolist(), abs=0.04)
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_pooling_is_the_isotonic_regression(values):
+    """Against the min-max formula of isotonic regression."""
+    n = len(values)
+    expected = [min(max(np.mean(values[s : e + 1]) for e in range(i, n)) for s in range(i + 1)) for i in range(n)]
+    assert non_increasing(values) == pytest.approx(expected)
+
+
+BAD = {
+    "rising": lambda: optimal_paths([[0.2, 0.4]], 4),
+    "above one": lambda: optimal_paths([1.5], 4),
+    "NaN": lambda: optimal_paths([float("nan")], 4),
+    "no nodes": lambda: optimal_paths([0.5], 0),
+    "no depth": lambda: optimal_paths([0.5], 3, 0),
+    "children": lambda: Sequoia([0.5], 3, children="best"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options(name):
+    with pytest.raises(ConfigError):
+        BAD[name]()
+
+
+def test_it_beats_a_k_ary_tree_of_its_size():
+    probs = falling_table(11, 4, 3)
+    for shape in ((3, 1), (2, 2), (1, 1, 1, 1)):
+        fixed = KAry(shape).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths()
+        best = optimal_paths(probs, len(fixed) + 1)
+        assert expected_tokens(best, probs) >= expected_tokens(fixed, probs)

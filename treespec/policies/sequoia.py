@@ -1,0 +1,106 @@
+"""The best fixed tree for measured acceptance (Sequoia, Chen et al. 2024, section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from treespec.errors import ConfigError
+from treespec.policies.checks import AUTO, check_count
+from treespec.policies.heap import grow_best_first
+from treespec.policies.paths import Paths
+from treespec.stats import SpeculationStats
+from treespec.tree import Path
+
+AcceptanceTable = Sequence[Sequence[float]] | Sequence[float]
+"""`[depth - 1][rank]`: the probability that the child of this rank is the accepted one, given that its parent was
+accepted; or `[rank]`, the same at every depth."""
+
+
+class Sequoia(Paths):
+    """The tree with the most expected tokens for acceptance measured by depth and rank.
+
+    Measure with wide trees, then use the best one:
+
+        measuring = TreeSpeculation(drafter, tree=KAry((4, 3, 2, 1)))     # ... generate ...
+        best = TreeSpeculation(drafter, tree=Sequoia.from_stats(measuring.total_stats, 16))
+
+    Args:
+        probs, num_nodes, max_depth: see `optimal_paths`.
+        children: see `Paths`; measure and use with the same.
+
+    Raises:
+        ConfigError: see `optimal_paths`; unknown children.
+    """
+
+    def __init__(
+        self, probs: AcceptanceTable, num_nodes: int, max_depth: int | None = None, children: str = AUTO
+    ) -> None:
+        super().__init__(optimal_paths(probs, num_nodes, max_depth), children)
+
+    @classmethod
+    def from_stats(
+        cls, stats: SpeculationStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
+    ) -> Sequoia:
+        """From what earlier calls accepted; where a later rank did better than an earlier one, both get their mean.
+
+        Raises:
+            ConfigError: nothing was drafted in those calls.
+        """
+        table = [non_increasing(probs) for probs in stats.acceptance_per_place]
+        if not table:
+            raise ConfigError("nothing was drafted in these statistics: generate with a wide tree first")
+        return cls(table, num_nodes, max_depth, children)
+
+
+def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None = None) -> list[Path]:
+    """The rank paths whose probabilities add up to the most, in order of falling probability.
+
+    A path's probability is the product over its nodes. As it falls towards children and later siblings alike, the
+    `num_nodes - 1` most probable paths hold their parents and earlier siblings, and no tree of this size has more: a
+    heap finds in O(n log n) what the paper's dynamic programme finds in O(n^2 D R), and for any table by depth.
+
+    Args:
+        probs: float [D][R] or [R], see `AcceptanceTable`; rows may differ in length.
+        num_nodes: the most nodes, root included; paths of probability zero are left out.
+        max_depth: the deepest level; None: as deep as the table, or any depth where it has one row for all.
+
+    Raises:
+        ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
+    """
+    check_count("num_nodes", num_nodes)
+    rows: list[Sequence[float]] = [row for row in probs if isinstance(row, Sequence)]
+    is_per_depth = len(rows) > 0
+    rows = rows or [[prob for prob in probs if not isinstance(prob, Sequence)]]
+    _check_table(rows)
+    deepest = len(rows) if is_per_depth else num_nodes
+    limit = deepest if max_depth is None else min(check_count("max_depth", max_depth), deepest)
+
+    def children_of(depth: int) -> list[tuple[float, int, int]]:
+        row = rows[depth if is_per_depth else 0]
+        return [(prob, rank, depth + 1) for rank, prob in enumerate(row) if prob > 0]
+
+    tree = grow_best_first(0, 0, children_of, num_nodes, limit)
+    paths: list[Path] = [()]
+    for rank, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        paths.append((*paths[parent], rank))
+    return paths[1:]
+
+
+def non_increasing(values: Sequence[float]) -> list[float]:
+    """The nearest sequence in least squares that never rises (isotonic regression by pooling adjacent violators)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        total, count = value, 1
+        while blocks and blocks[-1][0] * count < total * blocks[-1][1]:
+            above = blocks.pop()
+            total, count = total + above[0], count + above[1]
+        blocks.append((total, count))
+    return [total / count for total, count in blocks for _ in range(count)]
+
+
+def _check_table(rows: Sequence[Sequence[float]]) -> None:
+    for row in rows:
+        is_falling = all(later <= earlier for earlier, later in pairwise(row))
+        if not is_falling or not all(0 <= prob <= 1 for prob in row):
+            raise ConfigError(f"acceptance must lie in [0, 1] and not rise with rank, got {row}")
