@@ -11,7 +11,7 @@ which continuations come too often, and the other half by how much (see `cross_f
 Results are saved after every case: started again with the same options, the run goes on where it stopped. Results:
 benchmarks/results/joint_law.{json,md}.
 
-    python -m benchmarks.joint_law [--batches 100] [--rows 2000]
+    python -m benchmarks.joint_law [--batches 100] [--rows 2000] [--more]
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from benchmarks.joint_law_cases import (
     Models,
     count_batch,
     exact_law,
+    more_cases,
     right_cases,
     start,
     tiny_models,
@@ -216,7 +217,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     console, models = Console(), tiny_models()
     state = _State(args.output.with_suffix(".partial.json"), args)
-    cases = planted_bugs() + right_cases()
+    cases = planted_bugs() + right_cases() + (more_cases() if args.more else [])
     gc.freeze()  # The libraries' objects, or every collection would go through them all.
     with _progress(console) as progress:
         task = progress.add_task("all cases", total=len(cases), completed=0)
@@ -251,6 +252,7 @@ def _arguments() -> argparse.Namespace:
     options = parser(__doc__ or "", threads=1)
     options.add_argument("--batches", type=int, default=100)
     options.add_argument("--rows", type=int, default=2000)
+    options.add_argument("--more", action="store_true", help="try the rules on more families of trees")
     options.add_argument("--output", type=Path, default=RESULTS / "joint_law.json")
     return options.parse_args()
 

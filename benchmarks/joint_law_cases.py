@@ -179,24 +179,34 @@ def tables(draft: LlamaForCausalLM) -> list[Any]:
 
 
 def right_cases() -> list[Case]:
-    """Every lossless rule on families that it admits, with and without processors."""
-    families = ("iid", "without_replacement", "selected", "mixed")
-    trees: dict[str, TreePolicy] = {"chain": Chain(2), **{family: kary(family) for family in families}}
+    """Every lossless rule and every proposal law, with and without processors."""
+    pairs = [
+        ("token", "chain"),
+        ("block", "chain"),
+        ("target_walk", "selected"),
+        ("target_walk", "best-first selected"),
+    ]
+    for family in ("without_replacement", "mixed", "iid", "best-first without_replacement"):
+        pairs += [("recursive", family), ("traversal", family)]
+    pairs += [("k_seq", "iid"), ("optimal_transport", "iid"), ("transport_traversal", "without_replacement")]
+    merged = [Case("target_walk", BestFirst(8), "merged tables", options, tables) for options in (PLAIN, WARPED)]
+    return merged + _cases(pairs)
+
+
+def more_cases() -> list[Case]:
+    """The same rules on more trees that they admit."""
+    pairs = [(rule, family) for rule in ("recursive", "traversal") for family in ("selected", "best-first iid")]
+    return _cases([*pairs, ("optimal_transport", "without_replacement"), ("transport_traversal", "iid")])
+
+
+def _cases(pairs: list[tuple[str, str]]) -> list[Case]:
+    trees: dict[str, TreePolicy] = {"chain": Chain(2)}
+    for children in ("iid", "without_replacement", "selected", "mixed"):
+        trees[children] = kary(children)
     for children in ("iid", "without_replacement", "selected"):
         trees[f"best-first {children}"] = BestFirst(6, children=children)
-    pairs = [("token", "chain"), ("block", "chain")]
-    pairs += [("target_walk", family) for family in ("selected", "best-first selected")]
-    pairs += [
-        (rule, family) for family in ("without_replacement", "mixed", "iid") for rule in ("recursive", "traversal")
-    ]
-    pairs += [("k_seq", "iid"), ("optimal_transport", "iid"), ("transport_traversal", "without_replacement")]
-    rest = ("best-first without_replacement", "selected", "best-first iid")
-    pairs += [(rule, family) for family in rest for rule in ("recursive", "traversal")]
-    pairs += [("optimal_transport", "without_replacement"), ("transport_traversal", "iid")]
-    options = (PLAIN, WARPED)
-    merged = [Case("target_walk", BestFirst(8), "merged tables", chosen, tables) for chosen in options]
-    return merged + [
-        Case(fast_form(rule), trees[family], family, chosen) for rule, family in pairs for chosen in options
+    return [
+        Case(fast_form(rule), trees[family], family, options) for rule, family in pairs for options in (PLAIN, WARPED)
     ]
 
 

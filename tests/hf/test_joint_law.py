@@ -18,6 +18,7 @@ from benchmarks.joint_law import (
     cross_fitted_distance,
     exact_law,
     g_test,
+    more_cases,
     planted_bugs,
     report,
     right_cases,
@@ -56,7 +57,7 @@ def strong_bugs() -> list[Case]:
     return [last[bug] for bug in STRONG_BUGS]
 
 
-@pytest.mark.parametrize("case", right_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", right_cases() + more_cases(), ids=lambda case: case.name)
 def test_joint_law_is_the_targets(case, models):
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-4
@@ -77,7 +78,7 @@ def test_a_planted_bug_is_gone_after_its_run(models):
 def test_every_rule_and_every_named_bug_is_run():
     ran = {case.rule_name for case in right_cases()}
     assert ran == {name for name, rule in RULES.items() if rule.is_lossless}
-    names = [case.name for case in right_cases() + planted_bugs()]
+    names = [case.name for case in right_cases() + more_cases() + planted_bugs()]
     assert len(set(names)) == len(names)
     assert len({case.bug for case in planted_bugs()}) >= 14
 
