@@ -1,0 +1,281 @@
+"""How many draft tokens a rule accepts on a given tree, exactly in its coins, and how many any rule could accept.
+
+Axis letters: N nodes, V vocabulary, L path length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from treespec.optimum import path_bound
+from treespec.policies import BestFirst, Chain, Paths
+from treespec.protocols import Proposal, TreePolicy, VerificationRule
+from treespec.sampling import inverse_cdf, truncate_law
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
+from treespec.verification import RULES
+from treespec.verification.transport import MAX_SUPPORT
+
+Context = tuple[int, ...]
+"""Tokens below the root."""
+
+
+class Laws(Protocol):
+    """A target and a draft: the laws [V] of the token after each of some contexts, every one computed once."""
+
+    def target(self, contexts: Sequence[Context]) -> list[Tensor]: ...
+
+    def draft(self, contexts: Sequence[Context]) -> list[Tensor]: ...
+
+
+RANK_RATES = (0.65, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
+"""About how often the first, second, ... of several siblings drawn without replacement is the one accepted."""
+
+
+class Kind(NamedTuple):
+    """A way of growing trees. `policy` maps a number of nodes to it; `support`: the draft is cut to that many tokens;
+    `siblings` names how a tree of fixed shape draws siblings, where the optimum or a bound has a closed form."""
+
+    policy: Callable[[int], TreePolicy]
+    support: int | None = None
+    siblings: str | None = None
+    is_deterministic: bool = False
+
+
+def binary_paths(num_nodes: int) -> list[Context]:
+    """Rank paths of the tree whose nodes get two children each, level by level."""
+    paths: list[Context] = [()]
+    while len(paths) < num_nodes:
+        parent = paths[(len(paths) - 1) // 2]
+        paths.append((*parent, (len(paths) - 1) % 2))
+    return paths[1:]
+
+
+def rank_paths(num_nodes: int) -> list[Context]:
+    """Rank paths of the nodes with the largest products of `RANK_RATES` (Sequoia's tree, Chen et al. 2024)."""
+    heap: list[tuple[float, Context]] = [(-RANK_RATES[0], (0,))]
+    paths: list[Context] = []
+    while len(paths) < num_nodes - 1:
+        value, path = heappop(heap)
+        paths.append(path)
+        heappush(heap, (value * RANK_RATES[0], (*path, 0)))
+        if path[-1] + 1 < len(RANK_RATES):
+            heappush(heap, (value / RANK_RATES[path[-1]] * RANK_RATES[path[-1] + 1], (*path[:-1], path[-1] + 1)))
+    return paths
+
+
+def binary(siblings: str, support: int | None = None) -> Kind:
+    return Kind(lambda n: Paths(binary_paths(n), siblings), support, siblings)
+
+
+TREES: dict[str, Kind] = {
+    "chain": Kind(lambda n: Chain(n - 1)),
+    "binary, i.i.d.": binary(IID),
+    "binary, without replacement": binary(WITHOUT_REPLACEMENT),
+    "binary, mixed": binary(MIXED),
+    f"binary, i.i.d., draft's top {MAX_SUPPORT}": binary(IID, MAX_SUPPORT),
+    f"binary, without replacement, draft's top {MAX_SUPPORT}": binary(WITHOUT_REPLACEMENT, MAX_SUPPORT),
+    "by rank, without replacement": Kind(lambda n: Paths(rank_paths(n), WITHOUT_REPLACEMENT)),
+    "best first, selected": Kind(lambda n: BestFirst(n, SELECTED), is_deterministic=True),
+    "best first, sampled": Kind(lambda n: BestFirst(n, WITHOUT_REPLACEMENT)),
+}
+
+
+class TreeSource:
+    """Serves a policy with the draft's laws; sampling is its own generator's business."""
+
+    is_sampling = True
+
+    def __init__(self, laws: Laws, generator: torch.Generator, support: int | None = None) -> None:
+        self.generator, self._laws, self._support = generator, laws, support
+        self.root_tokens = torch.zeros(1, dtype=torch.int64)
+        self._contexts: list[Context] = []
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        fresh = [
+            (*self._contexts[parent], token) if parent >= 0 else ()
+            for token, parent in zip(tokens[0].tolist(), parents[0].tolist(), strict=True)
+        ]
+        self._contexts += fresh
+        probs = torch.stack(self._laws.draft(fresh))
+        return Proposal((probs if self._support is None else truncate_law(probs, self._support)).unsqueeze(0))
+
+
+def grow(kind: Kind, num_nodes: int, laws: Laws, seed: int) -> TokenTree:
+    """One tree below a root whose token is not looked at; equal seeds draw equal paths as long as shapes agree."""
+    source = TreeSource(laws, torch.Generator().manual_seed(seed), kind.support)
+    return kind.policy(num_nodes).grow(source, num_nodes).trees[0]
+
+
+def contexts_of(tree: TokenTree) -> list[Context]:
+    """The tokens below the root on the path to every node."""
+    return [tuple(tree.token(i) for i in tree.path_to(node)[1:]) for node in range(tree.num_nodes)]
+
+
+def accepted_by_rule(tree: TokenTree, laws: Laws) -> dict[str, float]:
+    """Mean number of accepted draft tokens for every rule that admits the tree."""
+    batch = TreeBatch.from_trees([tree])
+    inner = [node for node, children in enumerate(tree.children_lists) if children]
+    contexts = contexts_of(tree)
+    known = dict(zip(inner, laws.target([contexts[node] for node in inner]), strict=True))
+    # The law after a leaf decides nothing that is counted here.
+    after_leaf = torch.ones(1)
+    cached = CachedTree(tree)
+    return {
+        name: mean_accepted(rule, cached, lambda node: known.get(node, after_leaf))
+        for name, rule in RULES.items()
+        if rule.admission.objection(batch) is None
+    }
+
+
+class CachedTree:
+    """A tree that computes each child's law once: a rule is run on it dozens of times."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self.num_nodes, self.children, self.token = tree.num_nodes, tree.children, tree.token
+        self.law = cache(tree.law)
+
+
+def mean_accepted(rule: VerificationRule, tree: Any, target_law: Callable[[int], Tensor]) -> float:
+    """Mean number of accepted draft tokens over all coins and draws of a rule on one tree, by enumeration."""
+    total, script = 0.0, []
+    while True:
+        chooser = CountingChooser(tree, script)
+        verdict = rule.walk(tree, target_law, chooser)
+        total += chooser.weight * verdict.num_accepted
+        script, is_last = chooser.taken, chooser.is_last
+        while script and is_last[len(script) - 1]:
+            script.pop()
+        if not script:
+            return total
+        script[-1] += 1
+
+
+class CountingChooser:
+    """Enumerates a rule's outcomes as far as acceptance depends on them: see `treespec.testing.EnumeratingChooser`.
+
+    A token drawn at a node matters only where it is a child's, and only for rules that descend by it. Those flip no
+    coins, so a draw after a flip is taken to be the last: every rule here is of one of these two sorts.
+    """
+
+    def __init__(self, tree: Any, script: list[int]) -> None:
+        self._tree, self._script = tree, script
+        self._has_flipped = False
+        self.weight = 1.0
+        self.taken: list[int] = []
+        self.is_last: list[bool] = []
+
+    def flip(self, node: int, prob: Any) -> bool:
+        self._has_flipped = True
+        prob = float(prob)
+        return self._branch([(True, prob), (False, 1 - prob)])
+
+    def pick(self, node: int, weights: Tensor) -> int:
+        if self._has_flipped or not self._tree.children(node):
+            return 0
+        tokens = dict.fromkeys(self._tree.token(child) for child in self._tree.children(node))
+        probs = {token: float(weights[token] / weights.sum()) for token in tokens}
+        return self._branch([*probs.items(), (-1, 1 - sum(probs.values()))])
+
+    def _branch(self, outcomes: list[tuple[Any, float]]) -> Any:
+        options = [(outcome, weight) for outcome, weight in outcomes if weight > 0]
+        position = len(self.taken)
+        choice = self._script[position] if position < len(self._script) else 0
+        outcome, weight = options[choice]
+        self.weight *= weight
+        self.taken.append(choice)
+        self.is_last.append(choice + 1 == len(options))
+        return outcome
+
+
+def sampled_bound(kind: Kind, num_nodes: int, laws: Laws, generator: torch.Generator) -> float:
+    """One sample of the whole-tree bound for binary trees: its mean over calls bounds every lossless rule's acceptance.
+
+    A path is drawn from the target; see `treespec.optimum.path_bound`.
+    """
+    parents = [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], start=1):
+        children[parent].append(node)
+    depth = num_nodes.bit_length() - 1
+    path: Context = ()
+    probs: list[float] = []
+    drafts: list[Tensor] = []
+    for _ in range(depth):
+        (target,), (draft,) = laws.target([path]), laws.draft([path])
+        drafts.append(draft if kind.support is None else truncate_law(draft, kind.support))
+        token = int(inverse_cdf(target, torch.rand((), dtype=torch.float64, generator=generator)))
+        probs.append((probs[-1] if probs else 1.0) * float(target[token]))
+        path = (*path, token)
+
+    def held(node: int, start: int, end: int) -> float:
+        """Pr(the subtree of `node`, reached by `path[:start]`, holds `path[:end]`)."""
+        if start == end:
+            return 1.0
+        below = [held(child, start + 1, end) for child in children[node]]
+        slots = slot_probs(kind.siblings, drafts[start], path[start], len(below))
+        if kind.siblings == IID:
+            missed = 1.0
+            for slot, rest in zip(slots, below, strict=True):
+                missed *= 1 - slot * rest
+            return 1 - missed
+        return sum(slot * rest for slot, rest in zip(slots, below, strict=True))
+
+    inclusion = [held(0, 0, end) for end in range(1, depth + 1)]
+    return float(path_bound(torch.tensor(probs, dtype=torch.float64), torch.tensor(inclusion, dtype=torch.float64)))
+
+
+def slot_probs(siblings: str | None, draft: Tensor, token: int, num_slots: int) -> list[float]:
+    """The probability that each of at most two siblings is `token`; i.i.d. ones are independent, others exclusive."""
+    prob = float(draft[token])
+    if num_slots < 2:
+        return [prob] * num_slots
+    if siblings == IID:
+        return [prob, prob]
+    if siblings == MIXED:
+        top = int(draft.argmax())
+        rest = 1 - float(draft[top])
+        return [0.0 if token == top or not rest > 0 else prob / rest, float(token == top)]
+    odds = draft.double() / (1 - draft.double())
+    others = odds.sum() - odds[token] if prob < 1 else torch.zeros(())
+    return [prob, prob * float(others)]
+
+
+class SyntheticLaws:
+    """A target whose scores are normal in every context, and a draft whose scores are the target's plus normal noise.
+
+    Args:
+        seed: of all contexts.
+        temperature: both models' temperature.
+        vocab_size: V.
+        spread: standard deviation of the target's scores.
+        noise: standard deviation of the draft's error.
+    """
+
+    def __init__(
+        self, seed: int, temperature: float, vocab_size: int = 500, spread: float = 2.5, noise: float = 1.0
+    ) -> None:
+        self._seed, self._temperature, self._size = seed, temperature, vocab_size
+        self._spread, self._noise = spread, noise
+        self._pairs: dict[Context, tuple[Tensor, Tensor]] = {}
+
+    def target(self, contexts: Sequence[Context]) -> list[Tensor]:
+        return [self._pair(context)[0] for context in contexts]
+
+    def draft(self, contexts: Sequence[Context]) -> list[Tensor]:
+        return [self._pair(context)[1] for context in contexts]
+
+    def _pair(self, context: Context) -> tuple[Tensor, Tensor]:
+        if context not in self._pairs:
+            seed = hash((self._seed, *context)) % 2**63  # Of integers: the same in every process.
+            normal = torch.randn(2, self._size, generator=torch.Generator().manual_seed(seed))
+            target = self._spread * normal[0]
+            scores = torch.stack([target, target + self._noise * normal[1]])
+            laws = (scores / self._temperature).softmax(-1)
+            self._pairs[context] = laws[0], laws[1]
+        return self._pairs[context]

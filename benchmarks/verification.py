@@ -1,0 +1,277 @@
+"""Acceptance of every verification rule, its share of the optimum, and what verifying costs.
+
+Three parts: `node` (one node with k children), `trees` (whole trees of 8, 16 and 32 nodes), both on synthetic laws and
+on laws of SmolLM2-135M and a draft of it (see `benchmarks/recorded.py`), and `time` (see `verification_time.py`).
+Acceptance is exact in the rules' coins: every outcome of a rule on a drafted tree is enumerated, so all spread is that
+of contexts and drafted trees, the same for all rules. Finished contexts are kept in the user's cache folder, and a run
+that was stopped goes on where it was.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.verification
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import treespec.policies
+import treespec.verification
+from benchmarks import smollm2
+from benchmarks.acceptance import (
+    TREES,
+    Kind,
+    Laws,
+    SyntheticLaws,
+    accepted_by_rule,
+    grow,
+    sampled_bound,
+)
+from benchmarks.recorded import PairLaws, RecordedLaws, Text, record_pairs, sample_texts, scorers, without_layers
+from benchmarks.settings import RESULTS, load_average, parser, settings, write_json
+from benchmarks.verification_report import draw, report
+from benchmarks.verification_time import measure_times
+from treespec.hf.cpu import prepack_linears
+from treespec.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
+from treespec.policies import KAry
+from treespec.sampling import normalise, truncate_law
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from treespec.verification.transport import MAX_SUPPORT
+
+TEMPERATURES = (1.0, 0.6)
+SIZES = (8, 16, 32)
+WIDTHS = (1, 2, 4, 8)
+SYNTHETIC, REAL = "synthetic", smollm2.NAME
+OPTIMUM, BOUND = "optimum", "bound"
+
+Samples = dict[str, list[float]]
+"""One number per context, by rule; `optimum` and `bound` stand beside the rules."""
+
+NODES: dict[str, Kind] = {
+    SELECTED: Kind(lambda k: KAry((k,), SELECTED), siblings=SELECTED, is_deterministic=True),
+    "i.i.d.": Kind(lambda k: KAry((k,), IID), siblings=IID),
+    "without replacement": Kind(lambda k: KAry((k,), WITHOUT_REPLACEMENT), siblings=WITHOUT_REPLACEMENT),
+    "mixed": Kind(lambda k: KAry((k,), MIXED), siblings=MIXED),
+    f"i.i.d., draft's top {MAX_SUPPORT}": Kind(lambda k: KAry((k,), IID), MAX_SUPPORT, IID),
+    f"without replacement, draft's top {MAX_SUPPORT}": Kind(
+        lambda k: KAry((k,), WITHOUT_REPLACEMENT), MAX_SUPPORT, WITHOUT_REPLACEMENT
+    ),
+}
+
+
+def node_optimum(kind: Kind, k: int, laws: Laws) -> float:
+    """The most that any lossless rule accepts of k children drawn in this way."""
+    (target,), (draft,) = laws.target([()]), laws.draft([()])
+    if kind.support is not None:
+        draft = truncate_law(draft, kind.support)
+    if kind.siblings == SELECTED:
+        return float(optimum_selected(target, draft.topk(k).indices))
+    if kind.siblings == IID:
+        return float(optimum_iid(target, draft, k))
+    if kind.siblings == WITHOUT_REPLACEMENT:
+        return optimum_without_replacement(target, draft, k, tolerance=1e-4).value
+    selected = draft.topk(k - 1).indices
+    return float(optimum_mixed(target, normalise(draft.scatter(-1, selected, 0.0)), selected))
+
+
+def measure_node(laws: Laws, num_draws: int, seed: int) -> dict[str, dict[str, float]]:
+    """Accepted children at one pair of laws, by "k=.., kind" and rule: means over `num_draws` sibling groups."""
+    found: dict[str, dict[str, float]] = {}
+    for k in WIDTHS:
+        for name, kind in NODES.items():
+            if (kind.support is not None and k > 2) or (kind.siblings == MIXED and k == 1):
+                continue  # Optimal transport takes two siblings; one mixed child is an i.i.d. one.
+            found[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, laws)} | _mean_accepted(
+                kind, k, laws, num_draws, seed
+            )
+    return found
+
+
+def measure_trees(laws: Laws, num_draws: int, num_bounds: int, seed: int) -> dict[str, dict[str, float]]:
+    """Accepted tokens below one context, by "n=.., kind" and rule: means over `num_draws` trees."""
+    found: dict[str, dict[str, float]] = {}
+    for n in SIZES:
+        for name, kind in TREES.items():
+            rules = _mean_accepted(kind, n, laws, num_draws, seed)
+            if kind.siblings is not None:
+                generator = torch.Generator().manual_seed(seed)
+                samples = [sampled_bound(kind, n, laws, generator) for _ in range(num_bounds)]
+                rules[BOUND] = sum(samples) / num_bounds
+            found[f"n={n}, {name}"] = rules
+    return found
+
+
+def _mean_accepted(kind: Kind, size: int, laws: Laws, num_draws: int, seed: int) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    num_trees = 1 if kind.is_deterministic else num_draws
+    for number in range(num_trees):
+        tree = grow(kind, size, laws, seed * 1000 + number)
+        for rule, accepted in accepted_by_rule(tree, laws).items():
+            sums[rule] += accepted / num_trees
+    return dict(sums)
+
+
+class Store:
+    """Finished contexts in a file of the user's cache folder, one line each; None keeps nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path is not None and path.is_file() else []
+        self._known = dict(map(json.loads, lines))
+
+    def get(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if key not in self._known:
+            self._known[key] = compute()
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a") as file:
+                    file.write(json.dumps([key, self._known[key]]) + "\n")
+        return self._known[key]
+
+
+def gather(found: Iterable[dict[str, dict[str, float]]]) -> dict[str, Samples]:
+    """Contexts side by side: cell, rule, one number per context."""
+    cells: dict[str, Samples] = {}
+    for cell_of_context in found:
+        for cell, rules in cell_of_context.items():
+            for rule, value in rules.items():
+                cells.setdefault(cell, defaultdict(list))[rule].append(value)
+    return cells
+
+
+def measure_synthetic(args: argparse.Namespace, store: Store) -> dict[str, Any]:
+    def laws(temperature: float, seed: int) -> SyntheticLaws:
+        return SyntheticLaws(seed, temperature)
+
+    found: dict[str, Any] = {}
+    for temperature in TEMPERATURES:
+        for part, count in (("node", args.positions), ("trees", args.contexts)):
+            if part in args.parts:
+                seeds = track(range(count), description=f"{part}, synthetic, T={temperature}")
+                found[f"{part}, {SYNTHETIC}, T={temperature}"] = gather(
+                    store.get(
+                        f"{part}, {SYNTHETIC}, T={temperature}, {seed}",
+                        lambda part=part, seed=seed, t=temperature: _measure(part, laws(t, seed), args, seed),
+                    )
+                    for seed in seeds
+                )
+    return found
+
+
+def measure_real(
+    args: argparse.Namespace, store: Store, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cache: Path
+) -> dict[str, Any]:
+    draft = without_layers(model)
+    target_scorer, draft_scorer = scorers(model, draft)
+    found: dict[str, Any] = {}
+    with prepack_linears(model), prepack_linears(draft):
+        for temperature in TEMPERATURES:
+            texts_file = cache / f"texts-{temperature}-{args.new_tokens}-{args.seed}.pt"
+            texts = sample_texts(model, tokenizer, temperature, args.new_tokens, args.seed, texts_file)
+            if "node" in args.parts:
+                pairs = record_pairs(model, draft, texts, temperature, args.positions)
+                found[f"laws, T={temperature}"] = agreement(pairs)
+                items = track(list(enumerate(pairs)), description=f"node, {REAL}, T={temperature}")
+                found[f"node, {REAL}, T={temperature}"] = gather(
+                    store.get(
+                        f"node, {REAL}, T={temperature}, {number}",
+                        lambda laws=laws, number=number: _measure("node", laws, args, number),
+                    )
+                    for number, laws in items
+                )
+            if "trees" in args.parts:
+                contexts = list(enumerate(spread_contexts(texts, args.contexts)))
+                items = track(contexts, description=f"trees, {REAL}, T={temperature}")
+                found[f"trees, {REAL}, T={temperature}"] = gather(
+                    store.get(
+                        f"trees, {REAL}, T={temperature}, {number}",
+                        lambda ids=ids, number=number, t=temperature: _measure(
+                            "trees", RecordedLaws(target_scorer, draft_scorer, ids, t), args, number
+                        ),
+                    )
+                    for number, ids in items
+                )
+    return found
+
+
+def _measure(part: str, laws: Laws, args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
+    if part == "node":
+        return measure_node(laws, args.draws, seed)
+    return measure_trees(laws, args.draws, args.bound_paths, seed)
+
+
+def spread_contexts(texts: list[Text], count: int) -> Iterator[torch.Tensor]:
+    """`count` prefixes over all texts, evenly."""
+    for number, text in enumerate(texts):
+        yield from text.contexts((number + 1) * count // len(texts) - number * count // len(texts))
+
+
+def agreement(pairs: list[PairLaws]) -> dict[str, float]:
+    """How alike the two models are."""
+    laws = [(pair.target([()])[0], pair.draft([()])[0]) for pair in pairs]
+    overlap = [float(torch.minimum(*pair).sum()) for pair in laws]
+    same_top = [float(target.argmax() == draft.argmax()) for target, draft in laws]
+    return {"overlap": sum(overlap) / len(laws), "top-1 agreement": sum(same_top) / len(laws), "positions": len(laws)}
+
+
+def source_digest(args: argparse.Namespace) -> str:
+    """Of everything that decides the numbers: what was measured with other code or settings is not reused."""
+    folders = [Path(module.__file__ or "").parent for module in (treespec.policies, treespec.verification)]
+    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    package = folders[0].parent
+    files += [package / "optimum.py", package / "sampling.py", package / "tree.py"]
+    files += [Path(__file__).with_name(name) for name in ("acceptance.py", "recorded.py", "verification.py")]
+    chosen = (args.seed, args.draws, args.bound_paths, args.positions, args.contexts, args.new_tokens)
+    digest = hashlib.sha256(repr(chosen).encode())
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def options() -> argparse.ArgumentParser:
+    found = parser("Acceptance, share of the optimum and cost of every verification rule.", threads=1)
+    found.add_argument("--parts", nargs="+", choices=["node", "trees", "time"], default=["node", "trees", "time"])
+    found.add_argument("--positions", type=int, default=120, help="pairs of laws per temperature")
+    found.add_argument("--contexts", type=int, default=27, help="contexts of whole trees per temperature")
+    found.add_argument("--draws", type=int, default=2, help="drafted trees per context and kind")
+    found.add_argument("--bound-paths", type=int, default=8, help="target paths per context for the whole-tree bound")
+    found.add_argument("--new-tokens", type=int, default=96, help="tokens sampled after each prompt")
+    found.add_argument("--rounds", type=int, default=18, help="timed passes per number of threads")
+    return found
+
+
+def main() -> None:
+    args = options().parse_args()
+    torch.set_num_threads(args.threads)
+    cache = smollm2.converted_folder().parent / "verification"
+    store = Store(cache / f"{source_digest(args)}.jsonl")
+    path = RESULTS / "verification.json"
+    run = settings(seed=args.seed, **{k: v for k, v in vars(args).items() if k not in ("parts", "threads", "seed")})
+    start = time.perf_counter()
+    found = measure_synthetic(args, store)
+    model, tokenizer = smollm2.load()
+    found |= measure_real(args, store, model, tokenizer, cache)
+    if "time" in args.parts:
+        found["time"] = measure_times(model, tokenizer, args.rounds, args.seed)
+    run |= {"load_average_after": load_average(), "seconds": round(time.perf_counter() - start)}
+    # Parts may be measured one by one: each keeps the circumstances of its own run.
+    known = json.loads(path.read_text()) if path.is_file() else {"runs": {}, "results": {}}
+    data = {"runs": known["runs"] | dict.fromkeys(args.parts, run), "results": known["results"] | found}
+    write_json(path, data)
+    text = report(data)
+    (RESULTS / "verification.md").write_text(text)
+    draw(data, RESULTS / "verification.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Tables and a picture of what `benchmarks/verification.py` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.settings import markdown_table, settings_lines
+from treespec.verification import RULES
+from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
+
+OPTIMUM, BOUND = "optimum", "bound"
+DETERMINISTIC = "best first, selected"
+AIM = 1.3
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+
+
+def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
+    """A paired ratio of means and its standard error by the delta method."""
+    a, b = np.asarray(above), np.asarray(below)
+    ratio = a.mean() / b.mean()
+    return float(ratio), standard_error((a - ratio * b).tolist()) / float(b.mean())
+
+
+def cells_of(part: dict[str, Any], letter: str) -> tuple[list[int], dict[str, dict[int, dict[str, list[float]]]]]:
+    """Sizes, and the cells as kind, size, rule: from keys such as "n=8, chain"."""
+    kinds: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for key, rules in part.items():
+        size, kind = key.removeprefix(f"{letter}=").split(", ", 1)
+        kinds.setdefault(kind, {})[int(size)] = rules
+    return sorted({size for sizes in kinds.values() for size in sizes}), kinds
+
+
+def acceptance_table(part: dict[str, Any], letter: str, header: str) -> str:
+    """Rows: kind and rule; columns: sizes; `1 + accepted ± standard error (share)`."""
+    sizes, kinds = cells_of(part, letter)
+    rows = []
+    for kind, by_size in kinds.items():
+        names = list(dict.fromkeys(name for rules in by_size.values() for name in rules))
+        for name in (n for n in names if n not in (OPTIMUM, BOUND)):
+            label = name if RULES[name].is_lossless else f"*{name}* (lossy)"
+            rows.append([kind, label, *(_cell(by_size.get(size, {}), name) for size in sizes)])
+        for name in (n for n in names if n in (OPTIMUM, BOUND)):
+            rows.append([kind, f"**{name}**", *(_cell(by_size.get(size, {}), name) for size in sizes)])
+    return markdown_table([header, "rule", *(f"{letter} = {size}" for size in sizes)], rows)
+
+
+def _cell(rules: dict[str, list[float]], name: str) -> str:
+    if name not in rules:
+        return ""
+    text = f"{1 + fmean(rules[name]):.3f} ± {standard_error(rules[name]):.3f}"
+    most = rules.get(OPTIMUM) or rules.get(BOUND)
+    if most is None or name in (OPTIMUM, BOUND) or not RULES[name].is_lossless:
+        return text
+    return f"{text} ({100 * fmean(rules[name]) / fmean(most):.0f} %)"
+
+
+def factors(part: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """By tree size: the best sampled tree with its best lossless rule over the deterministic tree's target walk."""
+    sizes, kinds = cells_of(part, "n")
+    found = {}
+    for size in sizes:
+        reference = kinds[DETERMINISTIC][size]["target_walk"]
+        choices = [
+            (kind, name, by_size[size][name])
+            for kind, by_size in kinds.items()
+            for name in by_size[size]
+            if kind != DETERMINISTIC and name in RULES and RULES[name].is_lossless
+        ]
+        kind, name, best = max(choices, key=lambda choice: fmean(choice[2]))
+        found[size] = {
+            "tree": kind,
+            "rule": name,
+            "length": 1 + fmean(best),
+            "reference length": 1 + fmean(reference),
+            "tokens per pass": ratio_of_means([1 + x for x in best], [1 + x for x in reference]),
+            "accepted tokens": ratio_of_means(best, reference),
+        }
+    return found
+
+
+def factor_table(results: dict[str, Any]) -> str:
+    rows = [
+        [
+            case.removeprefix("trees, "),
+            str(size),
+            f"{f['tree']}, {f['rule']}",
+            f"{f['length']:.2f}",
+            f"{f['reference length']:.2f}",
+            *(f"{f[key][0]:.2f} ± {f[key][1]:.2f}" for key in ("tokens per pass", "accepted tokens")),
+        ]
+        for case, part in results.items()
+        if case.startswith("trees, ")
+        for size, f in factors(part).items()
+    ]
+    header = ["laws", "nodes", "best sampled tree, best lossless rule", "length", "deterministic tree, target walk"]
+    return markdown_table([*header, "factor, tokens per pass", "factor, accepted draft tokens"], rows)
+
+
+def time_table(measured: dict[str, Any]) -> str:
+    """Rows: tree and rule; for each number of threads the median and 90th percentile, and the share of the pass."""
+    threads = list(measured)
+    rows = []
+    for key in measured[threads[0]]["rules"]:
+        kind, name = key.rsplit(", ", 1)
+        is_default = name == ("target_walk" if kind == DETERMINISTIC else "traversal")
+        row = [kind, f"**{name}**" if is_default else name]
+        for samples in (measured[count]["rules"][key] for count in threads):
+            costs = [sample["ms"] for sample in samples]
+            high = quantiles(costs, n=10)[-1] if len(costs) > 1 else costs[0]
+            share = 100 * median(sample["share"] for sample in samples)
+            row += [f"{median(costs):.2f}", f"{high:.2f}", f"{share:.1f} %"]
+        rows.append(row)
+    columns = [text for count in threads for text in (f"{count}: ms", "90th percentile", "share of pass")]
+    return markdown_table(["tree", "rule", *columns], rows)
+
+
+def pass_table(measured: dict[str, Any]) -> str:
+    kinds = list(next(iter(measured.values()))["passes_ms"])
+    rows = [[kind, *(f"{median(measured[count]['passes_ms'][kind]):.0f}" for count in measured)] for kind in kinds]
+    return markdown_table(["pass", *(f"{count}: ms" for count in measured)], rows)
+
+
+def report(data: dict[str, Any]) -> str:
+    results = data["results"]
+    lines = ["# Verification rules: acceptance, share of the optimum, cost", ""]
+    for case, found in results.items():
+        if case.startswith("laws, "):
+            lines += [
+                f"Draft and target at {case.removeprefix('laws, ')}: mean sum min(P, q) {found['overlap']:.3f}, the "
+                f"same most likely token at {100 * found['top-1 agreement']:.1f} % of {found['positions']} positions.",
+                "",
+            ]
+    if any(case.startswith("trees, ") for case in results):
+        lines += ["## Sampled trees beside the deterministic tree", "", _factor_text(), "", factor_table(results)]
+    for prefix, letter, header, about in (
+        ("node, ", "k", "children", _NODE_TEXT),
+        ("trees, ", "n", "tree", _TREE_TEXT),
+    ):
+        for case, part in results.items():
+            if case.startswith(prefix):
+                lines += [f"## {prefix.removesuffix(', ').capitalize()}: {case.removeprefix(prefix)}", "", about, ""]
+                lines += [acceptance_table(part, letter, header)]
+    if "time" in results:
+        loads = "; ".join(f"{count} {m['load_average']}" for count, m in results["time"].items())
+        lines += ["## Time", "", f"{_TIME_TEXT} Load average (least, median, most): {loads}.", ""]
+        lines += [time_table(results["time"]), pass_table(results["time"])]
+    for part, run in data["runs"].items():
+        lines += [f"Part `{part}`: {run['seconds']} s, load {run['load_average']} to {run['load_average_after']}, "]
+        sizes = ("positions", "contexts", "draws", "bound_paths", "new_tokens", "rounds", "seed")
+        lines += [", ".join(f"{name} {run[name]}" for name in sizes) + ". " + settings_lines(run)]
+    return "\n".join(lines) + "\n"
+
+
+def _factor_text() -> str:
+    return (
+        "Mean acceptance length (1 + accepted draft tokens). The deterministic tree holds the draft's most probable "
+        "paths (best first), and the target walk is the best lossless rule there. The sampled tree and its rule are "
+        f"the best of all cells of that size below; ratios are paired over contexts, ± one standard error. The aim at "
+        f"T = 1 is a factor of {AIM}."
+    )
+
+
+_NODE_TEXT = (
+    "Mean acceptance length 1 + Pr(a child is accepted) ± standard error over positions; in brackets the share of the "
+    "optimum, accepted over the most that any lossless rule accepts of such children."
+)
+_TREE_TEXT = (
+    "Mean acceptance length ± standard error over contexts, all rules on the same trees; n counts the root. In "
+    "brackets the share of the whole-tree bound in closed form, where there is one: the bound is not always attained, "
+    "and is itself estimated from paths sampled from the target."
+)
+_TIME_TEXT = (
+    "Milliseconds of verification of one tree of 32 nodes over 49,152 tokens, temperature 0.8 and top-p 0.95 included, "
+    "and the median of its share of the pass that scored this very tree (plain float32 linear layers). Bold: the "
+    "default rule of such trees."
+)
+
+
+def draw(data: dict[str, Any], path: Path) -> Figure | None:
+    """Two rows of plots for the real model's temperatures: acceptance at one node, and of whole trees."""
+    cases = [case.removeprefix("node, ") for case in data["results"] if case.startswith("node, ")]
+    cases = [case for case in cases if f"trees, {case}" in data["results"]]
+    if not cases:
+        return None
+    figure = Figure(figsize=(4.2 * len(cases), 8), dpi=130, facecolor="white")
+    axes = figure.subplots(2, len(cases), squeeze=False, sharey="row")
+    for column, case in enumerate(cases):
+        _draw_nodes(axes[0][column], data["results"][f"node, {case}"], case)
+        _draw_trees(axes[1][column], data["results"][f"trees, {case}"])
+    axes[0][0].set_ylabel("1 + accepted, one node", color=GREY)
+    axes[1][0].set_ylabel("1 + accepted, whole tree", color=GREY)
+    axes[0][0].legend(fontsize=7, frameon=False)
+    axes[1][0].legend(fontsize=7, frameon=False)
+    figure.suptitle("Acceptance of lossless rules", x=0.02, ha="left", fontsize=12.5, color=INK, weight="bold")
+    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    figure.savefig(path)
+    return figure
+
+
+_NODE_LINES = (
+    ("selected", "target_walk", REFERENCE, "-"),
+    ("i.i.d.", "recursive", NEXT_EDGE, "-"),
+    ("i.i.d.", "k_seq", NEXT_EDGE, ":"),
+    ("i.i.d.", OPTIMUM, NEXT_EDGE, "--"),
+    ("without replacement", "recursive", ACCEPTED, "-"),
+    ("without replacement", OPTIMUM, ACCEPTED, "--"),
+)
+_TREE_LINES = (
+    (DETERMINISTIC, "target_walk", REFERENCE, "-"),
+    ("chain", "block", INK, "-"),
+    ("binary, without replacement", "traversal", NEXT_EDGE, "-"),
+    ("by rank, without replacement", "recursive", ACCEPTED, "--"),
+    ("by rank, without replacement", "traversal", ACCEPTED, "-"),
+    ("best first, sampled", "traversal", GREY, ":"),
+)
+
+
+def _draw_nodes(axes: Axes, part: dict[str, Any], title: str) -> None:
+    _draw_lines(axes, *cells_of(part, "k"), _NODE_LINES)
+    axes.set_title(title, fontsize=9, color=GREY, loc="left")
+    axes.set_xlabel("children", fontsize=8, color=GREY)
+
+
+def _draw_trees(axes: Axes, part: dict[str, Any]) -> None:
+    _draw_lines(axes, *cells_of(part, "n"), _TREE_LINES)
+    axes.set_xlabel("nodes, root included", fontsize=8, color=GREY)
+
+
+def _draw_lines(
+    axes: Axes,
+    sizes: list[int],
+    kinds: dict[str, dict[int, dict[str, list[float]]]],
+    lines: Sequence[tuple[str, str, str, str]],
+) -> None:
+    for kind, name, colour, style in lines:
+        values = [kinds[kind][size][name] for size in sizes]
+        lengths, errors = [1 + fmean(v) for v in values], [standard_error(v) for v in values]
+        axes.errorbar(sizes, lengths, errors, color=colour, linestyle=style, capsize=2, label=f"{kind}: {name}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.grid(color="#e6eaed", linewidth=0.8)
+    axes.tick_params(length=0, labelsize=8, colors=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,159 @@
+"""The verification benchmark at test size: its expectations against enumeration, its report on a tiny model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import recorded, verification, verification_time
+from benchmarks.acceptance import (
+    TREES,
+    Kind,
+    SyntheticLaws,
+    accepted_by_rule,
+    binary_paths,
+    contexts_of,
+    grow,
+    rank_paths,
+    sampled_bound,
+    slot_probs,
+)
+from benchmarks.recorded import RecordedLaws, Text, scorers, without_layers
+from benchmarks.verification_report import draw, factors, ratio_of_means, report
+from tests.tiny import noisy_copy, prompt, tiny_llama
+from treespec.optimum import shape_inclusion, tree_bound
+from treespec.sampling import draw_without_replacement
+from treespec.testing import enumerate_traces
+from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
+from treespec.verification import RULES
+
+
+def toy_laws(seed: int, vocab_size: int = 5) -> SyntheticLaws:
+    return SyntheticLaws(seed, 1.0, vocab_size, spread=1.5, noise=0.8)
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_mean_accepted_equals_plain_enumeration(kind):
+    laws = toy_laws(seed=1)
+    tree = grow(TREES[kind], 6, laws, seed=2)
+    target_laws = [law.double() for law in laws.target(contexts_of(tree))]
+    found = accepted_by_rule(tree, laws)
+    assert {"target_walk", "recursive", "traversal"} <= set(found)
+    for name, accepted in found.items():
+        traces = enumerate_traces(lambda chooser, name=name: RULES[name].walk(tree, target_laws.__getitem__, chooser))
+        assert accepted == pytest.approx(sum(float(w) * v.num_accepted for w, v in traces), abs=1e-5), name
+
+
+def test_shapes():
+    assert binary_paths(8) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0)]
+    assert rank_paths(5) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+    for size in verification.SIZES:
+        for kind in TREES.values():
+            assert grow(kind, size, toy_laws(0, vocab_size=40), seed=0).num_nodes == size
+
+
+@pytest.mark.parametrize("siblings", [IID, WITHOUT_REPLACEMENT])
+def test_sampled_bound_has_the_mean_of_the_whole_tree_bound(siblings):
+    laws, size = SyntheticLaws(3, 1.0, vocab_size=6, spread=1.5, noise=2.0), 6
+    kind, generator = Kind(lambda n: None, siblings=siblings), torch.Generator().manual_seed(0)  # pyright: ignore
+    samples = [sampled_bound(kind, size, laws, generator) for _ in range(2000)]
+    inclusion = shape_inclusion(
+        [-1, 0, 0, 1, 1, 2], lambda path: laws.draft([path])[0].numpy(), siblings == WITHOUT_REPLACEMENT
+    )
+    exact = tree_bound(lambda path: laws.target([path])[0].numpy(), inclusion, 2)
+    assert exact < 1.9
+    assert np.mean(samples) == pytest.approx(exact, abs=4 * np.std(samples) / 2000**0.5)
+
+
+def test_slot_probabilities_are_frequencies():
+    law = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    pairs, _ = draw_without_replacement(law.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
+    for token in range(4):
+        drawn = (pairs == token).double().mean(0).tolist()
+        assert slot_probs(WITHOUT_REPLACEMENT, law, token, 2) == pytest.approx(drawn, abs=0.01)
+    assert slot_probs(MIXED, law, 0, 2) == [0.0, 1.0]
+    assert slot_probs(MIXED, law, 1, 2) == pytest.approx([0.6, 0.0])
+    assert slot_probs(WITHOUT_REPLACEMENT, law, 1, 1) == pytest.approx([0.3])
+
+
+@torch.no_grad()
+def test_layers_are_left_out():
+    model = tiny_llama(num_layers=3)
+    ids = prompt()
+    same, fewer = without_layers(model, ()), without_layers(model, (1,))
+    assert torch.equal(same(ids).logits, model(ids).logits)
+    model.model.layers[1].forward = lambda hidden_states, **_: hidden_states  # The residual stream passes it by.
+    assert torch.allclose(fewer(ids).logits, model(ids, use_cache=False).logits, atol=1e-5)
+
+
+@torch.no_grad()
+def test_recorded_laws_are_those_of_plain_passes():
+    model, ids = tiny_llama(), prompt()[0]
+    laws = RecordedLaws(*scorers(model, noisy_copy(model)), ids, temperature=0.6)
+    contexts = [(5, 6, 7), (), (5,), (5, 8), (5, 6, 7)]
+    for context, law in zip(contexts, laws.target(contexts), strict=True):
+        logits = model(torch.cat([ids, torch.tensor(context, dtype=torch.int64)])[None]).logits[0, -1]
+        assert torch.allclose(law, (logits / 0.6).softmax(-1), atol=1e-5)
+    assert not torch.allclose(laws.draft([()])[0], laws.target([()])[0], atol=1e-3)
+
+
+def test_prefixes_of_a_text_start_after_the_prompt():
+    text = Text(torch.arange(10), start=4)
+    assert [ids.tolist() for ids in text.contexts(2)] == [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]
+
+
+def test_finished_contexts_are_not_measured_again(tmp_path):
+    first = verification.Store(tmp_path / "s" / "store.jsonl")
+    assert first.get("a", lambda: {"x": 1}) == {"x": 1}
+    again = verification.Store(tmp_path / "s" / "store.jsonl")
+    assert again.get("a", lambda: pytest.fail("measured again")) == {"x": 1}
+
+
+def test_ratio_of_means_is_paired():
+    ratio, error = ratio_of_means([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (ratio, error) == (2.0, 0.0)
+    assert ratio_of_means([2.0, 4.0, 6.0], [3.0, 2.0, 1.0])[1] > 0.5
+
+
+def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
+    model = tiny_llama(vocab_size=97, num_layers=3)
+    encoded = {"input_ids": prompt(2, vocab_size=97), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
+    for module in (verification, verification_time):
+        monkeypatch.setattr(module, "without_layers", lambda model: without_layers(model, (1,)))
+    monkeypatch.setattr(recorded, "encode", lambda *_: encoded)
+    monkeypatch.setattr(verification_time, "encode", lambda *_: {"input_ids": prompt(vocab_size=97)})
+    monkeypatch.setattr(verification_time, "THREADS", (1,))
+    monkeypatch.setattr(verification, "SyntheticLaws", lambda seed, t: SyntheticLaws(seed, t, vocab_size=30))
+    monkeypatch.setattr(verification, "SIZES", (4, 8))
+    monkeypatch.setattr(verification, "WIDTHS", (1, 2))
+    tokenizer = SimpleNamespace(eos_token_id=0)
+    args = argparse.Namespace(
+        positions=2, contexts=2, draws=1, bound_paths=2, new_tokens=6, seed=0, parts=["node", "trees"]
+    )
+    store = verification.Store(None)
+    results = verification.measure_synthetic(args, store)
+    results |= verification.measure_real(args, store, model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
+    assert results["laws, T=1.0"]["positions"] == 2
+    results["time"] = verification_time.measure_times(model, tokenizer, 1, 0)  # pyright: ignore[reportArgumentType]
+    for part in (part for case, part in results.items() if case.startswith("node, ")):
+        for cell, rules in part.items():
+            for name in (name for name in rules if name in RULES and RULES[name].is_lossless):
+                if "selected" in cell:
+                    assert rules[name] == pytest.approx(rules["optimum"], abs=1e-4)
+    trees = results[f"trees, {verification.REAL}, T=1.0"]
+    assert trees["n=8, chain"]["block"] == pytest.approx(trees["n=8, chain"]["traversal"], abs=1e-5)
+    assert set(factors(trees)) == {4, 8}
+    run = vars(args) | {"rounds": 2, "seconds": 1, "load_average": 0.0, "load_average_after": 0.0, "threads": 1}
+    run |= {"command": "c", "processor": "p", "versions": {}}
+    data = json.loads(json.dumps({"runs": {"node": run}, "results": results}))
+    text = report(data)
+    for name in RULES:
+        assert name in text
+    assert "factor, accepted draft tokens" in text
+    assert draw(data, tmp_path / "picture.png") is not None
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
