@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 import torch
+from grown_trees import checked, drawn_tree, emitted_law, g_test, pair_law, token_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_models import TableLM, TableSource
 
@@ -16,7 +16,6 @@ from treespec.policies import BestFirst, Chain, KAry, Paths, TreeBuilder, as_pol
 from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
-from treespec.verification import get_rule, verify_dense
 
 FAMILIES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
 SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1)]
@@ -52,18 +51,6 @@ def grown_trees(draw):
     )
     max_depth = draw(st.integers(1, 4))
     return policy.grow(source, max_depth), source, children, budget, min(depth, max_depth)
-
-
-def checked(batch, row):
-    """The row as a tree that has passed all of `TokenTree`'s own checks."""
-    tree = batch.trees[row]
-    return TokenTree(
-        tree.tokens, tree.parents, tree.laws, tree.law_index, tree.is_without_replacement, tree.is_width_fixed
-    )
-
-
-def token_path(tree, node):
-    return tuple(tree.token(i) for i in tree.path_to(node))
 
 
 @given(grown_trees())
@@ -260,24 +247,6 @@ def dyspec_law(source, root, budget, max_depth, children):
     return outcomes
 
 
-def drawn_tree(tree):
-    children = {token_path(tree, n): tuple(map(tree.token, tree.children(n))) for n in range(tree.num_nodes)}
-    return frozenset((path, tokens) for path, tokens in children.items() if tokens)
-
-
-def g_test(counts, law, total):
-    """p-value of the observed counts; rare outcomes are pooled."""
-    assert set(counts) <= set(law), f"impossible outcomes: {set(counts) - set(law)}"
-    common = [outcome for outcome in law if law[outcome] * total >= 5]
-    observed = [counts[outcome] for outcome in common]
-    expected = [law[outcome] * total for outcome in common]
-    if sum(expected) < total * (1 - 1e-9):
-        observed.append(total - sum(observed))
-        expected.append(total - sum(expected))
-    scale = sum(observed) / sum(expected)
-    return chisquare(observed, [e * scale for e in expected]).pvalue
-
-
 @pytest.mark.parametrize("budget", [2, 4])
 def test_sampled_best_first_has_the_law_of_the_heap(budget):
     num_rows = 12_000
@@ -288,29 +257,6 @@ def test_sampled_best_first_has_the_law_of_the_heap(budget):
     assert len(law) > 3
     assert g_test(Counter(map(drawn_tree, batch.trees)), law, num_rows) > 1e-3
     assert not batch.is_width_fixed
-
-
-def emitted_law(batch, source, target, rule):
-    """Counts of the first two tokens after verification, extended by the target where only one was emitted."""
-    generator = torch.Generator().manual_seed(11)
-    num_rows, num_nodes = batch.tokens.shape
-    probs = torch.zeros(num_rows, num_nodes, target._model.vocab_size, dtype=torch.float64)
-    for row, tree in enumerate(batch.trees):
-        for node in range(tree.num_nodes):
-            probs[row, node] = target.law(token_path(tree, node))
-    coins, draws = torch.rand(2, num_rows, num_nodes, dtype=torch.float64, generator=generator)
-    counts = Counter()
-    for tree, verdict in zip(batch.trees, verify_dense(get_rule(rule), batch, probs, coins, draws), strict=True):
-        text = [*token_path(tree, verdict.path[-1]), verdict.next_token]
-        while len(text) < 3:
-            text.append(int(target.law(tuple(text)).multinomial(1, generator=generator)))
-        counts[tuple(text[1:3])] += 1
-    return counts
-
-
-def pair_law(target, root):
-    laws = {first: target.law((root, first)) for first in range(target._model.vocab_size)}
-    return {(a, b): float(target.law((root,))[a] * laws[a][b]) for a in laws for b in laws}
 
 
 SAMPLED = {
@@ -331,7 +277,7 @@ TOY_ROWS = 8_000
 def test_sampled_trees_decode_losslessly(name, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
     batch = SAMPLED[name].grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 2)
-    assert g_test(emitted_law(batch, None, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
+    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
 
 
 def test_trimming_drawn_nodes_by_their_probability_is_caught():
@@ -341,7 +287,7 @@ def test_trimming_drawn_nodes_by_their_probability_is_caught():
     order = batch.values.argsort(dim=1, descending=True, stable=True)[:, :3]
     trimmed = batch.keep_nodes(torch.zeros_like(batch.tokens, dtype=torch.bool).scatter(1, order, True))
     # A kept second draw whose first was cut counts as drawn first: exactly what a careless rerank would store.
-    assert g_test(emitted_law(trimmed, None, target, "recursive"), pair_law(target, 0), TOY_ROWS) < 1e-6
+    assert g_test(emitted_law(trimmed, target, "recursive"), pair_law(target, 0), TOY_ROWS) < 1e-6
 
 
 class VectorSource:

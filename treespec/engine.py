@@ -20,6 +20,7 @@ from treespec.protocols import (
     CausalScorer,
     Drafter,
     History,
+    LearningPolicy,
     PathProcessors,
     Session,
     TreePolicy,
@@ -134,7 +135,7 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
         with run.stats.timed("commit"):
             emitted, finished = run.emit(verdicts, laws)
             target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
-            drafter.commit(VerifiedStep(trees, verdicts, scores, emitted))
+            run.learn(VerifiedStep(trees, verdicts, scores, emitted))
         run.record(trees, verdicts, emitted, before)
         run.leave(finished)
     return Result(run.outputs, run.stats, run.records)
@@ -240,6 +241,12 @@ class _Run:
             emitted.append(tokens)
             finished.append(num_kept is not None)
         return emitted, finished
+
+    def learn(self, step: VerifiedStep) -> None:
+        """Tell the drafter, and a policy that learns, what became of the last trees."""
+        self.drafter.commit(step)
+        if isinstance(self.request.policy, LearningPolicy):
+            self.request.policy.commit(step)
 
     def record(
         self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]

@@ -249,6 +249,18 @@ class TreePolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LearningPolicy(TreePolicy, Protocol):
+    """A policy that looks at what became of its trees.
+
+    The engine tells the call's policy, once per step, and a drafter the one that it was built with.
+    """
+
+    def commit(self, step: VerifiedStep) -> None:
+        """Learn from one verified step."""
+        ...
+
+
 class VerifiableTree(Protocol):
     """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
 
@@ -307,6 +319,7 @@ __all__ = [
     "DraftSource",
     "Drafter",
     "History",
+    "LearningPolicy",
     "Path",
     "PathProcessors",
     "Proposal",

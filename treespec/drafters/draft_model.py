@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.pending import PendingNodes
-from treespec.drafters.shared import Shape, own_policy, policy_of_call, single_nodes
+from treespec.drafters.shared import Shape, own_policy, policy_of_call, single_nodes, tell_policy
 from treespec.errors import ContextFullError, TreespecWarning, VocabularyMismatchError
 from treespec.policies import Chain
 from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
@@ -83,6 +83,7 @@ class DraftModel:
 
     def commit(self, step: VerifiedStep) -> None:
         """Keep what was computed of the emitted tokens, whatever tree they came from."""
+        tell_policy(self._own_policy, step)
         pending, self._pending = self._pending, None
         if pending is None or self._is_full:
             return

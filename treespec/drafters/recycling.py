@@ -10,7 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treespec.drafters.shared import Shape, can_use_heap, grow_on_host, own_policy, policy_of_call, stack_trees
+from treespec.drafters.shared import (
+    Shape,
+    can_use_heap,
+    grow_on_host,
+    own_policy,
+    policy_of_call,
+    stack_trees,
+    tell_policy,
+)
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies.checks import check_count
 from treespec.protocols import Proposal, Session, VerifiedStep
@@ -74,6 +82,7 @@ class TokenRecycling:
 
     def commit(self, step: VerifiedStep) -> None:
         """Store the top K of every node's logits for that node's token; of several nodes the last one counts."""
+        tell_policy(self._own_policy, step)
         tokens = step.trees.tokens.flatten()
         is_node = (step.trees.parents != PADDING_PARENT).flatten()
         top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)

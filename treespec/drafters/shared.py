@@ -13,7 +13,7 @@ from treespec.errors import ConfigError
 from treespec.policies import BestFirst, as_policy
 from treespec.policies.checks import AUTO
 from treespec.policies.heap import HostTree, State, grow_best_first
-from treespec.protocols import Session, TreePolicy
+from treespec.protocols import LearningPolicy, Session, TreePolicy, VerifiedStep
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, SELECTED, TreeBatch
 
 Shape = TreePolicy | str | Sequence[Sequence[int]] | int
@@ -35,6 +35,12 @@ def policy_of_call(own: TreePolicy | None, session: Session) -> TreePolicy:
     if policy is None:
         raise ConfigError("no tree policy: give one to the drafter (policy=16) or to the call (tree=16)")
     return policy
+
+
+def tell_policy(own: TreePolicy | None, step: VerifiedStep) -> None:
+    """Tell a drafter's own policy, if it learns, what became of the last trees; the engine tells the call's."""
+    if isinstance(own, LearningPolicy):
+        own.commit(step)
 
 
 def single_nodes(roots: Tensor) -> TreeBatch:

@@ -18,6 +18,7 @@ from treespec.drafters.shared import (
     own_policy,
     policy_of_call,
     stack_trees,
+    tell_policy,
     to_device,
 )
 from treespec.policies.checks import check_count
@@ -140,6 +141,7 @@ class SuffixLookup:
         return to_device(policy.grow(source, max_depth), self._session.device)
 
     def commit(self, step: VerifiedStep) -> None:
+        tell_policy(self._own_policy, step)
         for row, tokens in zip(self._rows, step.emitted, strict=True):
             row.append(tokens)
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
-from treespec.policies.chain import Chain
+from treespec.policies.chain import AdaptiveChain, Chain
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.kary import KAry
 from treespec.policies.paths import Paths
 from treespec.policies.sequoia import Sequoia, optimal_paths
+from treespec.policies.stopping import LikelyRejection, LowConfidence, StopRule
 from treespec.protocols import TreePolicy
 
 
@@ -29,4 +30,17 @@ def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePol
     )
 
 
-__all__ = ["BestFirst", "Chain", "KAry", "Paths", "Sequoia", "TreeBuilder", "as_policy", "optimal_paths"]
+__all__ = [
+    "AdaptiveChain",
+    "BestFirst",
+    "Chain",
+    "KAry",
+    "LikelyRejection",
+    "LowConfidence",
+    "Paths",
+    "Sequoia",
+    "StopRule",
+    "TreeBuilder",
+    "as_policy",
+    "optimal_paths",
+]

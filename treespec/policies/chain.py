@@ -1,8 +1,17 @@
-"""The linear draft of classic speculative decoding: a tree of width one."""
+"""The linear draft of classic speculative decoding, a tree of width one, of fixed length or stopped on the way."""
 
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treespec.errors import ConfigError
 from treespec.policies.checks import AUTO, check_children, check_count
+from treespec.policies.children import choose_children, resolve_children
+from treespec.policies.growing import TreeBuilder
 from treespec.policies.paths import Level, grow_shape
-from treespec.protocols import DraftSource
+from treespec.policies.stopping import StopRule
+from treespec.protocols import DraftSource, VerifiedStep
 from treespec.tree import TreeBatch
 
 
@@ -10,20 +19,82 @@ class Chain:
     """k draft tokens, one after the other.
 
     Args:
-        k: number of draft tokens.
+        k: number of draft tokens, the most where there is a stop rule.
         children: see `Paths`; all that are sampled mean one draw here.
+        stop: ends rows early, e.g. `LowConfidence()`; its flag is read once per draft pass, accelerators included, for
+            the passes that are left out are what it is for.
 
     Raises:
         ConfigError: k is not a positive int, or unknown children.
     """
 
-    def __init__(self, k: int, children: str = AUTO) -> None:
+    def __init__(self, k: int, children: str = AUTO, stop: StopRule | None = None) -> None:
         self.k = check_count("k", k)
         self._children = check_children(children)
+        self._stop = stop
 
     @property
     def max_nodes(self) -> int:
         return self.k + 1
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        return grow_shape([Level((0,), (1,))] * self.k, self._children, source, max_depth)
+        if self._stop is None:
+            return grow_shape([Level((0,), (1,))] * self.k, self._children, source, max_depth)
+        return grow_until(self._stop, min(self.k, max_depth), self._children, source)
+
+
+def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSource) -> TreeBatch:
+    """Chains that end after the token at which `stop` says so, or after `num_tokens`.
+
+    Rows that have ended go on with the others and are cut at the end, which costs no pass, spares sources without trees
+    the holes, and keeps a row's draws apart from where other rows end. The cut is lossless: it looks at earlier tokens.
+    """
+    builder = TreeBuilder(source)
+    nodes, is_open = builder.root, torch.ones_like(builder.root, dtype=torch.bool)
+    keep, token_probs = [is_open], builder.values[:, :0]
+    for _ in range(num_tokens):
+        proposal = builder.expand(nodes)
+        resolved = resolve_children(children, proposal, source.is_sampling)
+        chosen = choose_children(proposal, [1], resolved, source.generator)
+        probs: Tensor = chosen.probs[..., 0]
+        values = builder.take(builder.values, nodes) * probs
+        nodes = builder.add(nodes, chosen, values.unsqueeze(-1), torch.zeros(1, dtype=torch.int64, device=nodes.device))
+        keep.append(is_open)
+        token_probs = torch.cat([token_probs, probs.to(token_probs.dtype)], 1)
+        is_open = is_open & ~stop(token_probs).unsqueeze(1)
+        if builder.is_exhausted(nodes) or not bool(is_open.any()):
+            break
+    return builder.build(torch.cat(keep, 1), num_tokens + 1)
+
+
+class AdaptiveChain(Chain):
+    """A chain that grows by two tokens when all of the last one was accepted, and else shrinks by one.
+
+    transformers' "heuristic" schedule (Gante 2023). In a batch it grows when at least half of the rows accepted all.
+    The length stays from one call to the next.
+
+    Args:
+        k: the number of draft tokens of the first chain.
+        max_k: never more.
+        children: see `Chain`.
+
+    Raises:
+        ConfigError: not 1 <= k <= max_k, or unknown children.
+    """
+
+    def __init__(self, k: int = 5, max_k: int = 20, children: str = AUTO) -> None:
+        super().__init__(k, children)
+        self._max_k = check_count("max_k", max_k)
+        if k > max_k:
+            raise ConfigError(f"k must not exceed max_k, got k={k} and max_k={max_k}")
+
+    @property
+    def max_nodes(self) -> int:
+        return self._max_k + 1
+
+    def commit(self, step: VerifiedStep) -> None:
+        """See `LearningPolicy`. A bonus token tells that a row's last draft token was accepted."""
+        judged = [verdict for tree, verdict in zip(step.trees.trees, step.verdicts, strict=True) if tree.num_nodes > 1]
+        if judged:
+            is_longer = 2 * sum(verdict.is_bonus for verdict in judged) >= len(judged)
+            self.k = min(self.k + 2, self._max_k) if is_longer else max(self.k - 1, 1)

@@ -1,0 +1,200 @@
+"""Chains that stop: the rules, the cut, losslessness, and chains that learn their length."""
+
+import pytest
+import torch
+from grown_trees import checked, emitted_law, g_test, pair_law, token_path
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_models import TableLM, TableSource, ToyScorer
+
+from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
+from treespec.engine import Request, speculate
+from treespec.errors import ConfigError
+from treespec.policies import AdaptiveChain, Chain, LikelyRejection, LowConfidence
+from treespec.protocols import Capability, Scores, VerifiedStep
+from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
+
+RULES = {
+    "confidence": LowConfidence(0.5),
+    "rejection": LikelyRejection(0.6),
+    "predictor": LikelyRejection(0.6, predict=torch.sqrt),
+}
+
+
+def plain_length(name, probs):
+    """How many tokens of a chain with these draft probabilities are drafted, in plain Python."""
+    product = 1.0
+    for number, prob in enumerate(probs, start=1):
+        product *= prob**0.5 if name == "predictor" else prob
+        if prob < 0.5 if name == "confidence" else 1 - product > 0.6:
+            return number
+    return len(probs)
+
+
+@given(
+    st.sampled_from(sorted(RULES)),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(0, 99),
+    st.sampled_from([None, 3]),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_chains_end_where_the_rule_says(name, is_sampling, is_sparse, k, max_depth, seed, num_candidates):
+    def source():
+        model = TableLM(5, seed, scale=2.5)
+        roots = [0, 1, 2, 3]
+        return TableSource(roots, model, is_sampling, num_candidates, is_sparse, seed, torch.float64)
+
+    laws = source()
+    batch = Chain(k, stop=RULES[name]).grow(source(), max_depth)
+    full = Chain(k).grow(source(), max_depth)
+    assert bool(batch.is_valid)
+    assert batch.is_chain
+    assert batch.is_width_fixed
+    assert batch.families <= full.families
+    for row in range(4):
+        tree, whole = checked(batch, row), full.trees[row]
+        path = token_path(whole, whole.num_nodes - 1)
+        probs = [float(laws.law(path[:i])[path[i]]) for i in range(1, len(path))]
+        assert tree.tokens.tolist() == list(path[: 1 + plain_length(name, probs)])
+        for node in range(1, tree.num_nodes):
+            assert (tree.law(node) is None) == (whole.law(node) is None)
+            if tree.law(node) is not None:
+                torch.testing.assert_close(tree.law(node), laws.law(path[:node]), atol=1e-9, rtol=0)
+
+
+def test_stopping_saves_draft_passes():
+    unsure = TableSource([0, 1], TableLM(9, scale=0.0))
+    assert Chain(8, stop=LowConfidence(0.5)).grow(unsure, 9).max_nodes == 2
+    assert len(unsure.widths) == 1
+    sure = TableSource([0, 1], TableLM(9, scale=90.0))
+    assert Chain(8, stop=LowConfidence(0.5)).grow(sure, 9).max_nodes == 9
+
+
+ROWS = 8_000
+
+
+def toy_pair():
+    target = TableSource([0], TableLM(3, seed=2), dtype=torch.float64)
+    return TableSource([0] * ROWS, TableLM(3, seed=1), dtype=torch.float64), target
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal"])
+@pytest.mark.parametrize("name", RULES)
+def test_stopped_chains_decode_losslessly(name, rule):
+    draft, target = toy_pair()
+    batch = Chain(3, stop=RULES[name]).grow(draft, 3)
+    assert len(set(batch.num_nodes.tolist())) > 1
+    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), ROWS) > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_dropping_the_unlikely_token_is_caught(rule):
+    """The planted bug: the token of low confidence is taken back in place of being the last."""
+    draft, target = toy_pair()
+    batch = Chain(1).grow(draft, 1)
+    is_likely = batch.laws.gather(1, batch.tokens[:, 1:]) >= 0.35
+    trimmed = batch.keep_nodes(torch.cat([torch.ones_like(is_likely), is_likely], 1))
+    assert g_test(emitted_law(trimmed, target, rule), pair_law(target, 0), ROWS) < 1e-6
+
+
+def step_of(lengths, accepted):
+    """A verified step of chains with so many draft tokens, of which so many were accepted."""
+    trees = TreeBatch.from_trees([TokenTree.chain([0] * (1 + length)) for length in lengths])
+    verdicts = [Verdict(tuple(range(n + 1)), 0, n == length) for length, n in zip(lengths, accepted, strict=True)]
+    return VerifiedStep(trees, verdicts, Scores(torch.zeros(*trees.tokens.shape, 1)), [[0]] * len(lengths))
+
+
+def test_adaptive_chain_follows_its_verdicts():
+    policy = AdaptiveChain(3, max_k=6)
+    assert policy.max_nodes == 7
+    for lengths, accepted, expected in [
+        ([3], [3], 5),
+        ([5], [4], 4),
+        ([4], [4], 6),
+        ([6], [6], 6),
+        ([0], [0], 6),  # nothing drafted, nothing learnt
+        ([6, 6, 0], [6, 2, 0], 6),
+        ([6, 6, 6], [6, 2, 0], 5),
+    ]:
+        policy.commit(step_of(lengths, accepted))
+        assert policy.k == expected
+        assert policy.grow(TableSource([0], TableLM(4)), 99).max_nodes == expected + 1
+    for _ in range(9):
+        policy.commit(step_of([2], [0]))
+    assert policy.k == 1
+
+
+class FixedLength:
+    """Stops after so many tokens."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def num_kept(self, row, ids, new_tokens):
+        return None if len(ids) < self.length else len(new_tokens)
+
+    def max_new(self, row, length, num_padding):
+        return self.length - length
+
+
+class CountedChain(AdaptiveChain):
+    num_told = 0
+
+    def commit(self, step):
+        self.num_told += 1
+        super().commit(step)
+
+
+PROMPTS = torch.tensor([[1, 2, 3, 1, 2], [2, 0, 1, 3, 0]])
+OWN = {
+    "draft model": lambda policy: DraftModel(ToyScorer(TableLM(4, seed=3)), policy=policy),
+    "recycling": lambda policy: TokenRecycling(4, policy=policy),
+    "suffix": lambda policy: SuffixLookup(policy=policy),
+}
+
+
+def decode(drafter, policy, capability=Capability.TREE, **options):
+    request = Request(
+        PROMPTS, torch.ones_like(PROMPTS, dtype=torch.bool), FixedLength(45), policy=policy, seed=0, **options
+    )
+    return speculate(ToyScorer(TableLM(4, seed=3), capability), drafter, request)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_policy_learns_once_per_step_whoever_holds_it(name):
+    tokens = []
+    for is_own in (True, False):
+        policy = CountedChain(2, max_k=8)
+        drafter = OWN[name](policy if is_own else None)
+        result = decode(drafter, None if is_own else policy, is_sampling=False)
+        assert policy.num_told == result.stats.num_target_passes > 1
+        assert policy.k != 2
+        tokens.append(result.tokens)
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.TREE])
+def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
+    """Rows end at different places; the toy scorer rejects holes, and a chain scorer any padding."""
+    draft = DraftModel(ToyScorer(TableLM(4, seed=4), capability))
+    result = decode(draft, Chain(5, SELECTED, stop=LowConfidence(0.5)), is_sampling=False)
+    alone = decode(DraftModel(ToyScorer(TableLM(4, seed=4))), Chain(1), is_sampling=False)
+    assert result.tokens == alone.tokens
+    assert len(result.stats.num_drafted_at_depth) > 1
+
+
+BAD = {
+    "no threshold": lambda: LowConfidence(0.0),
+    "above one": lambda: LikelyRejection(1.5),
+    "too long": lambda: AdaptiveChain(9, max_k=8),
+    "no tokens": lambda: AdaptiveChain(0),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options(name):
+    with pytest.raises(ConfigError):
+        BAD[name]()
