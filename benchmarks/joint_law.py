@@ -8,8 +8,8 @@ repetition penalty, and every planted bug must be found.
 Beside the p-value stands an estimate of the total variation that noise does not inflate: one half of the batches says
 which continuations come too often, and the other half by how much (see `cross_fitted_distance`).
 
-Results are saved after every case: started again with the same options, the run goes on where it stopped. Results:
-benchmarks/results/joint_law.{json,md}.
+Both result files, benchmarks/results/joint_law.{json,md}, are written after every case and name the cases that are to
+come; started again with the same options, an unfinished run goes on where it stopped.
 
     python -m benchmarks.joint_law [--batches 100] [--rows 2000] [--more]
 """
@@ -127,9 +127,11 @@ def run_case(
     }
 
 
-def verdict(right: list[dict[str, Any]], bugs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the whole run says, as plain data."""
-    smallest = min(right, key=lambda result: result["p"])
+def verdict(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the cases say together, as plain data."""
+    right = [result for result in results if result["bug"] is None]
+    bugs = [result for result in results if result["bug"] is not None]
+    smallest = min(right, key=lambda result: result["p"], default={"p": 1.0, "name": "none"})
     missed = [result for result in bugs if result["p"] >= FOUND]
     return {
         "smallest_p": smallest["p"],
@@ -138,7 +140,7 @@ def verdict(right: list[dict[str, Any]], bugs: list[dict[str, Any]]) -> dict[str
         "num_right": len(right),
         "num_bugs": len(bugs),
         "missed_bugs": [result["name"] for result in missed],
-        "is_right": smallest["p"] * len(right) > LEVEL and all(r["total_variation"] < SMALL for r in missed),
+        "is_right": smallest["p"] * max(len(right), 1) > LEVEL and all(r["total_variation"] < SMALL for r in missed),
     }
 
 
@@ -161,6 +163,7 @@ def report(data: dict[str, Any]) -> str:
         + f"\n{smallest}\n\n## Planted bugs\n\nFound: p < {FOUND:g}; sampling ends there. {_missed_note(bugs)}\n\n"
         + markdown_table(["bug", "rule", "trees", "processors", "samples", "p", "total variation", "found"],
                          [[str(result["bug"]), *_row(result)[:-1], _found(result)] for result in bugs])
+        + (f"\nStill to come: {', '.join(data['pending'])}.\n" if data["pending"] else "")
         + f"\nSeeds {data['seed']} to {data['seed'] + data['batches'] - 1}, one per batch; load average "
         f"{data['load_average']} before, {data['load_average_after']} after"
         + (", resumed after a stop" if data["is_resumed"] else "")
@@ -191,56 +194,48 @@ def _missed_note(bugs: list[dict[str, Any]]) -> str:
 
 
 class _State:
-    """The results so far, on disk."""
+    """The results so far, on disk: both files are written after every case."""
 
-    def __init__(self, path: Path, args: argparse.Namespace) -> None:
-        self.path = path
+    def __init__(self, path: Path, names: list[str], args: argparse.Namespace) -> None:
+        self._path, self._names = path, names
         options = {"batches": args.batches, "rows": args.rows, "seed": args.seed, "prompt": PROMPT}
         if path.is_file():
-            self.data = json.loads(path.read_text())
-            if all(self.data.get(name) == value for name, value in options.items()):
+            self.data: dict[str, Any] = json.loads(path.read_text())
+            if self.data["pending"] and all(self.data.get(name) == value for name, value in options.items()):
                 self.data["is_resumed"] = True
                 return
-        self.data: dict[str, Any] = settings(**options, is_resumed=False, results=[])
+        self.data = settings(**options, is_resumed=False, results=[])
 
     @property
-    def names(self) -> set[str]:
+    def done(self) -> set[str]:
         return {result["name"] for result in self.data["results"]}
 
     def add(self, result: dict[str, Any]) -> None:
-        self.data["results"].append(result)
-        write_json(self.path, self.data)
+        results = sorted([*self.data["results"], result], key=lambda result: self._names.index(result["name"]))
+        self.data |= {"results": results, "load_average_after": load_average()}
+        self.data["pending"] = [name for name in self._names if name not in self.done]
+        self.data["verdict"] = verdict(results)
+        write_json(self._path, self.data)
+        self._path.with_suffix(".md").write_text(report(self.data))
 
 
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     console, models = Console(), tiny_models()
-    state = _State(args.output.with_suffix(".partial.json"), args)
     cases = planted_bugs() + right_cases() + (more_cases() if args.more else [])
+    state = _State(args.output, [case.name for case in cases], args)
     gc.freeze()  # The libraries' objects, or every collection would go through them all.
     with _progress(console) as progress:
         task = progress.add_task("all cases", total=len(cases), completed=0)
         for case in cases:
-            if case.name not in state.names:
+            if case.name not in state.done:
                 result = run_case(case, models, args.batches, args.rows, args.seed, progress)
                 state.add(result)
                 console.print(" | ".join([result["name"], *_row(result)[3:], f"{result['seconds']:.0f} s"]))
             progress.advance(task)
-    _finish(state, [case.name for case in cases], args.output, console)
-
-
-def _finish(state: _State, names: list[str], output: Path, console: Console) -> None:
-    """Write and print the result; the exit status tells whether everything was right."""
-    data: dict[str, Any] = state.data | {"load_average_after": load_average()}
-    data["results"] = sorted(data["results"], key=lambda result: names.index(result["name"]))
-    bugs = [result for result in data["results"] if result["bug"] is not None]
-    data["verdict"] = verdict([result for result in data["results"] if result["bug"] is None], bugs)
-    write_json(output, data)
-    output.with_suffix(".md").write_text(report(data))
-    state.path.unlink()
-    console.print(report(data), markup=False, soft_wrap=True)
-    sys.exit(0 if data["verdict"]["is_right"] else 1)
+    console.print(report(state.data), markup=False, soft_wrap=True)
+    sys.exit(0 if state.data["verdict"]["is_right"] else 1)
 
 
 def _progress(console: Console) -> Progress:

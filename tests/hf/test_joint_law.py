@@ -132,10 +132,10 @@ def outcome(p, distance=0.0, bug=None):
 
 def test_verdict_counts_what_is_wrong():
     right = [outcome(0.004), outcome(0.9)]
-    assert not verdict(right, [])["is_right"]
-    assert verdict([outcome(0.006), outcome(0.9)], [outcome(1e-9, 0.2, "a"), outcome(0.1, 0.003, "b")])["is_right"]
-    assert not verdict([outcome(0.9)], [outcome(1e-5, 0.02, "a")])["is_right"]
-    assert verdict(right, [])["bonferroni_p"] == pytest.approx(0.008)
+    assert not verdict(right)["is_right"]
+    assert verdict([outcome(0.006), outcome(0.9), outcome(1e-9, 0.2, "a"), outcome(0.1, 0.003, "b")])["is_right"]
+    assert not verdict([outcome(0.9), outcome(1e-5, 0.02, "a")])["is_right"]
+    assert verdict(right)["bonferroni_p"] == pytest.approx(0.008)
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, models):
@@ -153,11 +153,14 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, models):
     monkeypatch.setattr(joint_law, "run_case", stop_after_the_bugs)
     with pytest.raises(KeyboardInterrupt):
         joint_law.main()
+    assert json.loads(output.read_text())["pending"] == [case.name for case in cases[0]]
+    assert "Still to come" in output.with_suffix(".md").read_text()
     monkeypatch.setattr(joint_law, "run_case", run_case)
     with pytest.raises(SystemExit):
         joint_law.main()
     data = json.loads(output.read_text())
     assert data["is_resumed"]
+    assert not data["pending"]
     assert [result["name"] for result in data["results"]] == [case.name for case in cases[1] + cases[0]]
     assert output.with_suffix(".md").read_text() == report(data)
     assert not list(tmp_path.glob("*.partial*"))
