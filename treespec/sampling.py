@@ -77,9 +77,6 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
 def draw_without_replacement(law: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """k draws without replacement per law, in drawing order, by an exponential race (Gumbel top-k, Kool et al. 2019).
 
-    The k first arrivals of independent exponential clocks with rates `law` have exactly the law of successive draws
-    from the renormalised rest.
-
     Args:
         law: float [..., V].
         k: at most V; more is cut to V.
@@ -88,10 +85,22 @@ def draw_without_replacement(law: Tensor, k: int, generator: torch.Generator) ->
     Returns:
         tokens int64 [..., k] and is_drawn bool [..., k]: False where the law had fewer than k tokens of positive mass.
     """
-    k = min(k, law.shape[-1])
+    tokens, speeds = race(law, k, generator)
+    return tokens, speeds > 0
+
+
+def race(law: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The k first arrivals of independent exponential clocks with rates `law`, float [..., V].
+
+    They have exactly the law of successive draws from the renormalised rest; arrival times are Gumbels of the log-law
+    on another scale, `exp(-Gumbel)`.
+
+    Returns:
+        tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero where
+        a clock never rings.
+    """
     # Not `exponential_`, which takes three times as long on a CPU. A uniform of zero never rings.
     clocks = torch.rand(law.shape, dtype=torch.float64, device=law.device, generator=generator).log_().neg_()
     # A larger rate rings earlier; the reciprocal turns the first arrivals into a top-k and zero mass into never.
-    speed = law.to(torch.float64) / clocks
-    top = speed.topk(k, dim=-1)
-    return top.indices, top.values > 0
+    first = (law.to(torch.float64) / clocks).topk(min(k, law.shape[-1]), dim=-1)
+    return first.indices, first.values

@@ -9,6 +9,7 @@ from treespec.policies.growing import TreeBuilder
 from treespec.policies.kary import KAry
 from treespec.policies.paths import Paths
 from treespec.policies.sequoia import Sequoia, optimal_paths
+from treespec.policies.stochastic_beam import StochasticBeam
 from treespec.policies.stopping import LikelyRejection, LowConfidence, StopRule
 from treespec.protocols import TreePolicy
 
@@ -39,6 +40,7 @@ __all__ = [
     "LowConfidence",
     "Paths",
     "Sequoia",
+    "StochasticBeam",
     "StopRule",
     "TreeBuilder",
     "as_policy",

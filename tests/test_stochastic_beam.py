@@ -1,0 +1,146 @@
+"""Stochastic beam search: its levels are draws of whole paths without replacement, and its trees decode losslessly."""
+
+from collections import Counter
+from itertools import permutations, product
+
+import pytest
+import torch
+from grown_trees import checked, emitted_law, g_test, pair_law, token_path
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_models import TableLM, TableSource
+
+from treespec.errors import ConfigError
+from treespec.policies import StochasticBeam
+from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
+
+
+@given(
+    width=st.integers(1, 5),
+    depth=st.integers(1, 4),
+    max_depth=st.integers(1, 4),
+    vocab_size=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    is_sparse=st.booleans(),
+    is_sampling=st.booleans(),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_trees_keep_the_invariants(width, depth, max_depth, vocab_size, seed, is_sparse, is_sampling):
+    source = TableSource(
+        [0, vocab_size - 1], TableLM(vocab_size, seed), is_sampling, None, is_sparse, seed, torch.float64
+    )
+    batch = StochasticBeam(width, depth).grow(source, max_depth)
+    assert bool(batch.is_valid)
+    assert batch.is_width_fixed != is_sampling
+    for row in range(2):
+        tree = checked(batch, row)
+        levels = Counter(tree.depths)
+        assert tree.num_nodes <= StochasticBeam(width, depth).max_nodes
+        assert max(levels) <= min(depth, max_depth)
+        for level in range(1, max(levels) + 1):
+            frontier = [node for node in range(tree.num_nodes) if tree.depths[node] == level - 1]
+            num_paths = sum(int((source.law(token_path(tree, node)) > 0).sum()) for node in frontier)
+            assert levels[level] == min(width, num_paths)
+        for node in range(1, tree.num_nodes):
+            parent = tree.parent_list[node]
+            siblings = tree.children(parent)
+            tokens = [tree.token(i) for i in siblings]
+            law = source.law(token_path(tree, parent)).clone()
+            assert law[tree.token(node)] > 0
+            assert len(set(tokens)) == len(tokens)
+            value = batch.values[row, parent] * law[tree.token(node)]
+            assert batch.values[row, node] == pytest.approx(float(value), rel=1e-4)
+            if is_sampling:
+                law[tokens[: siblings.index(node)]] = 0
+                torch.testing.assert_close(tree.law(node), law / law.sum(), atol=1e-9, rtol=0)
+            else:
+                assert tree.law(node) is None
+
+
+def path_probs(source, root, depth):
+    """Every token path of this depth with its probability."""
+    probs = {}
+    for path in product(range(source._model.vocab_size), repeat=depth):
+        probs[path] = 1.0
+        for i, token in enumerate(path):
+            probs[path] *= float(source.law((root, *path[:i]))[token])
+    return probs
+
+
+def draws_of(probs, k):
+    """The law of k draws without replacement, by enumeration: ordered tuples to probabilities."""
+    law = {}
+    for drawn in permutations(probs, k):
+        left, law[drawn] = 1.0, 1.0
+        for path in drawn:
+            law[drawn] *= probs[path] / left
+            left -= probs[path]
+    return law
+
+
+@pytest.mark.parametrize(("depth", "width"), [(1, 2), (2, 2), (3, 2), (2, 3)])
+def test_a_level_holds_paths_drawn_without_replacement(depth, width):
+    """Kool et al. 2019, section 4: in the order of arrival."""
+    num_rows = 12_000
+    source = TableSource([1] * num_rows, TableLM(3, seed=5, scale=1.2), dtype=torch.float64)
+    batch = StochasticBeam(width, depth).grow(source, depth)
+    counts = Counter(
+        tuple(token_path(tree, node)[1:] for node in range(tree.num_nodes) if tree.depths[node] == depth)
+        for tree in batch.trees
+    )
+    law = draws_of(path_probs(source, 1, depth), width)
+    assert sum(law.values()) == pytest.approx(1)
+    assert g_test(counts, law, num_rows) > 1e-3
+
+
+def test_without_sampling_it_is_beam_search():
+    source = TableSource([0, 1, 2], TableLM(5, scale=1.0), is_sampling=False)
+    for tree in StochasticBeam(3, 3).grow(source, 9).trees:
+        root, beam, expected = tree.token(0), [()], set()
+        for depth in range(1, 4):
+            probs = path_probs(source, root, depth)
+            reached = [path for path in probs if path[:-1] in beam]
+            beam = sorted(reached, key=lambda path: -probs[path])[:3]
+            expected |= set(beam)
+        assert {token_path(tree, node)[1:] for node in range(1, tree.num_nodes)} == expected
+
+
+def test_a_beam_of_one_is_a_chain():
+    num_rows = 6_000
+    source = TableSource([0] * num_rows, TableLM(3, seed=1), dtype=torch.float64)
+    beam = StochasticBeam(1, 2).grow(source, 9)
+    assert beam.is_chain
+    assert beam.families == {IID}
+    counts = Counter(token_path(tree, 2)[1:] for tree in beam.trees)
+    assert g_test(counts, path_probs(source, 0, 2), num_rows) > 1e-3
+
+
+TOY_ROWS = 8_000
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize(("width", "depth"), [(2, 2), (3, 2), (2, 3), (4, 1)])
+def test_the_cut_by_arrival_is_lossless(width, depth, rule):
+    draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
+    batch = StochasticBeam(width, depth).grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 9)
+    assert WITHOUT_REPLACEMENT in batch.families
+    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_a_cut_by_probability_is_caught(rule):
+    """The planted bug: of the drawn paths of a level the more probable one is kept, not the one that arrived first."""
+    draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
+    batch = StochasticBeam(2, 1).grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 9)
+    best = batch.values.argsort(dim=1, descending=True)[:, :2]
+    trimmed = batch.keep_nodes(torch.zeros_like(batch.tokens, dtype=torch.bool).scatter(1, best, True))
+    assert g_test(emitted_law(trimmed, target, rule), pair_law(target, 0), TOY_ROWS) < 1e-6
+
+
+def test_options():
+    assert StochasticBeam(2, 2, SELECTED).grow(TableSource([0], TableLM(4)), 9).families == {SELECTED}
+    candidates = TableSource([0], TableLM(4), num_candidates=3)
+    assert StochasticBeam(2, 2).grow(candidates, 9).families == {SELECTED}
+    for make in (lambda: StochasticBeam(0, 1), lambda: StochasticBeam(1, 0), lambda: StochasticBeam(2, 2, IID)):
+        with pytest.raises(ConfigError):
+            make()
