@@ -154,7 +154,8 @@ def report(data: dict[str, Any]) -> str:
         f"their number (Bonferroni) that is {said['bonferroni_p']:.2f}, and the run counts as right above {LEVEL}."
     )
     return (
-        f"# The joint law of {NUM_TOKENS} sampled tokens: {'right' if said['is_right'] else 'WRONG'}\n\n"
+        f"# The joint law of {NUM_TOKENS} sampled tokens: {'right' if said['is_right'] else 'WRONG'}"
+        f"{' so far' if data['pending'] else ''}\n\n"
         f"Tiny llamas, vocabulary {VOCAB_SIZE}, prompt {PROMPT}, {data['batches']} batches of {data['rows']} rows; "
         f"warped: temperature {WARPED['temperature']}, top-p {WARPED['top_p']}, repetition penalty "
         f"{WARPED['repetition_penalty']}. Total variation is cross-fitted: zero on average where the laws agree.\n\n"
