@@ -25,10 +25,9 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import prompts, smollm2
-from benchmarks.chains import MergedChain
 from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
 from benchmarks.settings import load_average, parser, settings, write_json
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import Chain, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf.cpu import prepack_linears
 from treespec.stats import StepRecord
 from treespec.viz import Measured, draw_tree, plot_comparison
@@ -127,8 +126,7 @@ def drafters() -> list[Any]:
 
 def chain_of(num_drafted: int) -> Contestant:
     def options() -> dict[str, Any]:
-        drafter = MergedChain(drafters(), num_drafted)
-        return {"custom_generate": TreeSpeculation(drafter, tree=drafter.policy)}
+        return {"custom_generate": TreeSpeculation(drafters(), tree=Chain(num_drafted))}
 
     return Contestant(f"treespec, chain of {num_drafted}", options)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from benchmarks import prompts, smollm2
-from benchmarks.chains import MergedChain, best_path
 from benchmarks.demo import Run, node_probs, ratios, verdict
 from benchmarks.greedy_identity import report, strip_padding, summary
 from benchmarks.reference import Agreement, compare, plain_greedy
@@ -63,25 +62,6 @@ def test_a_missing_token_is_wrong(model):
     ids = prompt()
     plain = plain_greedy(model, {"input_ids": ids}, 6)
     assert compare(model, ids[0], plain, plain.tokens[:-1]) == Agreement(5, None, False)
-
-
-def test_best_path_takes_the_most_valuable_child_at_every_depth():
-    trees = TreeBatch(
-        torch.arange(12).view(2, 6),
-        torch.tensor([[-1, 0, 0, 1, 2, 2], [-1, 0, 1, 1, -2, -2]]),
-        values=torch.tensor([[1.0, 0.3, 0.6, 0.2, 0.1, 0.5], [1.0, 0.9, 0.4, 0.4, 0.0, 0.0]]),
-    )
-    assert best_path(trees).nonzero().tolist() == [[0, 0], [0, 2], [0, 5], [1, 0], [1, 1], [1, 2]]
-
-
-def test_merged_chain_is_a_chain_and_exact(model):
-    drafter = MergedChain([TokenRecycling(), SuffixLookup()], 4)
-    speculation = TreeSpeculation(drafter, tree=drafter.policy, record_steps=True)
-    ids = prompt()
-    out = model.generate(ids, max_new_tokens=40, do_sample=False, custom_generate=speculation)
-    assert out.equal(model.generate(ids, max_new_tokens=40, do_sample=False))
-    assert all(tree.is_chain and tree.num_nodes <= 5 for step in speculation.steps for tree in step.trees)
-    assert speculation.stats.num_accepted_tokens > 0
 
 
 @torch.no_grad()

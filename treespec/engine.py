@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from treespec.errors import InvalidTreeError, LogitsError, UnsupportedModelError
+from treespec.errors import InvalidTreeError, LogitsError
 from treespec.laws import NoProcessors, TargetLaws
+from treespec.policies import Chain
 from treespec.protocols import (
     Capability,
     CausalScorer,
@@ -34,6 +35,10 @@ from treespec.verification.dense import decode, has_dense_form, pack_greedy, ver
 
 DENSE_ON_CPU = 1 << 12
 """Laws of at most so many numbers per row are computed densely on a CPU too: there the walk's own steps cost more."""
+
+
+CHAIN_LENGTH = 5
+"""The longest chain for a target that cannot verify the trees that were asked for."""
 
 
 class Stopping(Protocol):
@@ -117,7 +122,6 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     Raises:
         InvalidTreeError, RuleMismatchError: what the drafter proposed is no tree, or not one the rule admits.
         LogitsError: the target's logits give no law.
-        UnsupportedModelError: the drafter proposed a shape that the target cannot score.
     """
     run = _Run(target, drafter, request)
     with run.stats.timed("prefill"):
@@ -171,6 +175,13 @@ def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Ten
     return verdicts
 
 
+def as_chain(policy: TreePolicy | None) -> TreePolicy | None:
+    """The policy for a target that verifies chains only: itself if it is a chain, else a short chain."""
+    if policy is None or isinstance(policy, Chain):
+        return policy
+    return Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
+
+
 class _Run:
     """The state of one call."""
 
@@ -181,6 +192,7 @@ class _Run:
         self.stats, self.records = SpeculationStats(), []
         self.rows = list(range(request.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
+        is_chain_only = target.capability == Capability.CHAIN
         self.session = Session(
             history=self.history,
             is_sampling=request.is_sampling,
@@ -189,7 +201,7 @@ class _Run:
             device=target.device,
             vocab_size=target.vocab_size,
             row_ids=self.rows,
-            policy=request.policy,
+            policy=as_chain(request.policy) if is_chain_only else request.policy,
         )
 
     def draft(self) -> TreeBatch:
@@ -198,11 +210,24 @@ class _Run:
         if self.target.capability == Capability.PLAIN or max(room) < 1:
             return self._roots()
         trees = self.drafter.propose(max(room))
+        self._check(trees)
         if trees.max_nodes > 1 + min(room):
             trees = trees.limit_depth(room)
         if self.target.capability == Capability.CHAIN and not trees.is_chain:
-            raise UnsupportedModelError("the target verifies chains only, but the drafter proposed branches: use Chain")
+            return trees.best_chains()
         return trees
+
+    def _check(self, trees: TreeBatch) -> None:
+        """Refuse what cannot be scored; on an accelerator values are not read before the verdicts are."""
+        if not isinstance(trees, TreeBatch) or trees.num_rows != len(self.rows):
+            got = f"{trees.num_rows} trees" if isinstance(trees, TreeBatch) else type(trees).__name__
+            raise InvalidTreeError(f"the drafter must propose a TreeBatch of {len(self.rows)} trees, got {got}")
+        if trees.device.type != "cpu":
+            return
+        if not torch.equal(trees.tokens[:, 0], self.history.last_tokens):
+            raise InvalidTreeError("the drafter's roots must be the last committed tokens, history.last_tokens")
+        if not bool(((trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)).all()):
+            raise InvalidTreeError(f"a drafted token is outside the target's vocabulary of {self.target.vocab_size}")
 
     def _room(self, index: int) -> int:
         history = self.history

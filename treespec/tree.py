@@ -188,6 +188,23 @@ class TokenTree:
             path.append(self.parent_list[path[-1]])
         return tuple(reversed(path))
 
+    def best_chain(self, values: Sequence[float] | None = None) -> Path:
+        """The path to a leaf with the greatest sum of `values` (None: the longest one), root included.
+
+        Sampled children may not be chosen by their tokens: of these the first draw is followed.
+        """
+        gains = [1.0] * self.num_nodes if values is None else list(values)[: self.num_nodes]
+        best: dict[int, int] = {}
+        for node in range(self.num_nodes - 1, -1, -1):
+            children = self.children_lists[node]
+            if children:
+                best[node] = children[0] if self.laws is not None else max(children, key=gains.__getitem__)
+                gains[node] += gains[best[node]]
+        path = [0]
+        while path[-1] in best:
+            path.append(best[path[-1]])
+        return tuple(path)
+
     def leaf_paths(self) -> list[Path]:
         """One path of node ids, root included, per leaf, in the order of the leaves' ids."""
         return [self.path_to(i) for i, children in enumerate(self.children_lists) if not children]
@@ -360,6 +377,14 @@ class TreeBatch:
         """Drop the nodes of row b that are deeper than `max_depths[b]`. Lossless: depth depends on no drawn token."""
         limit = torch.tensor(max_depths, device=self.device).unsqueeze(1)
         keep = (self.parents != PADDING_PARENT) & (self.depths <= limit)
+        return self.keep_nodes(keep)
+
+    def best_chains(self) -> TreeBatch:
+        """One path per row, for targets that verify chains only: see `TokenTree.best_chain`."""
+        keep = torch.zeros_like(self.tokens, dtype=torch.bool)
+        values = None if self.values is None else self.values.tolist()
+        for row, tree in enumerate(self.trees):
+            keep[row, list(tree.best_chain(values[row] if values else None))] = True
         return self.keep_nodes(keep)
 
     def keep_nodes(self, keep: Tensor, width: int | None = None) -> TreeBatch:

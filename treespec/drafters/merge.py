@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from treespec.drafters.shared import policy_of_call, stack_trees
 from treespec.errors import ConfigError
+from treespec.policies import Chain
 from treespec.policies.checks import check_count
 from treespec.policies.heap import HostTree
 from treespec.protocols import Drafter, Session, VerifiedStep
@@ -39,7 +40,7 @@ class Calibration:
 class Merge:
     """The union of several drafters' trees, pruned to the most valuable nodes.
 
-    Only selected children can be merged, as pruning sampled ones would change the output law: the drafters are told
+    Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would change the output law: the drafters are told
     that the call does not sample, so children="auto" selects.
 
     Args:
@@ -64,7 +65,10 @@ class Merge:
 
     def start(self, session: Session) -> None:
         self._session = session
-        self._num_nodes = self._own_num_nodes or policy_of_call(None, session).max_nodes
+        self._is_chain = isinstance(session.policy, Chain)
+        # Of a chain's sources the best path is kept, for which all of their nodes are wanted first.
+        num_nodes = self._own_num_nodes or policy_of_call(None, session).max_nodes
+        self._num_nodes = num_nodes * len(self._drafters) if self._is_chain else num_nodes
         self._proposed: list[list[dict[Path, float]]] = []
         for drafter in self._drafters:
             drafter.start(replace(session, is_sampling=False))
@@ -81,7 +85,8 @@ class Merge:
         for row, root in enumerate(roots.tolist()):
             sources = [source[row] for source in self._proposed]
             merged.append(merge_paths(root, sources, self.scales, self._num_nodes))
-        return stack_trees(merged, self._session.device)
+        trees = stack_trees(merged, self._session.device)
+        return trees.best_chains() if self._is_chain else trees
 
     def commit(self, step: VerifiedStep) -> None:
         """Compare what every source promised along the emitted tokens with what came."""

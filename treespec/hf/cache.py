@@ -245,7 +245,7 @@ def _filled_layers(cache: Cache) -> list[FilledLayer]:
 def _path_mask(paths: Paths, device: torch.device) -> Tensor:
     """bool [B, L]: True where a row's path has a node."""
     longest = max(len(path) for path in paths)
-    return torch.tensor([[i < len(path) for i in range(longest)] for path in paths], device=device)
+    return torch.tensor([[i < len(path) for i in range(longest)] for path in paths], dtype=torch.bool, device=device)
 
 
 def _keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> None:

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
-from treespec.hf.devices import input_device
+from treespec.hf.facts import input_device
 from treespec.hf.recurrent import RecurrentLM, cache_argument
 from treespec.protocols import Capability
 

@@ -76,13 +76,17 @@ def check_positions(position_ids: Tensor | None, mask: Tensor) -> None:
         raise UnsupportedModeError("position_ids other than 0, 1, 2, ... after the left padding are not served")
 
 
-def check_ids(model: PreTrainedModel, input_ids: Tensor) -> None:
+def check_ids(model: PreTrainedModel, input_ids: Any) -> None:
     """Refuse what is no batch of prompts.
 
     Raises:
         ConfigError: not int64 [B, P] with B and P at least one, or an id outside the vocabulary.
     """
-    if input_ids.ndim != 2 or input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
+    if not isinstance(input_ids, Tensor):
+        raise ConfigError(f"input_ids must be an int64 tensor [B, P], got {type(input_ids).__name__}")
+    if input_ids.ndim != 2:
+        raise ConfigError(f"input_ids must be int64 [B, P], one row per prompt, got shape {list(input_ids.shape)}")
+    if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
         raise ConfigError(
             f"the prompt is empty: input_ids must be int64 [B, P] with at least one token a row, got shape "
             f"{list(input_ids.shape)}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as library
 
-from treespec.errors import UnsupportedModeError
+from treespec.errors import LogitsError, UnsupportedModeError
 
 _PATH_FREE = (
     library.TemperatureLogitsWarper,
@@ -81,7 +81,10 @@ class TreeProcessors:
         for processor in self._processors:
             apply = processor if _is_row_free(processor) else partial(self._at_row, processor, row)
             scores = apply(ids, scores)  # pyright: ignore[reportArgumentType]
-        return scores
+            if scores.shape != logits.shape:
+                expected, got = list(logits.shape), list(scores.shape)
+                raise LogitsError(f"{type(processor).__name__} must return scores of shape {expected}, got {got}")
+        return scores.to(torch.float32)
 
     def _at_row(self, processor: library.LogitsProcessor, row: int, ids: Tensor, scores: Tensor) -> Tensor:
         """Each path at the row's own place in a batch, as plain decoding shows it."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.devices import input_device
+from treespec.hf.facts import input_device, num_logits
 from treespec.protocols import Capability, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -103,7 +103,7 @@ class RecurrentLM:
 
     @property
     def vocab_size(self) -> int:
-        return self._model.config.get_text_config().vocab_size
+        return num_logits(self._model)
 
     @property
     def device(self) -> torch.device:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError
 from treespec.hf.capability import Detection, undisturbed, warn_once
-from treespec.hf.devices import input_device
+from treespec.hf.facts import input_device
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.drafters import DraftModel, Merge
 from treespec.engine import Request, Result, speculate
-from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.errors import ConfigError, TreespecError, UnsupportedModeError
+from treespec.hf.cache import is_filled
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
 from treespec.hf.processors import TreeProcessors
 from treespec.hf.recording import EmittedScores
@@ -81,6 +83,7 @@ class TreeSpeculation:
         self.seed, self.record_steps = seed, record_steps
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
+        self._is_running, self._num_calls = False, 0
 
     def __call__(
         self,
@@ -96,8 +99,12 @@ class TreeSpeculation:
         Raises:
             TreespecError: see `check_mode`, `speculate` and `make_scorer`.
         """
+        if self._is_running:
+            raise ConfigError("this TreeSpeculation is decoding already: use one object, and one drafter, per thread")
+        self._is_running, self._num_calls = True, self._num_calls + 1
         try:
             check_mode(model, input_ids, generation_config, model_kwargs)
+            input_ids = input_ids.long()
             mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
             check_positions(model_kwargs.get("position_ids"), mask)
             if self.streamer is not None:
@@ -107,6 +114,7 @@ class TreeSpeculation:
                 self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache
             ).run()
         finally:
+            self._is_running = False
             if self.streamer is not None:
                 self.streamer.end()
 
@@ -149,7 +157,9 @@ class _Call:
         if options.stop_strings is not None:
             strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
             criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
-        self.target = make_scorer(model, cache=cache, max_cache_len=self._num_slots())
+        # The rows of a batch end raggedly, which no cache of the caller's could go on from: theirs stays as it is.
+        own = deepcopy(cache) if num_rows > 1 and cache is not None and is_filled(cache) else cache
+        self.target = make_scorer(model, cache=own, max_cache_len=self._num_slots())
         scores_of = self.recorder.scores_of if self.recorder else None
         self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
         self.request = Request(
@@ -167,7 +177,14 @@ class _Call:
         )
 
     def run(self) -> Output:
-        result = speculate(self.target, self.options.drafter, self.request)
+        try:
+            result = speculate(self.target, self.options.drafter, self.request)
+        except BaseException:
+            # A caller's own cache must not be left with tree nodes in it.
+            if self.input_ids.shape[0] == 1:
+                with suppress(TreespecError):
+                    self.target.commit([()])
+            raise
         self.options.stats, self.options.steps = result.stats, result.records
         self.options.total_stats.add(result.stats)
         sequences, cache = self._sequences(result), self._final_cache()
@@ -222,10 +239,11 @@ def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
     """
     if isinstance(drafter, PreTrainedModel):
         return DraftModel(make_scorer(drafter))
-    if isinstance(drafter, Drafter):
+    if isinstance(drafter, Drafter) and not isinstance(drafter, type):
         return drafter
     if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
-        return Merge([as_drafter(part) for part in drafter])
+        parts = [as_drafter(part) for part in drafter]
+        return parts[0] if len(parts) == 1 else Merge(parts)
     raise ConfigError(
         f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
         "disk load it first with AutoModelForCausalLM.from_pretrained"
@@ -258,13 +276,24 @@ def generate(
         ConfigError: an empty prompt, no ids, or stop strings without a tokenizer; see also `TreeSpeculation`.
     """
     arguments = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
-    ids = arguments.get("input_ids", arguments.get("inputs"))
-    if not isinstance(ids, Tensor):
-        raise ConfigError(f"inputs must be input ids int64 [B, P] or a mapping that holds input_ids, got {type(ids)}")
-    check_ids(model, ids)
+    if not isinstance(speculation, TreeSpeculation):
+        raise ConfigError(f"speculation must be a TreeSpeculation, got {type(speculation).__name__}")
+    # transformers cannot hand the tokenizer of its own stop_strings to a custom_generate object: they go to ours.
+    config = generation_kwargs.get("generation_config") or model.generation_config
+    if config.stop_strings is not None:
+        stop_strings = stop_strings or config.stop_strings
+        generation_kwargs["generation_config"] = config = copy(config)
+        config.stop_strings = None
+    num_calls = speculation._num_calls
     with speculation.overridden(streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings):
-        if speculation.stop_strings is not None and speculation.tokenizer is None:
-            raise ConfigError("stop_strings need the tokenizer: treespec.generate(..., tokenizer=tokenizer)")
-        return model.generate(  # pyright: ignore[reportCallIssue]
-            **arguments, custom_generate=speculation, **generation_kwargs
-        )
+        try:
+            if speculation.stop_strings is not None and speculation.tokenizer is None:
+                raise ConfigError("stop_strings need the tokenizer: treespec.generate(..., tokenizer=tokenizer)")
+            check_ids(model, arguments.get("input_ids", arguments.get("inputs")))
+            return model.generate(  # pyright: ignore[reportCallIssue]
+                **arguments, custom_generate=speculation, **generation_kwargs
+            )
+        finally:
+            # An error before the object was called must not leave the streamer's reader waiting.
+            if speculation.streamer is not None and speculation._num_calls == num_calls:
+                speculation.streamer.end()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
+from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.cache import SlotCache, cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.capability import detect, keeps_states, warn_once
-from treespec.hf.devices import input_device
+from treespec.hf.facts import input_device, num_logits
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.recurrent import RecurrentLM
 from treespec.hf.selfcheck import Candidate, check_once
@@ -51,9 +51,11 @@ class CausalLM:
             wants_hidden_states: return the hidden states of every layer with the logits.
 
         Raises:
+            ConfigError: something that is no model.
             UnsupportedModelError: the cache cannot be cut back, the attention takes no tree mask, or a static cache is
                 wanted for a model that counts slots.
         """
+        _check_model(model)
         self._model = model
         self._capability = capability
         self._max_cache_len = max_cache_len
@@ -79,7 +81,7 @@ class CausalLM:
 
     @property
     def vocab_size(self) -> int:
-        return self._text_config.vocab_size
+        return num_logits(self._model)
 
     @property
     def device(self) -> torch.device:
@@ -228,6 +230,15 @@ class CausalLM:
             )
 
 
+def _check_model(model: object) -> None:
+    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise ConfigError(
+            f"expected a transformers model, got {type(model).__name__}: load it first with "
+            "AutoModelForCausalLM.from_pretrained"
+        )
+
+
 def _cached_prefix(cache: Cache, ids: Tensor) -> int:
     """How many of the prompt's tokens ids int64 [B, P] a caller's own cache holds."""
     num_rows, num_cached = cache_shape(cache)
@@ -269,9 +280,11 @@ def make_scorer(
         model, cache, max_cache_len, wants_hidden_states: see `CausalLM`.
 
     Raises:
+        ConfigError: something that is no model.
         UnsupportedModelError: not a causal model with a transformers cache, a given cache that cannot be continued, or
             a model that cannot verify trees from a static cache.
     """
+    _check_model(model)
     detection = detect(model)
     is_static = max_cache_len is not None
     if keeps_states(model):

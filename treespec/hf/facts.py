@@ -1,4 +1,4 @@
-"""Where a model wants its token ids."""
+"""Facts of a model that its configuration does not tell."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ def input_device(model: PreTrainedModel) -> torch.device:
     embedding = model.get_input_embeddings()
     device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     return next(embedding.parameters()).device if device is None else torch.device(device)
+
+
+def num_logits(model: PreTrainedModel) -> int:
+    """V: how many logits the model's head gives, which is more than `config.vocab_size` where the head is padded."""
+    head = model.get_output_embeddings()
+    return getattr(head, "out_features", None) or next(head.parameters()).shape[0]

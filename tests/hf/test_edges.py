@@ -1,0 +1,238 @@
+"""Where a call may go wrong without an error: caches after exceptions, odd dtypes and heads, models without trees."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import zoo
+from tiny import noisy_copy, prompt, tiny_llama
+from transformers import DynamicCache, GenerationConfig
+
+import treespec
+from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.errors import ConfigError, InvalidTreeError, LogitsError
+from treespec.hf import capability
+
+OPTIONS = {"max_new_tokens": 16, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return noisy_copy(target)
+
+
+def filled_cache(model, ids):
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "mamba"])
+@pytest.mark.parametrize("tree", [16, KAry((2, 2)), Chain(4)], ids=["default", "k-ary", "chain"])
+def test_models_without_trees_decode_with_every_tree(name, tree, monkeypatch):
+    monkeypatch.setattr(capability, "_said", set())
+    model = zoo.build(next(architecture for architecture in zoo.ARCHITECTURES if str(architecture) == name))
+    ids = zoo.prompts(1, 24, seed=1)
+    options = {**OPTIONS, "eos_token_id": None, "pad_token_id": 0}
+    plain = model.generate(ids, **options)
+    repeated = torch.cat([ids, plain], dim=1)
+    expected = model.generate(repeated, **options)
+    with pytest.warns(treespec.TreespecWarning, match="decodes") as warned:
+        speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=tree)
+        for _ in range(2):
+            assert torch.equal(model.generate(repeated, **options, custom_generate=speculation), expected)
+    assert len(warned) == 1
+    single = TreeSpeculation(SuffixLookup(), tree=tree)
+    assert torch.equal(model.generate(repeated, **options, custom_generate=single), expected)
+
+
+def test_a_merged_chain_is_a_chain_and_exact(target):
+    ids = prompt()
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=Chain(4), record_steps=True)
+    out = target.generate(ids, max_new_tokens=40, do_sample=False, custom_generate=speculation)
+    assert out.equal(target.generate(ids, max_new_tokens=40, do_sample=False))
+    assert all(tree.is_chain and tree.num_nodes <= 5 for step in speculation.steps for tree in step.trees)
+    assert speculation.stats.num_accepted_tokens > 0
+
+
+class Interrupt:
+    """A criterion that raises after some tokens."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] >= 20:
+            raise KeyboardInterrupt
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def test_an_interrupted_call_leaves_the_callers_cache_usable(target, draft):
+    ids = prompt()
+    cache = filled_cache(target, ids[:, :6])
+    speculation = TreeSpeculation(draft, tree=8)
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(
+            ids, past_key_values=cache, **OPTIONS, stopping_criteria=[Interrupt()], custom_generate=speculation
+        )
+    assert 11 <= cache.get_seq_length() < 20
+    known = target.generate(ids, **OPTIONS)
+    turn = torch.cat([known, prompt(1, 4, seed=8)], dim=1)
+    expected = target.generate(turn, **OPTIONS)
+    assert torch.equal(target.generate(turn, past_key_values=cache, **OPTIONS, custom_generate=speculation), expected)
+
+
+@pytest.mark.parametrize("eos", [None, list(range(1, 12))])
+def test_a_batch_leaves_the_callers_cache_as_it_was(target, draft, eos):
+    ids = prompt(3)
+    cache = filled_cache(target, ids[:, :6])
+    before = deepcopy(cache)
+    speculation = TreeSpeculation(draft, tree=8)
+    options = {**OPTIONS, "eos_token_id": eos}
+    out = target.generate(ids, past_key_values=cache, **options, custom_generate=speculation)
+    assert torch.equal(out, target.generate(ids, **options))
+    assert cache.get_seq_length() == 6
+    assert all(torch.equal(a.keys, b.keys) for a, b in zip(cache.layers, before.layers, strict=True))
+
+
+class Other:
+    """A processor that returns another dtype, or another shape."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self, input_ids, scores):
+        return self.change(scores * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_processors_of_other_dtypes(target, draft, dtype, do_sample):
+    ids, options = prompt(2), {**OPTIONS, "logits_processor": [Other(lambda s: s.to(dtype))], "do_sample": do_sample}
+    for drafter in (draft, TokenRecycling()):
+        out = target.generate(ids, **options, custom_generate=TreeSpeculation(drafter, tree=8, seed=0))
+        assert do_sample or torch.equal(out, target.generate(ids, **options))
+
+
+def test_a_processor_of_another_shape_is_refused(target, draft):
+    with pytest.raises(LogitsError, match="shape"):
+        target.generate(
+            prompt(),
+            **OPTIONS,
+            logits_processor=[Other(lambda s: s[:, 1:])],
+            custom_generate=TreeSpeculation(draft),
+        )
+
+
+def test_heads_wider_than_the_configuration_says(draft):
+    target = tiny_llama()
+    wide = torch.nn.Linear(32, 72, bias=False)
+    with torch.no_grad():
+        wide.weight.zero_()
+        wide.weight[:64] = target.lm_head.weight
+    target.lm_head = wide
+    ids = prompt(2)
+    out = target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(TokenRecycling(), tree=8))
+    assert torch.equal(out, target.generate(ids, **OPTIONS))
+    with pytest.raises(treespec.TreespecError, match="72"):
+        target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(draft))
+
+
+def test_int32_ids(target, draft):
+    ids = prompt(2)
+    out = target.generate(ids.int(), **OPTIONS, custom_generate=TreeSpeculation(draft))
+    assert torch.equal(out.long(), target.generate(ids, **OPTIONS))
+
+
+class Counting:
+    """A streamer that counts its ends."""
+
+    num_ends = 0
+
+    def put(self, value):
+        pass
+
+    def end(self):
+        self.num_ends += 1
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"max_new_tokens": -1}, {"nonsense": 1}, {}])
+def test_a_streamer_ends_once_whatever_happens(target, draft, options):
+    streamer, speculation = Counting(), TreeSpeculation(draft)
+    ids = prompt() if options else prompt()[:, :0]
+    with pytest.raises((ValueError, treespec.TreespecError)):
+        treespec.generate(target, ids, speculation, streamer=streamer, **{**OPTIONS, **options})
+    assert streamer.num_ends == 1
+
+
+def test_one_object_decodes_one_call_at_a_time(target, draft):
+    speculation = TreeSpeculation(draft)
+
+    def again(input_ids, scores, **kwargs):
+        target.generate(input_ids, **OPTIONS, custom_generate=speculation)
+
+    with pytest.raises(ConfigError, match="already"):
+        target.generate(prompt(), **OPTIONS, stopping_criteria=[again], custom_generate=speculation)
+    target.generate(prompt(), **OPTIONS, custom_generate=speculation)
+
+
+@pytest.mark.parametrize("drafter", [TokenRecycling, [], None, "gpt2", 3])
+def test_what_is_no_drafter(drafter):
+    with pytest.raises(ConfigError, match="Drafter"):
+        TreeSpeculation(drafter)
+
+
+class Misguided(SuffixLookup):
+    """Proposes what the engine cannot use."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def propose(self, max_depth):
+        return self.change(super().propose(max_depth))
+
+
+def with_tokens(trees, change):
+    return treespec.TreeBatch(change(trees.tokens), trees.parents)
+
+
+WRONG = {
+    "a wrong root": (lambda trees: with_tokens(trees, lambda t: t + 1), "roots"),
+    "an id beyond the vocabulary": (
+        lambda trees: with_tokens(trees, lambda t: torch.cat([t[:, :1], t[:, 1:] + 99], 1)),
+        "vocabulary",
+    ),
+    "nothing": (lambda trees: None, "NoneType"),
+    "too few rows": (lambda trees: treespec.TreeBatch(trees.tokens[:1], trees.parents[:1]), "2 trees"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG.keys())
+def test_a_drafter_that_proposes_nonsense(target, change, words):
+    ids = prompt(1, 6).repeat(2, 3)
+    with pytest.raises(InvalidTreeError, match=words):
+        target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(Misguided(change)))
+
+
+@pytest.mark.parametrize("tree", [KAry((2, 2), children="iid"), KAry((2, 2)), KAry((3, 1), children="mixed"), 12])
+@pytest.mark.parametrize("rule", ["traversal", "recursive"])
+def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule, monkeypatch):
+    ids, options = prompt(4), {"max_new_tokens": 20, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
+
+    def run():
+        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=3)
+        return target.generate(ids, **options, custom_generate=speculation)
+
+    dense = run()
+    monkeypatch.setattr("treespec.engine.DENSE_ON_CPU", 0)
+    assert torch.equal(run(), dense)
+
+
+def test_stop_strings_of_a_generation_config_need_the_tokenizer(target, draft):
+    config = GenerationConfig(stop_strings=["x"], **OPTIONS)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        treespec.generate(target, prompt(), TreeSpeculation(draft), generation_config=config)
