@@ -1,7 +1,9 @@
 """What a user can get wrong, and the error that each mistake gives: by type, and by the words that help."""
 
+import checkpoints
 import pytest
 import torch
+from checkpoints import with_checkpoint
 from tiny import noisy_copy, prompt, tiny_llama
 from transformers import (
     DynamicCache,
@@ -17,8 +19,22 @@ from transformers import (
 )
 
 import treespec
-from treespec import BestFirst, Chain, KAry, Paths, TokenRecycling, TokenTree, TreeBatch, TreeSpeculation, verify
+from treespec import (
+    BestFirst,
+    CausalLM,
+    Chain,
+    KAry,
+    Paths,
+    SpeculativeDecoder,
+    SuffixLookup,
+    TokenRecycling,
+    TokenTree,
+    TreeBatch,
+    TreeSpeculation,
+    verify,
+)
 from treespec.errors import (
+    CheckpointError,
     ConfigError,
     ContextFullError,
     InvalidTreeError,
@@ -29,6 +45,7 @@ from treespec.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
+from treespec.hf.loading import load_model
 from treespec.tree import ROOT_PARENT
 
 TARGET = tiny_llama()
@@ -76,6 +93,7 @@ class BadDrafter:
             name: value if name == "laws" else torch.as_tensor(value).repeat(num_rows, 1)
             for name, value in self.arrays.items()
         }
+        arrays["tokens"][:, 0] = self.history.last_tokens
         return TreeBatch(**arrays)
 
     def commit(self, step):
@@ -206,7 +224,11 @@ WRONG = {
         "4",
     ),
     "coins out of range": (lambda: verify(CHAIN, UNIFORM, coins=torch.ones(3)), ConfigError, r"\[0, 1\)"),
+    "no paths": (lambda: Paths([]), InvalidTreeError, "no rank path"),
+    "an empty list for a tree": (lambda: TreeSpeculation(DRAFT, tree=[]), InvalidTreeError, "no rank path"),
     # options
+    "no model": (lambda: CausalLM(None), ConfigError, "NoneType"),
+    "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), ConfigError, "min_match is 3"),
     "no drafter": (lambda: TreeSpeculation(None), ConfigError, "Drafter"),
     "an empty list of drafters": (lambda: TreeSpeculation([]), ConfigError, "Drafter"),
     "a name for a drafter": (lambda: TreeSpeculation("gpt2"), ConfigError, "from_pretrained"),
@@ -250,7 +272,62 @@ WRONG = {
         ConfigError,
         "model",
     ),
+    "no mapping": (lambda: treespec.from_config([1]), ConfigError, "mapping"),
+    "a method that is no string": (lambda: treespec.from_config({"method": [1]}), ConfigError, "method"),
+    "a tree beside the configuration": (
+        lambda: treespec.from_config({"method": "suffix", "num_speculative_tokens": 3}, tree=4),
+        ConfigError,
+        "speculative_token_tree",
+    ),
+    # checkpoints
+    "no such folder": (lambda: load_draft("/no/such/folder"), CheckpointError, "/no/such/folder"),
+    "a truncated file": (
+        lambda: with_checkpoint(checkpoints.truncated, load_draft),
+        CheckpointError,
+        "cannot load .* incomplete",
+    ),
+    "a file of something else": (
+        lambda: with_checkpoint(checkpoints.no_safetensors, load_draft),
+        CheckpointError,
+        "cannot load",
+    ),
+    "pickled weights": (
+        lambda: with_checkpoint(checkpoints.pickled, load_draft),
+        CheckpointError,
+        "no file named model.safetensors .* pickled weights",
+    ),
+    "a tensor that is missing": (
+        lambda: with_checkpoint(checkpoints.lacking_a_tensor, load_draft),
+        CheckpointError,
+        "lm_head.weight",
+    ),
+    "tensors of another size": (
+        lambda: with_checkpoint(checkpoints.of_another_size, load_draft),
+        CheckpointError,
+        "mismatch",
+    ),
+    "a broken configuration": (
+        lambda: with_checkpoint(checkpoints.without_configuration, load_draft),
+        CheckpointError,
+        "JSON",
+    ),
+    "a decoder without a tokenizer": (
+        lambda: with_checkpoint(checkpoints.untouched, lambda folder: SpeculativeDecoder(folder, folder)),
+        CheckpointError,
+        "tokenizer",
+    ),
+    "a decoder of nothing": (lambda: SpeculativeDecoder("/no/draft", "/no/target"), CheckpointError, "/no/target"),
+    "a decoder's chain of nothing": (lambda: SpeculativeDecoder("/no/draft", "/no/target", 0), ConfigError, "0"),
+    "pickles on request": (
+        lambda: load_model("/no/such/folder", use_safetensors=False),
+        ConfigError,
+        "pickled",
+    ),
 }
+
+
+def load_draft(folder):
+    return treespec.from_config({"method": "draft_model", "model": folder, "num_speculative_tokens": 3})
 
 
 class Silent(TextStreamer):

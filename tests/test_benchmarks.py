@@ -10,7 +10,7 @@ from benchmarks.demo import Run, node_probs, ratios, verdict
 from benchmarks.greedy_identity import report, strip_padding, summary
 from benchmarks.reference import Agreement, compare, plain_greedy
 from tests.tiny import prompt, tiny_llama
-from treespec import SuffixLookup, TokenRecycling, TokenTree, TreeBatch, TreeSpeculation
+from treespec import TokenTree
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ class Calibration:
 class Merge:
     """The union of several drafters' trees, pruned to the most valuable nodes.
 
-    Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would change the output law: the drafters are told
-    that the call does not sample, so children="auto" selects.
+    Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would
+    change the output law: the drafters are told that the call does not sample, so children="auto" selects.
 
     Args:
         drafters: two or more drafters; each one's own policy, or else the call's, shapes its part.

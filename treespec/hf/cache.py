@@ -8,6 +8,7 @@ Axis letters: B rows, S committed slots, M pending nodes, L longest accepted pat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, Protocol, cast
 
 import torch
@@ -72,6 +73,18 @@ def _is_layer_filled(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin | D
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return any(layer.has_previous_state.values())
     return isinstance(layer, CacheLayerMixin) and layer.is_initialized and int(layer.get_seq_length()) > 0
+
+
+def twin_cache(cache: Cache) -> Cache:
+    """A cache that starts with what `cache` holds and leaves it as it is; growing layers share it until they grow."""
+    check_cache(cache)
+    twin = copy(cache)
+    twin.layers = [copy(layer) for layer in cache.layers]
+    for layer in twin.layers:
+        if isinstance(layer, StaticLayer) and layer.is_initialized:
+            layer.keys, layer.values = cast(Tensor, layer.keys).clone(), cast(Tensor, layer.values).clone()
+            layer.cumulative_length = layer.cumulative_length.clone()
+    return twin
 
 
 def cache_shape(cache: Cache) -> tuple[int, int]:

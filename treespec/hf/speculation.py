@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy, deepcopy
+from copy import copy
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from treespec.drafters import DraftModel, Merge
 from treespec.engine import Request, Result, speculate
 from treespec.errors import ConfigError, TreespecError, UnsupportedModeError
-from treespec.hf.cache import is_filled
+from treespec.hf.cache import is_filled, twin_cache
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
 from treespec.hf.processors import TreeProcessors
 from treespec.hf.recording import EmittedScores
@@ -158,7 +158,7 @@ class _Call:
             strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
             criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
         # The rows of a batch end raggedly, which no cache of the caller's could go on from: theirs stays as it is.
-        own = deepcopy(cache) if num_rows > 1 and cache is not None and is_filled(cache) else cache
+        own = twin_cache(cache) if num_rows > 1 and cache is not None and is_filled(cache) else cache
         self.target = make_scorer(model, cache=own, max_cache_len=self._num_slots())
         scores_of = self.recorder.scores_of if self.recorder else None
         self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
