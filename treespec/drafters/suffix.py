@@ -21,6 +21,7 @@ from treespec.drafters.shared import (
     tell_policy,
     to_device,
 )
+from treespec.errors import ConfigError
 from treespec.policies.checks import check_count
 from treespec.protocols import Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
@@ -116,11 +117,14 @@ class SuffixLookup:
         policy: how trees are shaped; None takes the call's policy.
 
     Raises:
-        ConfigError, InvalidTreeError: a number that is not a positive int; see also `as_policy`.
+        ConfigError, InvalidTreeError: a number that is not a positive int, or `min_match` above `max_match`; see also
+            `as_policy`.
     """
 
     def __init__(self, max_match: int = 16, min_match: int = 1, policy: Shape | None = None) -> None:
         self._max_match, self._min_match = check_count("max_match", max_match), check_count("min_match", min_match)
+        if min_match > max_match:
+            raise ConfigError(f"min_match is {min_match} and max_match {max_match}: nothing would ever be looked up")
         self._own_policy = own_policy(policy)
 
     def start(self, session: Session) -> None:

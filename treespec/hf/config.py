@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from treespec.drafters import SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError
+from treespec.hf.loading import load_model
 from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain, Paths
 from treespec.protocols import Drafter
@@ -34,15 +35,22 @@ def from_config(config: Mapping[str, Any], **options: Any) -> TreeSpeculation:
         options: keyword arguments of `TreeSpeculation` beside `tree`.
 
     Raises:
-        ConfigError: an unknown method or key, a missing key, or a tree whose size is not `num_speculative_tokens`.
+        ConfigError: an unknown method or key, a missing key, a tree whose size is not `num_speculative_tokens`, or
+            `tree` among the options.
+        CheckpointError: the draft model cannot be loaded.
     """
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"config must be a mapping such as {{'method': 'ngram', ...}}, got {config!r}")
+    if "tree" in options:
+        raise ConfigError("the configuration shapes the tree: use its speculative_token_tree in place of tree=")
     method = config.get("method")
-    if method not in _KEYS:
+    if not isinstance(method, str) or method not in _KEYS:
         raise ConfigError(f"method must be one of {sorted(_KEYS)}, got {method!r}")
-    unknown = sorted(set(config) - _COMMON - _KEYS[method])
+    unknown = sorted(map(str, set(config) - _COMMON - _KEYS[method]))
     if unknown:
         raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | _KEYS[method])}")
-    return TreeSpeculation(_drafter(method, config), tree=_tree(config), **options)
+    tree = _tree(config)  # Checked before a model is loaded.
+    return TreeSpeculation(_drafter(method, config), tree=tree, **options)
 
 
 def _tree(config: Mapping[str, Any]) -> Chain | Paths:
@@ -63,7 +71,7 @@ def _drafter(method: str, config: Mapping[str, Any]) -> Drafter | PreTrainedMode
         model = config.get("model")
         if not isinstance(model, (str, PreTrainedModel)):
             raise ConfigError(f"method 'draft_model' needs 'model': a name, a folder or a loaded model, got {model!r}")
-        return AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
+        return load_model(model) if isinstance(model, str) else model
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":

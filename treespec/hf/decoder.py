@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from treespec.errors import ConfigError
+from treespec.hf.loading import load_model, load_tokenizer
 from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain
+from treespec.policies.checks import check_count
 
 
 class SpeculativeDecoder:
@@ -26,16 +28,18 @@ class SpeculativeDecoder:
 
     Raises:
         ConfigError: `num_speculative_tokens` is not a positive int.
+        CheckpointError: a model or the tokenizer cannot be loaded.
         VocabularyMismatchError: at the first `generate`, when the vocabularies differ.
     """
 
     def __init__(
         self, draft_model_name: str, target_model_name: str, num_speculative_tokens: int = 4, **model_kwargs: Any
     ) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(target_model_name)
-        self.target_model = AutoModelForCausalLM.from_pretrained(target_model_name, **model_kwargs)
-        self.draft_model = AutoModelForCausalLM.from_pretrained(draft_model_name, **model_kwargs)
-        self.speculation = TreeSpeculation(self.draft_model, tree=Chain(num_speculative_tokens))
+        chain = Chain(num_speculative_tokens)  # Checked before anything large is loaded.
+        self.tokenizer = load_tokenizer(target_model_name)
+        self.target_model = load_model(target_model_name, **model_kwargs)
+        self.draft_model = load_model(draft_model_name, **model_kwargs)
+        self.speculation = TreeSpeculation(self.draft_model, tree=chain)
 
     def generate(self, prompt: str, max_tokens: int = 100, *, temperature: float = 1.0, seed: int | None = None) -> str:
         """Continue a prompt by at most `max_tokens` tokens and return the continuation's text.
@@ -47,14 +51,15 @@ class SpeculativeDecoder:
             seed: of this call; None takes one draw from torch's default generator.
 
         Raises:
-            ConfigError: a negative temperature or no tokens to generate.
+            ConfigError: a temperature that is negative or no finite number, or no tokens to generate.
         """
-        if temperature < 0 or max_tokens < 1:
-            raise ConfigError(f"need temperature >= 0 and max_tokens >= 1, got {temperature} and {max_tokens}")
+        if not (math.isfinite(temperature) and temperature >= 0):
+            raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")
+        check_count("max_tokens", max_tokens)
         inputs = self.tokenizer(prompt, return_tensors="pt").to(self.target_model.device)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         with self.speculation.overridden(seed=seed), torch.inference_mode():
-            out = self.target_model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            out = self.target_model.generate(  # pyright: ignore[reportCallIssue]
                 **inputs, max_new_tokens=max_tokens, custom_generate=self.speculation, **sampling
             )
         return self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from treespec.errors import InvalidTreeError
 from treespec.policies.checks import AUTO, check_children
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
@@ -34,11 +35,13 @@ class Paths:
             "iid", "without_replacement", or "mixed" (one sample of what is not selected, judged first, then the top).
 
     Raises:
-        InvalidTreeError: not a list of rank paths. ConfigError: unknown children.
+        InvalidTreeError: not a list of rank paths, or none in it. ConfigError: unknown children.
     """
 
     def __init__(self, paths: str | Sequence[Sequence[int]], children: str = AUTO) -> None:
         parsed = parse_paths(paths)
+        if not parsed:
+            raise InvalidTreeError("no rank path given: a tree needs a child of the root at least, such as [(0,)]")
         self._levels, self._num_nodes = levels_of_paths(parsed), len(parsed) + 1
         self._children = check_children(children)
 

@@ -1,0 +1,52 @@
+"""Folders of a tiny model's files in which one thing is wrong."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import tiny_llama
+
+
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+
+
+def no_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"what a proxy says instead of a file")
+
+
+def pickled(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink()
+
+
+def lacking_a_tensor(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["lm_head.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
+def of_another_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+
+
+def without_configuration(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def untouched(folder: Path) -> None:
+    """Nothing is wrong with the model; there is no tokenizer beside it."""
+
+
+def with_checkpoint(spoil, use):
+    """What `use(folder)` returns, a folder of model files after `spoil(folder)`."""
+    with TemporaryDirectory() as folder:
+        tiny_llama(num_layers=1).save_pretrained(folder)
+        spoil(Path(folder))
+        return use(folder)

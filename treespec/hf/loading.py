@@ -1,0 +1,66 @@
+"""Models and tokenizers by name: every way in which a checkpoint can be wrong ends in one clear `CheckpointError`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from treespec.errors import CheckpointError, ConfigError
+
+# What transformers raises for files that are missing, unreadable, of another architecture or of other shapes.
+_FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
+
+
+def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
+    """A causal language model from safetensors, or from gguf where `gguf_file` names one; pickles are never opened.
+
+    Args:
+        name: a hub name or a folder.
+        model_kwargs: passed to `from_pretrained` (`dtype`, `device_map`, `gguf_file`, ...).
+
+    Raises:
+        CheckpointError: nothing there, a corrupt or truncated file, weights that are missing or of other shapes than
+            the configuration says, or pickled weights only.
+        ConfigError: `use_safetensors=False`.
+    """
+    if model_kwargs.get("use_safetensors") is False:
+        raise ConfigError("use_safetensors=False would open pickled weights, which can run code: save as safetensors")
+    is_gguf = model_kwargs.get("gguf_file") is not None
+    options = model_kwargs if is_gguf else {**model_kwargs, "use_safetensors": True}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
+    except torch.OutOfMemoryError:
+        raise  # The machine is too small, the checkpoint may be right.
+    except _FAILURES as error:
+        raise _failed("a causal language model", name, error) from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"the weights in {name!r} lack {len(missing)} of the model's tensors, which would be random: "
+            f"{', '.join(missing[:3])}, ...; download or save the model again"
+        )
+    return model
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a hub name or a folder.
+
+    Raises:
+        CheckpointError: nothing there, or a file that cannot be read.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except _FAILURES as error:
+        raise _failed("a tokenizer", name, error) from error
+
+
+def _failed(what: str, name: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load {what} from {name!r}: {' '.join(str(error).split())} "
+        "(expected a hub name, or a folder with config.json and whole *.safetensors files; pickled weights such as "
+        "pytorch_model.bin are not opened: save them again with model.save_pretrained(folder))"
+    )
