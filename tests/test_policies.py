@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy_models import TableLM, TableSource
 
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.policies import BestFirst, Chain, KAry, Paths, StochasticBeam, TreeBuilder, as_policy
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, StochasticBeam, TreeBuilder, as_policy
 from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
@@ -314,7 +314,17 @@ class NoWaiting(TorchDispatchMode):
 @pytest.mark.parametrize("num_candidates", [None, 3])
 @pytest.mark.parametrize("is_sampling", [True, False])
 @pytest.mark.parametrize(
-    "policy", [Chain(3), Paths(SHAPE), KAry((2, 2)), BestFirst(9), BestFirst(9, beam=2), StochasticBeam(3, 2)]
+    "policy",
+    [
+        Chain(3),
+        Paths(SHAPE),
+        KAry((2, 2)),
+        BestFirst(9),
+        BestFirst(9, beam=2),
+        BestFirst(9, min_gain=0.2),
+        SpecExec(9, beam=2),
+        StochasticBeam(3, 2),
+    ],
 )
 def test_accelerators_are_not_waited_for(policy, is_sampling, num_candidates, monkeypatch):
     """The same trees come without reading any value, with widths known beforehand."""

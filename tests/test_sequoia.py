@@ -155,6 +155,8 @@ BAD = {
     "NaN": lambda: optimal_paths([float("nan")], 4),
     "no nodes": lambda: optimal_paths([0.5], 0),
     "no depth": lambda: optimal_paths([0.5], 3, 0),
+    "a root alone": lambda: Sequoia([0.5], 1),
+    "never accepted": lambda: Sequoia([[0.0, 0.0]], 5),
     "children": lambda: Sequoia([0.5], 3, children="best"),
 }
 

@@ -55,7 +55,9 @@ def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
     They are the same trees as the policy's own, equal values aside, without a dozen operators per level: a step must
     stay invisible.
     """
-    return isinstance(policy, BestFirst) and policy.beam is None and policy.children in (AUTO, SELECTED)
+    if not isinstance(policy, BestFirst) or policy.children not in (AUTO, SELECTED):
+        return False
+    return policy.beam is None and policy.branching is None and policy.min_gain == 0
 
 
 def grow_on_host(

@@ -7,8 +7,10 @@ from treespec.policies.best_first import BestFirst
 from treespec.policies.chain import AdaptiveChain, Chain
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.kary import KAry
+from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree
 from treespec.policies.paths import Paths
 from treespec.policies.sequoia import Sequoia, optimal_paths
+from treespec.policies.specexec import SpecExec
 from treespec.policies.stochastic_beam import StochasticBeam
 from treespec.policies.stopping import LikelyRejection, LowConfidence, StopRule
 from treespec.protocols import TreePolicy
@@ -40,9 +42,14 @@ __all__ = [
     "LowConfidence",
     "Paths",
     "Sequoia",
+    "SpecExec",
     "StochasticBeam",
     "StopRule",
     "TreeBuilder",
     "as_policy",
+    "delayed_branching",
+    "dyspec",
+    "eagle2",
+    "opt_tree",
     "optimal_paths",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treespec.errors import ConfigError
 from treespec.policies.checks import AUTO, check_children, check_count
 from treespec.policies.children import Children, choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
@@ -31,9 +32,12 @@ class BestFirst:
         beam: the most nodes expanded per level; None expands all that can have children among the best.
         depth: the deepest level; None stands for 8 with a draft model, which pays a pass per level, and for no limit
             with candidates.
+        branching: the most children of a node; None: as many as are among the best.
+        min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
+            of the best nodes' ranking values, by more.
 
     Raises:
-        ConfigError: a number that is not a positive int, or unknown children.
+        ConfigError: a number that is not a positive int, a negative gain, or unknown children.
 
     Why trimming to the budget is lossless with sampled children: a node's place in the ranking is its *slot's* value,
     path probability of the parent x (1 - mass of the siblings drawn before), which no draw in the slot or below it
@@ -41,11 +45,23 @@ class BestFirst:
     heap would have drawn from one by one, and the others count as never drawn.
     """
 
-    def __init__(self, num_nodes: int, children: str = AUTO, beam: int | None = None, depth: int | None = None) -> None:
+    def __init__(
+        self,
+        num_nodes: int,
+        children: str = AUTO,
+        beam: int | None = None,
+        depth: int | None = None,
+        branching: int | None = None,
+        min_gain: float = 0.0,
+    ) -> None:
         self.num_nodes = check_count("num_nodes", num_nodes)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
         self.beam = None if beam is None else check_count("beam", beam)
         self.depth = None if depth is None else check_count("depth", depth)
+        self.branching = None if branching is None else check_count("branching", branching)
+        self.min_gain = min_gain
+        if not min_gain >= 0:
+            raise ConfigError(f"min_gain must not be negative, got {min_gain!r}")
 
     @property
     def max_nodes(self) -> int:
@@ -62,14 +78,18 @@ class BestFirst:
                 children = resolve_children(children, proposal, source.is_sampling)
                 is_dense = proposal.tokens is None
                 limit = min(limit, self.depth or (DENSE_DEPTH if is_dense else limit))
-            width = min(budget, proposal.probs.shape[-1])
+            width = min(budget, self.branching or budget, proposal.probs.shape[-1])
             chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator)
-            level, level_ranks = _add_best(builder, nodes, chosen, children, budget)
-            ranks, depth = torch.cat([ranks, level_ranks], 1), depth + 1
-            nodes = self._frontier(builder, level, ranks)
+            level, level_ranks = add_best(builder, nodes, chosen, children, budget)
+            grown, depth = torch.cat([ranks, level_ranks], 1), depth + 1
+            nodes = self._frontier(builder, level, grown)
+            if self.min_gain > 0:
+                is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
+                nodes = torch.where(is_gaining, nodes, PADDING_PARENT)
+            ranks = grown
             if builder.is_exhausted(nodes):
                 break
-        keep = _is_among_best(ranks, self.num_nodes)
+        keep = is_among_best(ranks, self.num_nodes)
         return builder.build(keep, self.num_nodes, is_width_fixed=children == SELECTED)
 
     def _frontier(self, builder: TreeBuilder, level: Tensor, ranks: Tensor) -> Tensor:
@@ -89,7 +109,7 @@ class BestFirst:
         return torch.where(order.values[:, :width] > 0, best, PADDING_PARENT)
 
 
-def _add_best(
+def add_best(
     builder: TreeBuilder, nodes: Tensor, chosen: Children, children: str, budget: int
 ) -> tuple[Tensor, Tensor]:
     """Add the best `budget` of the F * k children: their ids int64 [B, w] and ranking values float [B, w]."""
@@ -121,7 +141,13 @@ def _slot_shares(probs: Tensor, children: str) -> Tensor:
     return before.cummin(-1).values
 
 
-def _is_among_best(ranks: Tensor, num_nodes: int) -> Tensor:
+def _best_sum(ranks: Tensor, budget: int) -> Tensor:
+    """The sum of the `budget` highest ranking values [B, M] below the root: float [B, 1]."""
+    below = ranks[:, 1:]
+    return below.topk(min(budget, below.shape[1]), dim=1).values.sum(1, keepdim=True)
+
+
+def is_among_best(ranks: Tensor, num_nodes: int) -> Tensor:
     """bool [B, M]: the `num_nodes` highest values above zero; of equal ones the first, so parents before children."""
     order = ranks.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
     return torch.zeros_like(ranks, dtype=torch.bool).scatter(1, order, True) & (ranks > 0)

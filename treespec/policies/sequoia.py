@@ -30,13 +30,16 @@ class Sequoia(Paths):
         children: see `Paths`; measure and use with the same.
 
     Raises:
-        ConfigError: see `optimal_paths`; unknown children.
+        ConfigError: see `optimal_paths`; a tree without any child; unknown children.
     """
 
     def __init__(
         self, probs: AcceptanceTable, num_nodes: int, max_depth: int | None = None, children: str = AUTO
     ) -> None:
-        super().__init__(optimal_paths(probs, num_nodes, max_depth), children)
+        paths = optimal_paths(probs, num_nodes, max_depth)
+        if not paths:
+            raise ConfigError(f"no tree of {num_nodes} nodes has a child that is ever accepted: {probs!r}")
+        super().__init__(paths, children)
 
     @classmethod
     def from_stats(

@@ -1,0 +1,47 @@
+"""Published trees that are settings of the policies here. Their reranks take no sampled children: there is no option.
+
+Raises, all of them: ConfigError for numbers out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treespec.policies.best_first import BestFirst
+from treespec.policies.checks import AUTO
+from treespec.policies.kary import KAry
+from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
+
+
+def eagle2(num_nodes: int = 60, beam: int = 10, depth: int = 6) -> BestFirst:
+    """EAGLE-2's dynamic tree (Li et al. 2024): expand, then rerank.
+
+    Of every level the `beam` most probable paths get `beam` children each; in the end the `num_nodes - 1` most probable
+    of all candidates are kept. A level that holds none of those is not expanded, which changes nothing.
+    """
+    return BestFirst(num_nodes, SELECTED, beam=beam, depth=depth, branching=beam)
+
+
+def opt_tree(num_nodes: int, min_gain: float = 0.0, depth: int = 10) -> BestFirst:
+    """OPT-Tree (Wang et al. 2024): the `num_nodes - 1` most probable paths.
+
+    Levels are added while the last one raised the sum of their probabilities by more than `min_gain`, a draft pass's
+    price in expected tokens.
+    """
+    return BestFirst(num_nodes, SELECTED, depth=depth, min_gain=min_gain)
+
+
+def dyspec(num_nodes: int, depth: int | None = None, beam: int | None = None) -> BestFirst:
+    """DySpec's sampled dynamic tree (Xiong et al. 2024): the best slots, children drawn without replacement.
+
+    Needs a drafter with laws to sample from. `beam` bounds the nodes of a draft pass, see `BestFirst`.
+    """
+    return BestFirst(num_nodes, WITHOUT_REPLACEMENT, beam=beam, depth=depth)
+
+
+def delayed_branching(trunk: int, branching: Sequence[int], children: str = AUTO) -> KAry:
+    """A chain of `trunk` tokens first, then `branching[d]` children per node: for drafts that are sure at the start.
+
+    `delayed_branching(3, (4, 1, 1))` is a trunk of three with four branches of three tokens.
+    """
+    return KAry((1,) * trunk + tuple(branching), children)
