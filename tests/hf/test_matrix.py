@@ -1,0 +1,114 @@
+"""Every drafter with every policy: greedy output is plain greedy output, in a batch with left padding."""
+
+import pytest
+import torch
+from tiny import noisy_copy, prompt, tiny_llama
+
+import treespec
+from treespec import policies
+from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.policies import (
+    AdaptiveChain,
+    BestFirst,
+    Chain,
+    KAry,
+    LikelyRejection,
+    LowConfidence,
+    Paths,
+    Sequoia,
+    SpecExec,
+    StochasticBeam,
+    delayed_branching,
+    dyspec,
+    eagle2,
+    opt_tree,
+)
+from treespec.tree import MIXED, WITHOUT_REPLACEMENT
+
+POLICIES = {
+    "Chain": lambda: Chain(4),
+    "LowConfidence": lambda: Chain(6, stop=LowConfidence(0.3)),
+    "LikelyRejection": lambda: Chain(6, stop=LikelyRejection(0.6)),
+    "AdaptiveChain": lambda: AdaptiveChain(2, max_k=6),
+    "Paths": lambda: Paths([(0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0)]),
+    "KAry": lambda: KAry((2, 2, 1)),
+    "mixed": lambda: KAry((2, 2), MIXED),
+    "Sequoia": lambda: Sequoia([[0.6, 0.2, 0.1], [0.5, 0.2], [0.4]], 9),
+    "delayed_branching": lambda: delayed_branching(2, (3, 1)),
+    "BestFirst": lambda: BestFirst(10),
+    "beam": lambda: BestFirst(10, beam=2, depth=4),
+    "eagle2": lambda: eagle2(10, beam=3, depth=3),
+    "opt_tree": lambda: opt_tree(10, min_gain=0.05, depth=4),
+    "dyspec": lambda: dyspec(10, depth=3),
+    "SpecExec": lambda: SpecExec(10, beam=3, num_passes=4),
+    "StochasticBeam": lambda: StochasticBeam(3, 3),
+}
+NEEDS_A_LAW = {"mixed", "dyspec"}
+DRAFTERS = {
+    "draft model": lambda draft: DraftModel(draft),
+    "recycling": lambda draft: TokenRecycling(),
+    "suffix": lambda draft: SuffixLookup(),
+    "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
+}
+PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d == "draft model" or p not in NEEDS_A_LAW]
+OPTIONS = {"max_new_tokens": 16, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    ids, mask = prompt(2, 14), torch.ones(2, 14, dtype=torch.long)
+    ids[1, :3] = mask[1, :3] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.fixture(scope="module")
+def plain(target, inputs):
+    return target.generate(**inputs, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return treespec.CausalLM(noisy_copy(target))
+
+
+@pytest.mark.parametrize(("drafter", "policy"), PAIRS, ids=lambda name: name.replace(" ", "-"))
+def test_greedy_equals_plain(target, inputs, plain, draft, drafter, policy):
+    speculation = treespec.TreeSpeculation(DRAFTERS[drafter](draft), tree=POLICIES[policy]())
+    assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    assert speculation.stats.num_draft_tokens > 0
+    if drafter == "draft model":
+        assert speculation.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("policy", sorted(NEEDS_A_LAW))
+def test_policies_that_sample_refuse_candidates(target, inputs, policy):
+    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=POLICIES[policy]())
+    with pytest.raises(treespec.TreespecError, match="must be selected"):
+        target.generate(**inputs, **OPTIONS, custom_generate=speculation)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_auto_admits_what_every_policy_samples(target, inputs, draft, policy):
+    """`verification="auto"` names a lossless rule for the trees, and the policy's children are what it says."""
+    options = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
+    speculation = treespec.TreeSpeculation(DraftModel(draft), tree=POLICIES[policy](), seed=1, record_steps=True)
+    out = target.generate(**inputs, **options, custom_generate=speculation)
+    assert out.shape == (2, 30)
+    families = frozenset().union(*(tree.families for step in speculation.steps for tree in step.trees))
+    if policy in ("eagle2", "opt_tree", "SpecExec"):
+        assert families == {"selected"}
+    elif policy != "mixed":
+        assert "selected" not in families
+    if policy in ("dyspec", "StochasticBeam", "BestFirst", "KAry"):
+        assert WITHOUT_REPLACEMENT in families
+
+
+def test_every_policy_is_here():
+    """A new policy joins the matrix."""
+    given = {"StopRule", "TreeBuilder", "as_policy", "optimal_paths"}
+    assert set(policies.__all__) - given <= set(POLICIES)
