@@ -1,0 +1,49 @@
+"""docs/policies.md: its snippet runs, and its table names every policy with the children that it grows."""
+
+import re
+from pathlib import Path
+
+from toy_models import TableLM, TableSource
+
+from treespec import policies
+
+PAGE = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+EXAMPLES = {
+    "Paths": "Paths([(0,), (1,), (0, 0)])",
+    "KAry": "KAry((2, 2))",
+    "delayed_branching": "delayed_branching(1, (2,))",
+    "Sequoia": "Sequoia([[0.5, 0.2], [0.4]], 5)",
+    "StochasticBeam": "StochasticBeam(2, 2)",
+    "opt_tree": "opt_tree(5, 0.1)",
+}
+
+
+def table():
+    """Name of a policy, the expression in its row, and its children."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `")]
+    return [(re.match(r"`(\w+)", row[0])[1], row[0].strip("`"), row[2]) for row in rows]
+
+
+def test_the_table_names_every_policy():
+    given = {"StopRule", "TreeBuilder", "as_policy", "optimal_paths"}
+    names = {name for name, _, _ in table()} | set(re.findall(r"stop=(\w+)", PAGE))
+    assert names == set(policies.__all__) - given
+
+
+def test_children_are_what_the_table_says():
+    for name, expression, children in table():
+        code = EXAMPLES.get(name, expression.replace("(k", "(4").replace("(n)", "(6)"))
+        policy = eval(code, {key: getattr(policies, key) for key in policies.__all__})
+        families = policy.grow(TableSource([0, 1], TableLM(5)), 3).families
+        assert ("selected" in families) == (children == "selected"), name
+        if children != "sampled":
+            assert policy.grow(TableSource([0, 1], TableLM(5), num_candidates=3), 3).families == {"selected"}
+
+
+def test_the_snippet_runs(capsys):
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict = {}
+    exec(compile(snippet, "docs/policies.md", "exec"), names)
+    assert names["out"].equal(names["plain"])
+    assert names["best"].stats.mean_acceptance_length > 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith("True")
