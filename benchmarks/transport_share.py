@@ -188,7 +188,9 @@ def whole_tree_optimum(is_without: bool, target: Laws, draft: Laws) -> float:
         (prob, prob) if s == () else (0, None) for prob, nodes in zip(sets.values(), sets, strict=True) for s in nodes
     ]
     value = [0.0 if s == () else -1.0 for _, s in number]
-    return -linprog(value, A_ub=matrix.tocsr(), b_ub=np.zeros(matrix.shape[0]), bounds=bounds, method="highs").fun
+    best = linprog(value, A_ub=matrix.tocsr(), b_ub=np.zeros(matrix.shape[0]), bounds=bounds, method="highs")
+    assert best.fun is not None, best.message
+    return -best.fun
 
 
 def measure(num_toys: int, seed: int) -> dict[str, dict[str, list[float]]]:
@@ -246,7 +248,7 @@ def report(data: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    options = parser(__doc__.splitlines()[0], threads=1)
+    options = parser(str(__doc__).splitlines()[0], threads=1)
     options.add_argument("--toys", type=int, default=1000)
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
