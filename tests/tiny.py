@@ -6,20 +6,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def tiny_llama(vocab_size: int = 64, seed: int = 0, num_layers: int = 2, **options) -> LlamaForCausalLM:
     """A random llama whose logits have a standard deviation above one, so that its choices are not near-ties."""
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        **options,
-    )
+    settings = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    config = LlamaConfig(vocab_size=vocab_size, num_hidden_layers=num_layers, **settings | options)
     state = torch.get_rng_state()
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).eval()
