@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import treespec
 from tests.tiny import noisy_copy, tiny_llama
+from treespec.verification import RULES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +38,7 @@ def test_python_snippets_run_in_order(stand_ins, capsys):
         exec(compile(snippet, "README.md", "exec"), names)
     assert names["speculation"].stats.num_emitted_tokens == 64
     assert isinstance(names["verdict"], treespec.Verdict)
+    assert isinstance(names["Repeat"](), treespec.protocols.Drafter)
 
 
 def test_greedy_snippet_equals_plain_generate(stand_ins):
@@ -45,6 +47,13 @@ def test_greedy_snippet_equals_plain_generate(stand_ins):
         exec(compile(snippet, "README.md", "exec"), names)
     plain = names["model"].generate(**names["inputs"], max_new_tokens=64, do_sample=False)
     assert names["out"].equal(plain)
+
+
+def test_every_rule_is_named_as_what_it_is():
+    sentence = README[README.index("- **Sampled** output") : README.index("Rules refuse trees")]
+    lossless, lossy = (set(re.findall(r"`(\w+)`", half)) for half in sentence.split("**lossy**"))
+    assert lossless == {name for name, rule in RULES.items() if rule.is_lossless}
+    assert lossy == {name for name, rule in RULES.items() if not rule.is_lossless}
 
 
 def test_parts_named_in_the_table_exist():

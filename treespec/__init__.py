@@ -1,5 +1,6 @@
 """treespec: exact tree speculative decoding for any Hugging Face causal language model."""
 
+from treespec import errors, protocols
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.hf import (
@@ -9,6 +10,7 @@ from treespec.hf import (
     commit_cache,
     from_config,
     generate,
+    new_cache,
     tree_attention_mask,
 )
 from treespec.policies import BestFirst, Chain, KAry, Paths, Sequoia
@@ -36,8 +38,11 @@ __all__ = [
     "TreespecWarning",
     "Verdict",
     "commit_cache",
+    "errors",
     "from_config",
     "generate",
+    "new_cache",
+    "protocols",
     "tree_attention_mask",
     "verify",
 ]

@@ -1,6 +1,6 @@
 """The only part of treespec that imports transformers: models, caches, masks and `generate`."""
 
-from treespec.hf.cache import commit_cache
+from treespec.hf.cache import commit_cache, new_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.mask import tree_attention_mask
@@ -15,5 +15,6 @@ __all__ = [
     "from_config",
     "generate",
     "make_scorer",
+    "new_cache",
     "tree_attention_mask",
 ]
