@@ -42,13 +42,19 @@ class CausalScorer(Protocol):
     """
 
     @property
-    def capability(self) -> Capability: ...
+    def capability(self) -> Capability:
+        """What it can score in one pass."""
+        ...
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """V, the last axis of its logits."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where tokens are expected and logits come back."""
+        ...
 
     @property
     def max_positions(self) -> int | None:
@@ -112,6 +118,7 @@ class History:
         return self._buffer[row, self.num_padding[row] : self.lengths[row]]
 
     def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Add emitted tokens to a row."""
         end = self.lengths[row] + len(tokens)
         if end > self._buffer.shape[1]:
             room = max(end, 2 * self._buffer.shape[1])
@@ -125,6 +132,7 @@ class History:
         self.lengths[row] = min(length, self.lengths[row])
 
     def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
         self._buffer = self._buffer[torch.tensor(rows, device=self._buffer.device)]
         self.lengths = [self.lengths[b] for b in rows]
         self.num_padding = [self.num_padding[b] for b in rows]
@@ -220,10 +228,14 @@ class DraftSource(Protocol):
         ...
 
     @property
-    def is_sampling(self) -> bool: ...
+    def is_sampling(self) -> bool:
+        """Whether the caller samples, so that children may be drawn."""
+        ...
 
     @property
-    def generator(self) -> torch.Generator: ...
+    def generator(self) -> torch.Generator:
+        """The draft's own random stream."""
+        ...
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """Next-token laws of F more nodes, computed in one pass.
@@ -265,13 +277,17 @@ class VerifiableTree(Protocol):
     """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
 
     @property
-    def num_nodes(self) -> int: ...
+    def num_nodes(self) -> int:
+        """N, the root included."""
+        ...
 
     def children(self, node: int) -> Sequence[int]:
         """Child ids in verification order."""
         ...
 
-    def token(self, node: int) -> int: ...
+    def token(self, node: int) -> int:
+        """The token of a node."""
+        ...
 
     def law(self, node: int) -> Any | None:
         """The law this child was drawn from given what was drawn before it, an array [V]; None for a point mass."""
@@ -298,10 +314,14 @@ class VerificationRule(Protocol):
     """Walks a drafted tree and decides what is kept."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What `verification=` and messages call it."""
+        ...
 
     @property
-    def is_lossless(self) -> bool: ...
+    def is_lossless(self) -> bool:
+        """Whether what it emits has exactly the target's law, whatever the draft."""
+        ...
 
     def check(self, trees: TreeBatch) -> None:
         """Raise `RuleMismatchError` when the trees' proposal laws are not those that the rule admits."""

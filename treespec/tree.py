@@ -31,15 +31,15 @@ Path = tuple[int, ...]
 
 
 class Verdict(NamedTuple):
-    """What a verification rule decided about one tree.
-
-    `path` holds the accepted node ids from the root, root included; `next_token` follows it. `is_bonus` tells a bonus
-    token (drawn from the target law at a leaf) from a residual token (drawn after every child was rejected).
-    """
+    """What a verification rule decided about one tree."""
 
     path: Path
+    """The accepted node ids from the root, root included."""
     next_token: int
+    """The token that follows the path, drawn from what is left of the target law."""
     is_bonus: bool
+    """True for a bonus token (drawn from the target law at a leaf), False for a residual token (every child of the
+    path's last node was rejected)."""
 
     @property
     def num_accepted(self) -> int:
@@ -100,14 +100,17 @@ class TokenTree:
 
     @property
     def num_nodes(self) -> int:
+        """N, the root included."""
         return self.tokens.shape[0]
 
     @cached_property
     def token_list(self) -> list[int]:
+        """The nodes' tokens on the host, read once."""
         return self.tokens.tolist()
 
     @cached_property
     def parent_list(self) -> list[int]:
+        """The nodes' parents on the host, read once; the root's is -1."""
         return self.parents.tolist()
 
     @cached_property
@@ -129,6 +132,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
+        """Whether no node has more than one child."""
         return all(len(children) <= 1 for children in self.children_lists)
 
     @cached_property
@@ -162,6 +166,7 @@ class TokenTree:
         return self.children_lists[node]
 
     def token(self, node: int) -> int:
+        """The token of a node."""
         return self.token_list[node]
 
     def law(self, node: int) -> Tensor | None:

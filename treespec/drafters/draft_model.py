@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.pending import PendingNodes
-from treespec.drafters.shared import Shape, own_policy, policy_of_call, single_nodes, tell_policy
+from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
 from treespec.errors import ContextFullError, TreespecWarning, VocabularyMismatchError
 from treespec.policies import Chain
 from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
@@ -25,7 +25,7 @@ CHAIN_LENGTH = 5
 """The longest chain for a model that cannot run the trees that were asked for."""
 
 
-class DraftModel:
+class DraftModel(SessionSource):
     """Drafts with a causal language model; see `Drafter` for its methods.
 
     The law it stores is the one it samples from: softmax in float32 of its logits after the caller's processors,
@@ -72,6 +72,7 @@ class DraftModel:
             self._is_full = True
 
     def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone once the context is full. See `Drafter`."""
         depth = 0 if self._is_full else min(max_depth, self._room())
         if depth < 1:
             return single_nodes(self.root_tokens)
@@ -97,22 +98,11 @@ class DraftModel:
         self._scorer.commit(paths)
 
     def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order, in the model's cache too."""
         self._num_cached = [self._num_cached[b] for b in rows]
         self._root_logits = [self._root_logits[b] for b in rows]
         if not self._is_full:
             self._scorer.select_rows(rows)
-
-    @property
-    def root_tokens(self) -> Tensor:
-        return self._session.history.last_tokens
-
-    @property
-    def is_sampling(self) -> bool:
-        return self._session.is_sampling
-
-    @property
-    def generator(self) -> torch.Generator:
-        return self._session.generator
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`; the first call catches up with what was committed since the last pass."""

@@ -33,6 +33,7 @@ class Calibration:
         return min(self._hits / self._promised, 1.0)
 
     def record(self, hits: float, promised: float) -> None:
+        """Add one step: tokens that came as promised, and the probabilities promised in sum."""
         self._hits = MEMORY * self._hits + hits
         self._promised = MEMORY * self._promised + promised
 
@@ -64,6 +65,7 @@ class Merge:
         return [record.scale for record in self._records]
 
     def start(self, session: Session) -> None:
+        """Start every part, told that the call does not sample; what was learned of them stays."""
         self._session = session
         self._is_chain = isinstance(session.policy, Chain)
         # Of a chain's sources the best path is kept, for which all of their nodes are wanted first.
@@ -102,6 +104,7 @@ class Merge:
             drafter.commit(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order, in every part."""
         for drafter in self._drafters:
             drafter.select_rows(rows)
 

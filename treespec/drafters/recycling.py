@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.shared import (
+    SessionSource,
     Shape,
     can_use_heap,
     grow_on_host,
@@ -28,7 +29,7 @@ PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """Before anything is measured rank r is right with probability .4 x 2^-r: worth ten observations."""
 
 
-class TokenRecycling:
+class TokenRecycling(SessionSource):
     """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
 
     The table lies on the device, is updated from every node of every target pass without a host copy, and persists
@@ -69,6 +70,7 @@ class TokenRecycling:
         self._table, self._hits = self._table.to(session.device), self._hits.to(session.device)
 
     def propose(self, max_depth: int) -> TreeBatch:
+        """Trees from the table, grown on the host where the policy allows and the table lies there. See `Drafter`."""
         policy = self._policy
         if self.table.device.type != "cpu" or not can_use_heap(policy):
             return policy.grow(self, max_depth)
@@ -111,18 +113,6 @@ class TokenRecycling:
         ranks = torch.arange(len(self._hits) - 1, device=self._hits.device)
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values
-
-    @property
-    def root_tokens(self) -> Tensor:
-        return self._session.history.last_tokens
-
-    @property
-    def is_sampling(self) -> bool:
-        return self._session.is_sampling
-
-    @property
-    def generator(self) -> torch.Generator:
-        return self._session.generator
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`: the table's rows of `tokens`."""

@@ -20,6 +20,27 @@ Shape = TreePolicy | str | Sequence[Sequence[int]] | int
 """What `as_policy` reads: a policy, a list of rank paths or its literal, or a node budget."""
 
 
+class SessionSource:
+    """What every `DraftSource` made of a call's session has in common."""
+
+    _session: Session
+
+    @property
+    def root_tokens(self) -> Tensor:
+        """int64 [B]."""
+        return self._session.history.last_tokens
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the caller samples."""
+        return self._session.is_sampling
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The draft's own random stream."""
+        return self._session.generator
+
+
 def own_policy(policy: Shape | None) -> TreePolicy | None:
     """Raises: ConfigError, InvalidTreeError, see `as_policy`."""
     return None if policy is None else as_policy(policy)

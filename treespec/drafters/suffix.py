@@ -66,6 +66,7 @@ class SuffixIndex:
         return self._buffer[: self._length]
 
     def append(self, tokens: Sequence[int]) -> None:
+        """Add the tokens that came; the buffer doubles when it is full."""
         end = self._length + len(tokens)
         if end > len(self._buffer):
             grown = np.empty(2 * end, dtype=np.int64)
@@ -128,12 +129,14 @@ class SuffixLookup:
         self._own_policy = own_policy(policy)
 
     def start(self, session: Session) -> None:
+        """Read the prompts: one index per row."""
         self._session = session
         self._policy = policy_of_call(self._own_policy, session)
         history = session.history
         self._rows = [SuffixIndex(history.tokens(b).tolist()) for b in range(history.num_rows)]
 
     def propose(self, max_depth: int) -> TreeBatch:
+        """Trees of what followed earlier occurrences of each row's ending; roots alone where there are none."""
         policy = self._policy
         depth = min(max_depth, policy.max_nodes - 1)
         tries = [row.continuations(self._max_match, self._min_match, depth) for row in self._rows]
@@ -145,11 +148,13 @@ class SuffixLookup:
         return to_device(policy.grow(source, max_depth), self._session.device)
 
     def commit(self, step: VerifiedStep) -> None:
+        """Append the emitted tokens to every row's index."""
         tell_policy(self._own_policy, step)
         for row, tokens in zip(self._rows, step.emitted, strict=True):
             row.append(tokens)
 
     def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
         self._rows = [self._rows[b] for b in rows]
 
 

@@ -68,6 +68,7 @@ class BestFirst:
         return self.num_nodes
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         builder = TreeBuilder(source)
         budget = self.num_nodes - 1
         children, ranks = self.children, torch.full_like(builder.values, torch.inf)

@@ -38,6 +38,7 @@ class Chain:
         return self.k + 1
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         if self._stop is None:
             return grow_shape([Level((0,), (1,))] * self.k, self._children, source, max_depth)
         return grow_until(self._stop, min(self.k, max_depth), self._children, source)

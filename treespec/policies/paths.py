@@ -50,6 +50,7 @@ class Paths:
         return self._num_nodes
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         return grow_shape(self._levels, self._children, source, max_depth)
 
 

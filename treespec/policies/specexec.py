@@ -42,6 +42,7 @@ class SpecExec:
         return self.num_nodes
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         builder = TreeBuilder(source)
         budget, nodes = self.num_nodes - 1, builder.root
         ranks, depths = torch.full_like(builder.values, torch.inf), torch.zeros_like(nodes)

@@ -50,6 +50,7 @@ class StochasticBeam:
         return 1 + self.width * self.depth
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         builder = TreeBuilder(source)
         nodes, times = builder.root, torch.zeros_like(builder.root, dtype=torch.float64)
         children = self._children
