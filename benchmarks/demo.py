@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
 from benchmarks import prompts, smollm2
+from benchmarks.progress import progress_bar
 from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
 from benchmarks.settings import load_average, parser, settings, write_json
 from treespec import Chain, SuffixLookup, TokenRecycling, TreeSpeculation
@@ -97,7 +98,7 @@ def main() -> None:
     warn_of_load(console)
     prepack_linears(model)
     bench = Bench(model, tokenizer, args.new_tokens)
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         plains = references(bench, progress)
         chain = fastest([chain_of(k) for k in CHAINS], bench, progress, "choosing a chain")
         tree = fastest([tree_of(n) for n in TREES], bench, progress, "choosing a tree")
@@ -338,18 +339,6 @@ def warn_of_load(console: Console) -> None:
 
 def _cores() -> int:
     return os.cpu_count() or 1
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        console=console,
-    )
 
 
 def _arguments() -> argparse.Namespace:

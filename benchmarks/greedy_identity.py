@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import prompts, smollm2
+from benchmarks.progress import progress_bar
 from benchmarks.reference import TIE, Plain, compare, plain_greedy
 from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
@@ -42,7 +42,7 @@ def main() -> None:
     model, tokenizer = smollm2.load(say=console.print)
     chosen = prompts.mixed(args.prompts, args.spec_bench, console.print)
     state = _State(args.output.with_suffix(".partial.json"), [p.name for p in chosen], args)
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("plain", total=len(chosen) * (1 + len(CONFIGURATIONS)))
         for prompt in chosen:
             if prompt.name not in state.data["plain"]:
@@ -193,18 +193,6 @@ class _State:
 
     def save(self) -> None:
         write_json(self.path, self.data)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        console=console,
-    )
 
 
 def _arguments() -> argparse.Namespace:

@@ -183,12 +183,13 @@ def whole_tree_optimum(is_without: bool, target: Laws, draft: Laws) -> float:
                 row = len(number) + row_of_path[s]
                 entries.append((row, number[t, s[:-1]], -target[s[:-1]][s[-1]]))
     rows, columns, values = zip(*entries, strict=True)
-    matrix = coo_matrix((values, (rows, columns)), shape=(len(number) + len(row_of_path), len(number)))
+    num_rows = len(number) + len(row_of_path)
+    matrix = coo_matrix((values, (rows, columns)), shape=(num_rows, len(number)))
     bounds = [
         (prob, prob) if s == () else (0, None) for prob, nodes in zip(sets.values(), sets, strict=True) for s in nodes
     ]
     value = [0.0 if s == () else -1.0 for _, s in number]
-    best = linprog(value, A_ub=matrix.tocsr(), b_ub=np.zeros(matrix.shape[0]), bounds=bounds, method="highs")
+    best = linprog(value, A_ub=matrix.tocsr(), b_ub=np.zeros(num_rows), bounds=bounds, method="highs")
     assert best.fun is not None, best.message
     return -best.fun
 

@@ -57,7 +57,7 @@ def check_cache(cache: Cache) -> None:
         if type(layer) not in (DynamicLayer, StaticLayer, DummyLayer):
             raise UnsupportedModelError(
                 f"cache layer {number} is a {type(layer).__name__}, from which rejected nodes cannot be taken back "
-                "(it is quantised, forgets tokens or keeps a state): pass no cache, or one made by new_cache()"
+                "(it is quantised, forgets tokens or keeps a state): pass no cache, or one made by treespec.new_cache()"
             )
 
 

@@ -16,4 +16,6 @@ def input_device(model: PreTrainedModel) -> torch.device:
 def num_logits(model: PreTrainedModel) -> int:
     """V: how many logits the model's head gives, which is more than `config.vocab_size` where the head is padded."""
     head = model.get_output_embeddings()
+    if head is None:  # A model that does not tell which module its head is.
+        return model.config.get_text_config().vocab_size
     return getattr(head, "out_features", None) or next(head.parameters()).shape[0]

@@ -1,0 +1,45 @@
+"""The statistics of hand-made steps, counted on fingers."""
+
+from treespec import TokenTree, Verdict
+from treespec.stats import SpeculationStats
+
+BUSH = TokenTree.from_paths([(0,), (1,), (0, 0)], tokens=[9, 1, 2, 3])
+CHAIN = TokenTree.from_paths([(0,), (0, 0)], tokens=[9, 1, 3])
+
+
+def recorded() -> SpeculationStats:
+    """Two passes: of five drafted tokens two are accepted, then of three one, and another is cut off."""
+    stats = SpeculationStats()
+    verdicts = [Verdict((0, 1, 3), 7, True), Verdict((0,), 8, False)]
+    stats.record([BUSH, CHAIN], verdicts, [[1, 3, 7], [8]])
+    stats.record([BUSH], [Verdict((0, 1, 3), 7, True)], [[1]])
+    return stats
+
+
+def test_draft_acceptance_rate_is_the_share_of_drafted_tokens():
+    assert recorded().draft_acceptance_rate == 3 / 8
+    assert SpeculationStats().draft_acceptance_rate == 0
+
+
+def test_lengths_count_the_token_that_follows():
+    stats = recorded()
+    assert stats.mean_acceptance_length == 1 + 3 / 3
+    assert stats.block_efficiency == 5 / 3
+    assert stats.acceptance_histogram == {0: 1, 1: 1, 2: 1}
+    assert stats.num_target_passes == 2
+
+
+def test_depth_node_and_rank_are_kept_apart():
+    stats = recorded()
+    assert stats.acceptance_per_depth == {1: 2 / 3, 2: 1 / 3}
+    assert stats.acceptance_per_node == {1: 2 / 3, 2: 0, 3: 1 / 2}
+    assert stats.num_accepted_at_rank == {0: 3}
+
+
+def test_totals_are_sums():
+    total = SpeculationStats()
+    total.add(recorded())
+    total.add(recorded())
+    assert total.num_draft_tokens == 16
+    assert total.draft_acceptance_rate == 3 / 8
+    assert total.num_accepted_at_depth == {1: 4, 2: 2}
