@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treespec.optimum import path_bound
-from treespec.policies import BestFirst, Chain, Paths
+from treespec.policies import BestFirst, Chain, Paths, StochasticBeam
 from treespec.protocols import Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_law
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
@@ -69,6 +69,12 @@ def rank_paths(num_nodes: int) -> list[Context]:
     return paths
 
 
+def stochastic_beam(num_nodes: int) -> TreePolicy:
+    """RSD-S's tree (Jeon et al. 2024) of at most `num_nodes` nodes."""
+    width = 2 if num_nodes <= 8 else 3
+    return StochasticBeam(width, (num_nodes - 1) // width)
+
+
 def binary(siblings: str, support: int | None = None) -> Kind:
     return Kind(lambda n: Paths(binary_paths(n), siblings), support, siblings)
 
@@ -82,6 +88,7 @@ TREES: dict[str, Kind] = {
     f"binary, without replacement, draft's top {MAX_SUPPORT}": binary(WITHOUT_REPLACEMENT, MAX_SUPPORT),
     "by rank, without replacement": Kind(lambda n: Paths(rank_paths(n), WITHOUT_REPLACEMENT)),
     "best first, selected": Kind(lambda n: BestFirst(n, SELECTED), is_deterministic=True),
+    "stochastic beam": Kind(stochastic_beam),
     "best first, sampled": Kind(lambda n: BestFirst(n, WITHOUT_REPLACEMENT)),
 }
 

@@ -1,9 +1,10 @@
 """Laws of a real model and a draft of it: SmolLM2-135M, and the same model without three of its thirty layers.
 
 No other small model shares SmolLM2's vocabulary, so its draft is made from it, without training: layers 14 to 16
-(counted from 0) are left out, the residual stream passes them by. On text that the target samples at temperature 1 the
-two overlap by `sum min(P, q)` of about .63 and agree on the most likely token in about .61 of the places, as a trained
-draft model does; its speed is no draft model's, and is not measured.
+(counted from 0) are left out, the residual stream passes them by. The layers were chosen among a few sets for a
+resemblance like a trained draft model's: at temperature 1 `sum min(P, q)` between .55 and .7 and the same most likely
+token at 50 to 70 % of the places (the report says what it was on the recorded texts). Its speed is no draft model's,
+and is not measured.
 """
 
 from __future__ import annotations

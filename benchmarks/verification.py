@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -111,13 +112,11 @@ def measure_trees(laws: Laws, num_draws: int, num_bounds: int, seed: int) -> dic
 
 
 def _mean_accepted(kind: Kind, size: int, laws: Laws, num_draws: int, seed: int) -> dict[str, float]:
-    sums: dict[str, float] = defaultdict(float)
+    """Of the rules that admit every tree: a law may by chance have few tokens, or a tree a single path."""
     num_trees = 1 if kind.is_deterministic else num_draws
-    for number in range(num_trees):
-        tree = grow(kind, size, laws, seed * 1000 + number)
-        for rule, accepted in accepted_by_rule(tree, laws).items():
-            sums[rule] += accepted / num_trees
-    return dict(sums)
+    trees = [grow(kind, size, laws, seed * 1000 + number) for number in range(num_trees)]
+    found = [accepted_by_rule(tree, laws) for tree in trees]
+    return {name: fmean(rules[name] for rules in found) for name in found[0] if all(name in rules for rules in found)}
 
 
 class Store:
@@ -139,13 +138,17 @@ class Store:
 
 
 def gather(found: Iterable[dict[str, dict[str, float]]]) -> dict[str, Samples]:
-    """Contexts side by side: cell, rule, one number per context."""
+    """Contexts side by side: cell, rule, one number per context; rules that do not serve all contexts are left out."""
     cells: dict[str, Samples] = {}
     for cell_of_context in found:
         for cell, rules in cell_of_context.items():
             for rule, value in rules.items():
                 cells.setdefault(cell, defaultdict(list))[rule].append(value)
-    return cells
+    full = {cell: max(map(len, rules.values())) for cell, rules in cells.items()}
+    return {
+        cell: {rule: values for rule, values in rules.items() if len(values) == full[cell]}
+        for cell, rules in cells.items()
+    }
 
 
 def measure_synthetic(args: argparse.Namespace, store: Store) -> dict[str, Any]:

