@@ -162,6 +162,14 @@ def test_selected_and_mixed_are_those_of_the_linear_programme():
         assert float(only) == pytest.approx(transport_optimum(target, {frozenset(selected.tolist()): 1.0}), abs=1e-8)
 
 
+def test_where_nothing_is_left_to_sample_only_the_selected_count():
+    target = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    assert float(optimum_mixed(target, torch.zeros(3), torch.tensor([0]))) == pytest.approx(0.2)
+    drafts = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    found = optimum_mixed(target.expand(2, -1), drafts, torch.tensor([[0], [0]]))
+    assert found.tolist() == pytest.approx([0.2, 0.7])
+
+
 def test_leading_axes_are_batched():
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.randn(2, 3, 5, 9, generator=generator).softmax(-1)
@@ -268,3 +276,44 @@ def test_path_bound_has_the_tree_bound_as_its_mean():
 def test_misuse_is_named(call):
     with pytest.raises(ConfigError):
         call(torch.full((4,), 0.25))
+
+
+EMPTY, LAW = torch.zeros(3), torch.tensor([0.2, 0.5, 0.3])
+NO_LAWS = {
+    "logits": torch.tensor([2.0, -1.0, 0.5]),
+    "NaN": torch.tensor([0.5, torch.nan, 0.5]),
+    "negative": torch.tensor([1.5, -0.5, 0.0]),
+    "sum": LAW * 2,
+    "integers": torch.tensor([0, 1, 0]),
+}
+FUNCTIONS = {
+    "iid": lambda target, draft: optimum_iid(target, draft, 2),
+    "without": lambda target, draft: optimum_without_replacement(target, draft, 2),
+    "mixed": lambda target, draft: optimum_mixed(target, draft, torch.tensor([0])),
+}
+
+
+@pytest.mark.parametrize("name", NO_LAWS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_is_no_law_is_refused(function, name):
+    with pytest.raises(ConfigError, match="target_probs must"):
+        FUNCTIONS[function](NO_LAWS[name], LAW)
+    with pytest.raises(ConfigError, match="draft_probs must"):
+        FUNCTIONS[function](LAW, NO_LAWS[name])
+    with pytest.raises(ConfigError, match="target_probs must"):
+        optimum_selected(NO_LAWS[name], torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: optimum_iid(LAW, EMPTY, 2),
+        lambda: optimum_without_replacement(LAW, EMPTY, 2),
+        lambda: optimum_without_replacement(EMPTY, LAW, 2),
+        lambda: optimum_mixed(EMPTY, EMPTY, torch.tensor([0])),
+        lambda: optimum_iid(torch.zeros(0), torch.zeros(0), 1),
+    ],
+)
+def test_an_empty_law_is_refused_where_it_means_nothing(call):
+    with pytest.raises(ConfigError, match="must"):
+        call()

@@ -22,6 +22,7 @@ from torch import Tensor
 from treespec.errors import ConfigError
 
 _MAX_SIBLINGS = 16
+_SUM_TOLERANCE = 0.01  # What half precision needs; logits and counts are far off.
 _HEAVY = 40.0  # A clock of rate q rings before t = 40 / q but for a probability of e^-40 < 5e-18.
 
 
@@ -44,7 +45,7 @@ def optimum_iid(target_probs: Tensor, draft_probs: Tensor, k: int) -> Tensor:
         float64 [...]; O(V log V).
 
     Raises:
-        ConfigError: shapes that differ or k < 1.
+        ConfigError: shapes that differ, laws that are none, or k < 1.
     """
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     return 1 + (target.cumsum(-1) - draft.cumsum(-1) ** k).amin(-1).clamp(max=0)
@@ -65,7 +66,7 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
         tolerance: the error bound to reach; rounding adds about 1e-12.
 
     Raises:
-        ConfigError: shapes that differ, k outside 1 to 16, or a tolerance outside [1e-12, 1).
+        ConfigError: shapes that differ, laws that are none, k outside 1 to 16, or a tolerance outside [1e-12, 1).
     """
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     if target.ndim != 1 or k > _MAX_SIBLINGS:
@@ -88,7 +89,11 @@ def optimum_selected(target_probs: Tensor, tokens: Tensor) -> Tensor:
 
     Returns:
         float64 [...].
+
+    Raises:
+        ConfigError: a target law that is none.
     """
+    _check_law("target_probs", target_probs)
     is_child = torch.zeros_like(target_probs, dtype=torch.bool).scatter(-1, tokens, True)
     return (target_probs.double() * is_child).sum(-1)
 
@@ -98,17 +103,22 @@ def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -
 
     Args:
         target_probs: float [..., V].
-        draft_probs: float [..., V], the law of the sampled sibling, zero on the selected tokens.
+        draft_probs: float [..., V], the law of the sampled sibling, zero on the selected tokens; zero everywhere where
+            the selected ones leave nothing to sample, which makes it `optimum_selected`.
         selected: int64 [..., k - 1].
 
     Returns:
         float64 [...].
+
+    Raises:
+        ConfigError: shapes that differ or laws that are none.
     """
-    _check_laws(target_probs, draft_probs, 1)
+    _check_laws(target_probs, draft_probs, 1, may_be_empty=True)
     target, draft = target_probs.double(), draft_probs.double()
     certain = optimum_selected(target, selected)
     target = target.scatter(-1, selected, 0.0)
-    return 1 + (certain + (target - draft).clamp(max=0).sum(-1)).clamp(max=0)
+    with_sample = 1 + (certain + (target - draft).clamp(max=0).sum(-1)).clamp(max=0)
+    return torch.where((draft > 0).any(-1), with_sample, certain)
 
 
 def path_bound(target_probs: Tensor, inclusion_probs: Tensor) -> Tensor:
@@ -208,10 +218,25 @@ def _draw_laws(law: np.ndarray, k: int) -> Iterator[np.ndarray]:
     yield from later
 
 
-def _check_laws(target_probs: Tensor, draft_probs: Tensor, k: int) -> None:
+def _check_laws(target_probs: Tensor, draft_probs: Tensor, k: int, may_be_empty: bool = False) -> None:
     if target_probs.shape != draft_probs.shape or k < 1:
         raise ConfigError(
             f"expected laws of one shape and k >= 1, got {list(target_probs.shape)}, {list(draft_probs.shape)}, k={k}"
+        )
+    _check_law("target_probs", target_probs)
+    _check_law("draft_probs", draft_probs, may_be_empty)
+
+
+def _check_law(name: str, probs: Tensor, may_be_empty: bool = False) -> None:
+    if not probs.is_floating_point() or probs.ndim == 0 or probs.shape[-1] == 0:
+        raise ConfigError(f"{name} must be floats [..., V], got {probs.dtype} {list(probs.shape)}")
+    total = probs.double().sum(-1)
+    # NaN fails every comparison, so `not (good)` rather than `bad`.
+    is_law = (probs >= 0).all(-1) & (((total - 1).abs() <= _SUM_TOLERANCE) | ((total == 0) & may_be_empty))
+    if not is_law.all():
+        raise ConfigError(
+            f"{name} must hold probabilities: entries from {float(probs.min()):.6g} to {float(probs.max()):.6g}, "
+            f"sums from {float(total.min()):.6g} to {float(total.max()):.6g}. Pass probabilities, not logits"
         )
 
 
