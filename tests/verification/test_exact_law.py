@@ -21,11 +21,14 @@ from treespec.verification import RULES
 
 RULE_NAMES = ("token", "block", "recursive", "target_walk", "traversal")
 EDGES = tuple(law_pairs(2, False))
+THREE_CHAIN_EDGES = ("generic", "equal", "one-hot target")
 
 
 def vocab_size(family: str, shape: str, edge: str) -> int:
-    """Three tokens, and two where three would take minutes."""
-    is_wide = (shape == "3-1-1" and family != WITHOUT_REPLACEMENT) or (shape == "2x2" and edge != "generic")
+    """Three tokens, and two where three would take minutes; see `test_three_chains_without_replacement`."""
+    if (family, shape) == (WITHOUT_REPLACEMENT, "3-1-1"):
+        return 2 if edge in THREE_CHAIN_EDGES else 3
+    is_wide = shape == "3-1-1" or (shape == "2x2" and edge != "generic")
     return 2 if is_wide and family in (IID, SEVERAL_DRAFTERS) else 3
 
 
@@ -34,8 +37,6 @@ def vocab_size(family: str, shape: str, edge: str) -> int:
 @pytest.mark.parametrize("family", TOY_FAMILIES)
 def test_lossless(family: str, shape: str, is_exact: bool, record_property) -> None:
     for edge in EDGES:
-        if (family, shape) == (WITHOUT_REPLACEMENT, "3-1-1") and edge not in ("disjoint", "one-hot draft"):
-            continue  # Has a test of its own: thousands of trees.
         target, drafts = law_pairs(vocab_size(family, shape, edge), is_exact)[edge]
         drafter = ToyDrafter(family, SHAPES[shape], drafts)
         for name in admitted(drafter):
@@ -43,11 +44,25 @@ def test_lossless(family: str, shape: str, is_exact: bool, record_property) -> N
             record_property("exact_case", (name, family, shape, edge, is_exact))
 
 
+@pytest.mark.parametrize("edge", THREE_CHAIN_EDGES)
 @pytest.mark.parametrize("name", ["recursive", "target_walk", "traversal"])
-def test_three_chains_without_replacement(name: str, record_property) -> None:
-    target, drafts = law_pairs(3, False)["generic"]
+def test_three_chains_without_replacement(name: str, edge: str, record_property) -> None:
+    """All three siblings drawn: thousands of trees, so in float64 only; Fractions have two tokens in the grid."""
+    target, drafts = law_pairs(3, False)[edge]
     assert_lossless(RULES[name], ToyDrafter(WITHOUT_REPLACEMENT, SHAPES["3-1-1"], drafts), target)
-    record_property("exact_case", (name, WITHOUT_REPLACEMENT, "3-1-1", "generic", False))
+    record_property("exact_case", (name, WITHOUT_REPLACEMENT, "3-1-1", f"{edge}, 3 tokens", False))
+
+
+@pytest.mark.parametrize("name", ["recursive", "target_walk", "traversal"])
+def test_three_siblings_without_replacement_in_rational_arithmetic(name: str, record_property) -> None:
+    """Generic siblings, below them chains of a point draft: three tokens at a hundredth of the trees."""
+    target, drafts = law_pairs(3, True)["generic"]
+    point = law_pairs(3, True)["one-hot draft"][1][0]
+    drafter = ToyDrafter(
+        WITHOUT_REPLACEMENT, SHAPES["3-1-1"], (lambda context: (point if context else drafts[0])(context),)
+    )
+    assert assert_lossless(RULES[name], drafter, target).error == 0
+    record_property("exact_case", (name, WITHOUT_REPLACEMENT, "3-1-1", "generic siblings, 3 tokens", True))
 
 
 @pytest.mark.parametrize("is_exact", [False, True], ids=["float64", "fraction"])

@@ -42,6 +42,21 @@ def test_exact_law_in_rational_arithmetic_however_coarse_the_bisection(name, num
         record_property("exact_case", ("k_seq", IID, shape, f"{name}, {num_bisections} bisections", True))
 
 
+RATIONAL_CASES = [
+    (shape, vocab_size, edge)
+    for shape, vocab_size in (("chain", 3), ("3-1-1", 2), ("unbalanced", 2), ("adaptive depth", 2))
+    for edge in law_pairs(2, is_exact=True)
+] + [("adaptive depth", 3, "zeros")]
+
+
+@pytest.mark.parametrize(("shape", "vocab_size", "edge"), RATIONAL_CASES)
+def test_exact_law_in_rational_arithmetic(shape, vocab_size, edge, record_property):
+    """Over two tokens where three would take seconds: Fractions grow with every bisection."""
+    target, drafts = law_pairs(vocab_size, is_exact=True)[edge]
+    assert assert_lossless(KSeq(4), ToyDrafter(IID, SHAPES[shape], drafts), target).error == 0
+    record_property("exact_case", ("k_seq", IID, shape, f"{edge}, {vocab_size} tokens, 4 bisections", True))
+
+
 def test_a_ratio_below_the_least_is_caught(monkeypatch):
     """The bisection must keep its upper end: with the lower one the rest would be negative somewhere."""
     target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)

@@ -110,6 +110,17 @@ def test_exact_law_in_rational_arithmetic(rule, family, name, record_property):
 
 @by_rule
 @by_family
+@pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive depth"])
+@pytest.mark.parametrize("name", list(law_pairs(3, is_exact=True)))
+def test_exact_law_of_every_pair_shape_in_rational_arithmetic(rule, family, shape, name, record_property):
+    vocab_size = 2 if shape == "2x2" else 3  # Three tokens: the test below.
+    target, drafts = law_pairs(vocab_size, is_exact=True)[name]
+    assert assert_lossless(rule, ToyDrafter(family, SHAPES[shape], drafts), target).error == 0
+    record_property("exact_case", (rule.name, family, shape, f"{name}, {vocab_size} tokens", True))
+
+
+@by_rule
+@by_family
 def test_exact_law_of_a_two_by_two_tree_over_three_tokens(rule, family, record_property):
     target, drafts = law_pairs(3, is_exact=True, seed=2)["generic"]
     assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 2), drafts), target).error == 0
