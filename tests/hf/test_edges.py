@@ -12,6 +12,7 @@ import treespec
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError
 from treespec.hf import capability
+from treespec.verification import Traversal
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
@@ -237,3 +238,26 @@ def test_stop_strings_of_a_generation_config_need_the_tokenizer(target, draft):
     config = GenerationConfig(stop_strings=["x"], **OPTIONS)
     with pytest.raises(ConfigError, match="tokenizer"):
         treespec.generate(target, prompt(), TreeSpeculation(draft), generation_config=config)
+
+
+@pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])
+@pytest.mark.parametrize("options", [{"top_k": 20, "temperature": 0.2, "top_p": 0.9}, {"top_k": 1}])
+def test_transport_rules_with_laws_of_few_tokens(target, draft, rule, options):
+    """Slots that are never filled leave law rows that no node was drawn from: they decide nothing."""
+    tree = KAry((2, 2), children="without_replacement")
+    for seed in range(3):
+        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=seed)
+        out = target.generate(prompt(2), max_new_tokens=12, do_sample=True, **options, custom_generate=speculation)
+        assert out.shape == (2, 24)
+
+
+@pytest.mark.parametrize("rule", ["k_seq", "optimal_transport", "block", "token"])
+def test_every_lossless_rule_serves_greedy_decoding(target, draft, rule):
+    speculation = TreeSpeculation(draft, tree=Chain(3), verification=rule)
+    ids = prompt(2)
+    assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), target.generate(ids, **OPTIONS))
+
+
+def test_a_rule_must_be_an_object():
+    with pytest.raises(ConfigError, match="rule"):
+        TreeSpeculation(TokenRecycling(), verification=Traversal)

@@ -79,6 +79,26 @@ def assert_possible(verdict: Verdict, tree: TokenTree, target_probs: Tensor) -> 
         assert target_probs[node, token] > 0, f"{tokens} has target probability zero"
 
 
+@pytest.mark.parametrize("name", ["block", "traversal", "transport_traversal"])
+def test_nan_of_an_inner_node_decides_nothing(name: str) -> None:
+    """It is not taken for a node that has nothing left, which would be rejected in silence."""
+    draft_laws = torch.tensor([[0.5, 0.25, 0.25]]).repeat(2, 1)
+    target_laws = torch.tensor([[0.9, 0.05, 0.05], [0.1, math.nan, 0.5], [1.0, 0.0, 0.0]])
+    tree = TokenTree.chain([9, 0, 0], draft_laws)
+    with pytest.raises(LogitsError):
+        RULES[name].walk(tree, target_laws.__getitem__, GivenChooser([0.99] * 3, [0.5] * 3))
+
+
+@pytest.mark.parametrize("name", ["block", "traversal", "transport_traversal", "recursive", "optimal_transport"])
+def test_chains_deeper_than_the_recursion_limit(name: str) -> None:
+    depth = 1500
+    tree = TokenTree.chain([0] * (depth + 1), torch.full((depth, 2), 0.5))
+    verdict = RULES[name].walk(
+        tree, torch.full((depth + 1, 2), 0.5).__getitem__, GivenChooser([0.5] * (depth + 1), [0.5] * (depth + 1))
+    )
+    assert verdict.num_accepted == depth
+
+
 @pytest.mark.parametrize("vocab_size", [3, 5000])
 @pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
 def test_zero_residual_mass_falls_back_to_the_law_before(name: str, vocab_size: int) -> None:

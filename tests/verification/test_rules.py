@@ -182,6 +182,43 @@ def test_wrong_input(target_probs: Tensor, options: dict, error: type[TreespecEr
         verify(IID.trees[0], target_probs, **options)
 
 
+@pytest.mark.parametrize(
+    ("tree", "target_probs", "options", "error", "message"),
+    [
+        ([0, 1, 2], uniform(3, 3), {}, InvalidTreeError, "TokenTree or a TreeBatch, got list"),
+        (None, uniform(3, 3), {}, InvalidTreeError, "got NoneType"),
+        ([IID.trees[0]], uniform(1, 3, 3), {}, InvalidTreeError, "got list"),
+        (IID.trees[0], uniform(3, 3), {"generator": 3}, ConfigError, "generator must be a torch.Generator, got int"),
+        (IID.trees[0], uniform(3, 3), {"generator": np.random.default_rng(0)}, ConfigError, "torch.Generator"),
+        (IID.trees[0], [["a", "b", "c"]] * 3, {}, ConfigError, "target_probs must be an array of numbers"),
+        (IID.trees[0], [[0.5, 0.5], [1.0]], {}, ConfigError, "target_probs must be an array of numbers"),
+        (IID.trees[0], None, {}, ConfigError, "target_probs must be an array of numbers"),
+        (IID.trees[0], 0.5, {}, InvalidTreeError, "one law per node"),
+        (IID, 0.5, {}, InvalidTreeError, "one law per node"),
+        (IID.trees[0], uniform(3, 3), {"coins": ["x"] * 3}, ConfigError, "coins must be an array of numbers"),
+        (IID.trees[0], uniform(3, 3), {"draws": 0.5}, ConfigError, "draws must be one float per node"),
+    ],
+)
+def test_wrong_types(tree, target_probs, options: dict, error: type[TreespecError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        verify(tree, target_probs, **options)
+
+
+@pytest.mark.parametrize("trees", [IID, IID.trees[0]], ids=["batch", "tree"])
+@pytest.mark.parametrize(
+    "form",
+    [Tensor.tolist, Tensor.numpy, lambda values: values.clone().requires_grad_(), lambda values: list(values.numpy())],
+    ids=["lists", "numpy", "requires_grad", "list of arrays"],
+)
+def test_arrays_lists_and_gradients_are_read(trees: TreeBatch | TokenTree, form) -> None:
+    lead = (1,) if isinstance(trees, TreeBatch) else ()
+    for coins, draws in torch.rand(20, 2, *lead, 3, dtype=torch.float64, generator=generators(0)[0]):
+        for name in ("recursive", "traversal", "k_seq"):
+            target_probs = uniform(*lead, 3, 3).double()
+            expected = verify(trees, target_probs, name, coins=coins, draws=draws)
+            assert verify(trees, form(target_probs), name, coins=form(coins), draws=form(draws)) == expected
+
+
 def test_tokens_without_a_target_law_raise() -> None:
     tree = TokenTree.from_paths([(0,), (1,)], [7, 1, 3])
     with pytest.raises(VocabularyMismatchError, match="outside the target's vocabulary of 3"):

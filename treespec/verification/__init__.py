@@ -5,7 +5,7 @@ from __future__ import annotations
 from treespec.errors import ConfigError
 from treespec.protocols import VerificationRule
 from treespec.tree import TreeBatch
-from treespec.verification.admission import AdmittingRule
+from treespec.verification.admission import Admission, AdmittingRule, check_admission
 from treespec.verification.block import BlockVerification
 from treespec.verification.chooser import ArgmaxChooser, GivenChooser
 from treespec.verification.dense import verify_dense
@@ -47,7 +47,7 @@ def get_rule(rule: str | VerificationRule) -> VerificationRule:
         if rule not in RULES:
             raise ConfigError(f"no verification rule is called '{rule}'; choose from {', '.join([AUTO, *RULES])}")
         return RULES[rule]
-    if not all(hasattr(rule, name) for name in ("name", "is_lossless", "check", "walk")):
+    if isinstance(rule, type) or not all(hasattr(rule, name) for name in ("name", "is_lossless", "check", "walk")):
         raise ConfigError(f"a verification rule is a name or an object with check() and walk(), got {rule!r}")
     return rule
 
@@ -57,7 +57,8 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
 
     "auto" stands for the target walk where every child was selected (no lossless rule accepts more there) and for
     traversal otherwise. Greedy decoding always ends in the target walk in place of a lossless rule: with a one-hot
-    target each of them keeps what it keeps or less, and it can do with scores in place of laws.
+    target each of them keeps what it keeps or less, and it can do with scores in place of laws. It draws nothing, so
+    of what the rule admits only the shape is asked for.
 
     Raises:
         ConfigError: an unknown rule.
@@ -66,8 +67,12 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
     if verification == AUTO:
         return RULES["target_walk" if trees.laws is None or not is_sampling else "traversal"]
     rule = get_rule(verification)
+    if rule.is_lossless and not is_sampling:
+        admission = getattr(rule, "admission", Admission())
+        check_admission(rule.name, Admission(is_chain_only=admission.is_chain_only), trees)
+        return RULES["target_walk"]
     rule.check(trees)
-    return RULES["target_walk"] if rule.is_lossless and not is_sampling else rule
+    return rule
 
 
 def admissible_rules(trees: TreeBatch) -> list[str]:

@@ -74,4 +74,8 @@ def _most_siblings(trees: TreeBatch) -> int:
 
 
 def _widest_support(trees: TreeBatch) -> int:
-    return 0 if trees.laws is None else int((trees.laws > 0).sum(-1).max())
+    """Of the laws that nodes were drawn from: a batch may hold rows of slots that were never filled."""
+    if trees.laws is None or trees.law_index is None:
+        return 0
+    used = trees.law_index[(trees.law_index >= 0) & (trees.parents >= 0)].unique()
+    return int((trees.laws[used] > 0).sum(-1).max()) if len(used) else 0

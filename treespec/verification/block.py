@@ -68,7 +68,7 @@ def _judge(
     law = target_law(node)
     rest = residual_weights(mass * law, tree.law(child), tree.token(child))
     total = rest.sum()
-    if not total > 0:
+    if total == 0:
         return Verdict(path, chooser.pick(node, law), is_bonus=False) if is_root else None
     if is_root or chooser.flip(node, total / (total + (1 - mass))):
         return Verdict(path, chooser.pick(node, rest), is_bonus=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import overload
+from collections.abc import Sequence
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,15 +14,17 @@ from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.verification.dense import LAW_TOLERANCE, verify_dense, walk_rows
 
+Array = Tensor | np.ndarray | Sequence[Any]
+
 
 @overload
 def verify(
     tree: TokenTree,
-    target_probs: Tensor,
+    target_probs: Array,
     rule: str | VerificationRule = ...,
     *,
-    coins: Tensor | None = ...,
-    draws: Tensor | None = ...,
+    coins: Array | None = ...,
+    draws: Array | None = ...,
     generator: torch.Generator | None = ...,
 ) -> Verdict: ...
 
@@ -28,22 +32,22 @@ def verify(
 @overload
 def verify(
     tree: TreeBatch,
-    target_probs: Tensor,
+    target_probs: Array,
     rule: str | VerificationRule = ...,
     *,
-    coins: Tensor | None = ...,
-    draws: Tensor | None = ...,
+    coins: Array | None = ...,
+    draws: Array | None = ...,
     generator: torch.Generator | None = ...,
 ) -> list[Verdict]: ...
 
 
 def verify(
     tree: TokenTree | TreeBatch,
-    target_probs: Tensor,
+    target_probs: Array,
     rule: str | VerificationRule = "auto",
     *,
-    coins: Tensor | None = None,
-    draws: Tensor | None = None,
+    coins: Array | None = None,
+    draws: Array | None = None,
     generator: torch.Generator | None = None,
 ) -> Verdict | list[Verdict]:
     """Decide which drafted tokens are kept, and the token that follows them.
@@ -51,7 +55,7 @@ def verify(
     Args:
         tree: one tree of N nodes, or a batch of B.
         target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target law after every node, logits
-            processors applied. Rows of padding are not read.
+            processors applied; a tensor, an array or nested lists. Rows of padding are not read, gradients not kept.
         rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
         coins: float [N] (a batch: [B, N]) in [0, 1), one per judged node; drawn from `generator` when left out.
         draws: likewise, one per node that a token is drawn from; must share no noise with coins or drafting.
@@ -61,16 +65,34 @@ def verify(
         A Verdict, or one per row of the batch.
 
     Raises:
-        InvalidTreeError: the tree and `target_probs` do not fit, or the tree's values are not those of a drafted tree.
+        InvalidTreeError: what is no tree, does not fit `target_probs`, or has values that no drafted tree has.
         VocabularyMismatchError: the draft's laws and the target's have different vocabularies, or a token has no law.
         LogitsError: a target law is not finite, is negative or does not sum to one.
         RuleMismatchError: the rule does not admit the tree.
-        ConfigError: an unknown rule; coins or draws of a wrong shape, dtype or range.
+        ConfigError: an unknown rule, or no generator; laws, coins or draws of a wrong shape, dtype, device or range.
     """
+    if not isinstance(tree, (TokenTree, TreeBatch)):
+        raise InvalidTreeError(f"tree must be a TokenTree or a TreeBatch, got {type(tree).__name__}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ConfigError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+    laws = _as_tensor("target_probs", target_probs)
+    coins, draws = (
+        None if values is None else _as_tensor(name, values) for name, values in (("coins", coins), ("draws", draws))
+    )
     if isinstance(tree, TokenTree):
         coins, draws = (None if values is None else values.unsqueeze(0) for values in (coins, draws))
-        return _verify_batch(TreeBatch.from_trees([tree]), target_probs.unsqueeze(0), rule, coins, draws, generator)[0]
-    return _verify_batch(tree, target_probs, rule, coins, draws, generator)
+        return _verify_batch(TreeBatch.from_trees([tree]), laws.unsqueeze(0), rule, coins, draws, generator)[0]
+    return _verify_batch(tree, laws, rule, coins, draws, generator)
+
+
+def _as_tensor(name: str, values: Array) -> Tensor:
+    """Tensors and arrays as they are, without their gradients; Python's floats are doubles."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        return torch.from_numpy(np.array(values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"{name} must be an array of numbers: {error}") from error
 
 
 def _verify_batch(

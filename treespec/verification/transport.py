@@ -75,31 +75,45 @@ class TransportTraversal:
 
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         """Judge one tree; asks for the target law of no subtree that is entered with mass zero."""
-        verdict = _visit(0, 1, (0,), tree, target_law, chooser)
-        assert verdict is not None, "the root is always accepted"
-        return verdict
+        visits = [_enter(0, 1, tree, target_law)]
+        while True:
+            visit = visits[-1]
+            if visit.waiting:
+                child, child_mass = visit.waiting.pop()
+                # Mass zero accepts nothing. (Not `> 0`: NaN must go on to a decision, which raises.)
+                if child_mass != 0:
+                    visits.append(_enter(child, child_mass, tree, target_law))
+            elif len(visits) == 1 or chooser.flip(visit.node, visit.mass):
+                law = target_law(visit.node) if visit.law is None else visit.law
+                path = tuple(v.node for v in visits)
+                return Verdict(path, chooser.pick(visit.node, law), is_bonus=visit.law is None)
+            else:
+                visits.pop()
 
 
-def _visit(
-    node: int, mass: Any, path: tuple[int, ...], tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser
-) -> Verdict | None:
-    """Judge the subtree of `node` (the last of `path`), entered with `mass`; None: nothing in it is accepted."""
-    children, is_root = tree.children(node), node == 0
+@dataclass(frozen=True)
+class _Visit:
+    """An entered node: its children with the masses they are entered with, the first one last, and the mass and the law
+    (None at a leaf) that are left for the node itself when all of them are rejected."""
+
+    node: int
+    mass: Any
+    law: Any | None
+    waiting: list[tuple[int, Any]]
+
+
+def _enter(node: int, mass: Any, tree: VerifiableTree, target_law: TargetLaw) -> _Visit:
+    children = tree.children(node)
     if not children:
-        is_kept = is_root or chooser.flip(node, mass)
-        return Verdict(path, chooser.pick(node, target_law(node)), is_bonus=True) if is_kept else None
+        return _Visit(node, mass, None, [])
     law = target_law(node)
     child_masses, rest = _transport(tree, children, mass * law)
-    for child, child_mass in zip(children, child_masses, strict=True):
-        verdict = None if child_mass == 0 else _visit(child, child_mass, (*path, child), tree, target_law, chooser)
-        if verdict is not None:
-            return verdict
+    waiting = list(reversed(list(zip(children, child_masses, strict=True))))
     total = rest.sum()
-    if not total > 0:
-        return Verdict(path, chooser.pick(node, law), is_bonus=False) if is_root else None
-    if is_root or chooser.flip(node, total / (total + (1 - mass))):
-        return Verdict(path, chooser.pick(node, rest), is_bonus=False)
-    return None
+    if total == 0:
+        # Nothing is left below rejected children. The root, never flipped, emits from its own law.
+        return _Visit(node, 0, law, waiting)
+    return _Visit(node, total / (total + (1 - mass)), rest, waiting)
 
 
 def _transport(tree: Any, children: Sequence[int], weights: Any) -> tuple[list[Any], Any]:

@@ -35,33 +35,48 @@ class Traversal:
 
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         """Judge one tree from its leaves up; asks for the target law of no subtree that is entered with mass zero."""
-        verdict = _visit(0, 1, (0,), tree, target_law, chooser)
-        assert verdict is not None, "the root is always accepted"
-        return verdict
+        visits = [_enter(0, 1, tree, target_law)]
+        while True:
+            visit = visits[-1]
+            if visit.waiting:
+                visit.child = visit.waiting.pop()
+                weights = visit.mass * visit.law
+                child_mass = min(likelihood_ratio(weights, tree.law(visit.child), tree.token(visit.child)), 1)
+                # Mass zero accepts nothing. (Not `> 0`: NaN must go on to a decision, which raises.)
+                if child_mass != 0:
+                    visits.append(_enter(visit.child, child_mass, tree, target_law))
+                    continue
+            else:
+                if len(visits) == 1 or chooser.flip(visit.node, visit.mass):
+                    law = target_law(visit.node) if visit.law is None else visit.law
+                    path = tuple(v.node for v in visits)
+                    return Verdict(path, chooser.pick(visit.node, law), is_bonus=visit.law is None)
+                visits.pop()
+            visits[-1].reject(tree)
 
 
-def _visit(
-    node: int, mass: Any, path: tuple[int, ...], tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser
-) -> Verdict | None:
-    """Judge the subtree of `node` (the last of `path`), entered with `mass`; None: nothing in it is accepted."""
-    children = tree.children(node)
-    is_root = node == 0
-    # A leaf's law is asked for only once the leaf is accepted.
-    law = target_law(node) if children else None
-    for child in children:
-        token, draft_law = tree.token(child), tree.law(child)
-        weights = mass * law
-        child_mass = min(likelihood_ratio(weights, draft_law, token), 1)
-        # Mass zero accepts nothing. (Not `> 0`: NaN must go on to a decision, which raises.)
-        verdict = None if child_mass == 0 else _visit(child, child_mass, (*path, child), tree, target_law, chooser)
-        if verdict is not None:
-            return verdict
-        rest = residual_weights(weights, draft_law, token)
+@dataclass
+class _Visit:
+    """An entered node: its mass, its law (None at a leaf), the children not yet judged, and the one being judged."""
+
+    node: int
+    mass: Any
+    law: Any | None
+    waiting: list[int]
+    child: int = 0
+
+    def reject(self, tree: VerifiableTree) -> None:
+        """What is left of the node's mass and law when the child being judged was rejected."""
+        rest = residual_weights(self.mass * self.law, tree.law(self.child), tree.token(self.child))
         total = rest.sum()
-        if not total > 0:
-            # Nothing is left below a rejected child. The root emits from the law before the rejection.
-            return Verdict(path, chooser.pick(node, law), is_bonus=False) if is_root else None
-        mass, law = total / (total + (1 - mass)), rest / total
-    if is_root or chooser.flip(node, mass):
-        return Verdict(path, chooser.pick(node, target_law(node) if law is None else law), is_bonus=not children)
-    return None
+        if total == 0:
+            # Nothing is left below a rejected child. The root, never flipped, emits from the law before the rejection.
+            self.mass, self.waiting = 0, []
+        else:
+            self.mass, self.law = total / (total + (1 - self.mass)), rest / total
+
+
+def _enter(node: int, mass: Any, tree: VerifiableTree, target_law: TargetLaw) -> _Visit:
+    """A leaf's law is asked for only once the leaf is accepted."""
+    children = tree.children(node)
+    return _Visit(node, mass, target_law(node) if children else None, list(reversed(children)))
