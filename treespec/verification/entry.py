@@ -69,7 +69,7 @@ def verify(
         VocabularyMismatchError: the draft's laws and the target's have different vocabularies, or a token has no law.
         LogitsError: a target law is not finite, is negative or does not sum to one.
         RuleMismatchError: the rule does not admit the tree.
-        ConfigError: an unknown rule, or no generator; laws, coins or draws of a wrong shape, dtype, device or range.
+        ConfigError: an unknown rule, or no generator; laws, coins or draws of a wrong shape, dtype or range.
     """
     if not isinstance(tree, (TokenTree, TreeBatch)):
         raise InvalidTreeError(f"tree must be a TokenTree or a TreeBatch, got {type(tree).__name__}")
@@ -164,4 +164,4 @@ def _uniforms(
         raise ConfigError(f"{name} must be one float per node, {expected}, got {got}")
     if not ((values >= 0) & (values < 1)).all():
         raise ConfigError(f"{name} must lie in [0, 1), got values from {float(values.min())} to {float(values.max())}")
-    return values
+    return values.to(device)
