@@ -286,6 +286,11 @@ def test_explain_round_without_a_rejection():
     assert "no token was rejected" in str(round_)
 
 
+def test_a_coin_equal_to_the_ratio_is_where_the_two_rounds_differ():
+    assert explain_round([0.25], [0.5], [0.5]).num_accepted == 1
+    assert simulate_round([[0.5, 0.5]], [[0.25, 0.75]], [0], [0.5])["acceptance_rate"] == 0.0
+
+
 @pytest.mark.parametrize("form", [list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.float32)])
 def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
     # In binary .06 / .2 < .3: float arithmetic would reject.
@@ -309,6 +314,13 @@ def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
         (lambda: speculative_decode(np.zeros((0, 2)), np.zeros((0, 2)), []), "at least one draft token"),
         (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.5]], [0], generator=3), "generator must be"),  # pyright: ignore
         (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], 3), "expected 3"),
+        (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], 2.0), "vocab_size must be an integer"),  # pyright: ignore
+        (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], "2"), "vocab_size must be an integer"),  # pyright: ignore
+        (lambda: speculative_decode([[0.5 + 0j, 0.5]], [[0.5, 0.5]], [0]), "target_probs must.*complex"),
+        (lambda: speculative_decode([[0.5, 0.5]], np.full((1, 2), 0.5 + 1j), [0]), "draft_probs must.*complex"),
+        (lambda: speculative_decode(torch.full((1, 2), 0.5 + 0j), torch.full((1, 2), 0.5), [0]), "must.*complex"),
+        (lambda: explain_round([0.5 + 0j], [0.5], [0.5]), "must hold numbers"),
+        (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], np.array([0.5 + 1j])), "must hold numbers"),
         (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], [1.5]), "must lie in"),
         (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], [0.5, 0.5]), r"shape \[1\]"),
         (lambda: explain_round([0.5], [0.0], [0.5]), "draft_token_probs"),

@@ -90,8 +90,9 @@ def speculative_decoding_verify(
 def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array, random_coins: Array) -> dict[str, Any]:
     """One round with given coins and no other chance: argmax stands where a token would be drawn.
 
-    Token i is kept when its coin is below target/draft (a ratio of one or more always keeps it). The first rejected
-    one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row more, the
+    Token i is kept when its coin is strictly below target/draft (a ratio of one or more always keeps it). In
+    `explain_round` only a coin *greater* than the ratio rejects: the two differ where coin and ratio are equal. The
+    first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row more, the
     argmax of the last target row follows as bonus. Good for following the algorithm by hand; the law of its output is
     *not* the target's, which needs draws.
 
@@ -170,6 +171,7 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
 
     A token with target >= draft is accepted whatever its coin; another one is rejected only if its coin is *greater*
     than target/draft. The comparison is exact on the decimals as written: .06 / .2 is .3, and a coin of .3 accepts.
+    `simulate_round` keeps a token only if its coin is strictly *below* the ratio, so it rejects that one.
     Tokens after the first rejected one are discarded without being judged.
 
     Args:

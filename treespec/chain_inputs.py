@@ -6,6 +6,7 @@ Axis letters: K draft tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,8 +47,11 @@ def read_chain(
     """Check K draft tokens, their laws and K + `extra_rows` target laws; torch if any law is, else numpy float64.
 
     Raises:
-        ConfigError: shapes that do not fit, laws that are none, or a draft token of draft probability zero.
+        ConfigError: shapes that do not fit, laws that are none, a draft token of draft probability zero, or a
+            `vocab_size` that is no integer.
     """
+    if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral)):
+        raise ConfigError(f"vocab_size must be an integer, got {vocab_size!r}")
     tokens = _read_tokens(draft_tokens)
     use_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
     draft = _read_laws(draft_probs, "draft_probs", use_torch)
@@ -82,9 +86,14 @@ def _read_laws(probs: Array, name: str, use_torch: bool) -> Any:
     try:
         if use_torch:
             laws = torch.as_tensor(probs).detach()
+            if laws.is_complex():
+                raise TypeError("complex numbers are no probabilities")
             laws = laws if laws.dtype == torch.float64 else laws.to(torch.float32)
         else:
-            laws = np.asarray(probs, dtype=np.float64)
+            laws = np.asarray(probs)
+            if np.iscomplexobj(laws):
+                raise TypeError("complex numbers are no probabilities")
+            laws = laws.astype(np.float64)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{name} must be an array of numbers [rows, V]: {error}") from error
     if laws.ndim == 1 and laws.shape[0] == 0:
