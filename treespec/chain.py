@@ -92,9 +92,9 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
 
     Token i is kept when its coin is strictly below target/draft (a ratio of one or more always keeps it). In
     `explain_round` only a coin *greater* than the ratio rejects: the two differ where coin and ratio are equal. The
-    first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row more, the
-    argmax of the last target row follows as bonus. Good for following the algorithm by hand; the law of its output is
-    *not* the target's, which needs draws.
+    first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row
+    more, the argmax of the last target row follows as bonus. Good for following the algorithm by hand; the law of its
+    output is *not* the target's, which needs draws.
 
     Args:
         draft_probs: float [K, V].
