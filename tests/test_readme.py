@@ -39,6 +39,9 @@ def test_python_snippets_run_in_order(stand_ins, capsys):
     assert names["speculation"].stats.num_emitted_tokens == 64
     assert isinstance(names["verdict"], treespec.Verdict)
     assert isinstance(names["Repeat"](), treespec.protocols.Drafter)
+    explanation = str(names["explain_round"]([0.3, 0.2, 0.1], [0.2, 0.4, 0.5], [0.9, 0.3, 0.6]))
+    assert f"```text\n{explanation}\n```" in README
+    assert explanation in capsys.readouterr().out
 
 
 def test_greedy_snippet_equals_plain_generate(stand_ins):
