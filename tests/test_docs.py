@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from treespec.verification import RULES
+from treespec.errors import RuleMismatchError
+from treespec.tree import TokenTree
+from treespec.verification import RULES, verify
 
 DOCS = Path(__file__).parent.parent / "docs"
 VERIFICATION = (DOCS / "verification.md").read_text()
@@ -20,6 +23,11 @@ def test_snippets_of_verification_run_in_order(capsys) -> None:
     for snippet in snippets:
         exec(compile(snippet, "docs/verification.md", "exec"), names)
     assert names["result"].error == 0
+    rule, sampled = names["MyChainRule"](), TokenTree.chain([0, 1, 2], torch.full((2, 3), 1 / 3))
+    verify(sampled, torch.full((3, 3), 1 / 3), rule)
+    for refused in (TokenTree.chain([0, 1, 2]), TokenTree.from_paths([(0,), (1,)], [0, 1, 2])):
+        with pytest.raises(RuleMismatchError, match="my_chain_rule"):
+            verify(refused, torch.full((3, 3), 1 / 3), rule)
     lines = capsys.readouterr().out.splitlines()
     assert float(lines[-1]) > 0.01
 
