@@ -247,6 +247,8 @@ WRONG = {
         ConfigError,
         "tokenizer",
     ),
+    "a seed out of range": (lambda: TreeSpeculation(DRAFT, seed=2**70), ConfigError, "seed"),
+    "a streamer that is none": (lambda: TreeSpeculation(DRAFT, streamer=3), ConfigError, "put"),
     "a seed that is none": (lambda: TreeSpeculation(DRAFT, seed="7"), ConfigError, "seed"),
     # vLLM's words
     "an unknown method": (

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import zoo
-from tiny import noisy_copy, prompt, tiny_llama
+from tiny import prompt, tiny_llama
 from transformers import DynamicCache, GenerationConfig
 
 import treespec
@@ -15,16 +15,6 @@ from treespec.hf import capability
 from treespec.verification import Traversal
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
-def draft(target):
-    return noisy_copy(target)
 
 
 def filled_cache(model, ids):

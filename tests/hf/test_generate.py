@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tiny import noisy_copy, prompt, tiny_llama
+from tiny import prompt
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -15,16 +15,6 @@ from treespec.policies import BestFirst, Chain, KAry
 
 NUM_NEW = 24
 OPTIONS = {"max_new_tokens": NUM_NEW, "do_sample": False}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
-def draft(target):
-    return noisy_copy(target)
 
 
 def padded_batch(num_rows=3, length=14):

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 import torch
-from tiny import noisy_copy, prompt, tiny_llama
+from tiny import prompt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TextIteratorStreamer
 
@@ -27,16 +27,6 @@ def tokenizer():
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>")
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
-def draft(target):
-    return noisy_copy(target)
 
 
 def stop_string_inside(tokenizer, plain):

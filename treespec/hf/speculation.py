@@ -73,8 +73,11 @@ class TreeSpeculation:
     ) -> None:
         if stop_strings is not None and tokenizer is None:
             raise ConfigError("stop_strings need the tokenizer: TreeSpeculation(..., tokenizer=tokenizer)")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ConfigError(f"seed must be an int or None, got {seed!r}")
+        is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+        if seed is not None and not is_seed:
+            raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
+        if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+            raise ConfigError(f"a streamer needs put() and end(), got {type(streamer).__name__}")
         self.drafter = as_drafter(drafter)
         self.policy = as_policy(tree)
         self.verification = verification if verification == "auto" else get_rule(verification)
