@@ -6,20 +6,21 @@ A chain is a tree of width one and plain decoding a tree of one node: there is n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from treespec.errors import InvalidTreeError, LogitsError
+from treespec.errors import ConfigError, InvalidTreeError, LogitsError
 from treespec.laws import NoProcessors, TargetLaws
 from treespec.policies import Chain
 from treespec.protocols import (
     Capability,
     CausalScorer,
     Drafter,
+    FeatureDrafter,
     History,
     LearningPolicy,
     PathProcessors,
@@ -122,11 +123,13 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     Raises:
         InvalidTreeError, RuleMismatchError: what the drafter proposed is no tree, or not one the rule admits.
         LogitsError: the target's logits give no law.
+        ConfigError: the drafter reads hidden states that the target's scorer does not return.
     """
+    check_features(target, drafter)
     run = _Run(target, drafter, request)
     with run.stats.timed("prefill"):
-        target.prefill(request.prompt_ids[:, :-1], request.prompt_mask[:, :-1])
-        drafter.start(run.session)
+        states = target.prefill(request.prompt_ids[:, :-1], request.prompt_mask[:, :-1])
+        drafter.start(replace(run.session, prompt_states=states))
     while run.rows:
         before = dict(run.stats.seconds)
         with run.stats.timed("draft"):
@@ -173,6 +176,21 @@ def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Ten
         chooser = ArgmaxChooser() if is_greedy_walk else GivenChooser(coins[row], draws[row])
         verdicts.append(rule.walk(tree, law, chooser))
     return verdicts
+
+
+def check_features(target: CausalScorer, drafter: Drafter) -> None:
+    """Raise `ConfigError` when the drafter reads hidden states that `target` does not return."""
+    missing = set(hidden_layers(drafter)) - set(target.hidden_layers if hidden_layers(drafter) else ())
+    if missing:
+        raise ConfigError(
+            f"{type(drafter).__name__} reads the target's hidden states {sorted(missing)}, which its scorer does not "
+            f"return: make_scorer(model, hidden_layers={hidden_layers(drafter)})"
+        )
+
+
+def hidden_layers(drafter: Drafter) -> tuple[int, ...]:
+    """The target's layers that a drafter reads, see `FeatureDrafter`."""
+    return drafter.hidden_layers if isinstance(drafter, FeatureDrafter) else ()
 
 
 def as_chain(policy: TreePolicy | None) -> TreePolicy | None:

@@ -5,9 +5,10 @@ Axis letters: B rows, P prompt positions, F new nodes, N nodes, V vocabulary, K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -24,15 +25,21 @@ class Capability(IntEnum):
     TREE = 2
 
 
+HiddenStates = Mapping[int, Tensor]
+"""Hidden states [B, F, H] by layer: 0 is the embedding, i what layer i (from one) leaves, -1 the last one, normed.
+
+These are the indices of transformers' `output.hidden_states`.
+"""
+
+
 class Scores(NamedTuple):
     """What one pass over new nodes returns.
 
-    `logits` [B, F, V], in the model's dtype; `hidden_states`: a tuple of [B, F, H] per layer when the scorer was asked
-    for them (feature-level drafters), else None.
+    `logits` [B, F, V], in the model's dtype; `hidden_states` of the layers that the scorer was asked for.
     """
 
     logits: Tensor
-    hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: HiddenStates = MappingProxyType({})
 
 
 class CausalScorer(Protocol):
@@ -61,8 +68,16 @@ class CausalScorer(Protocol):
         """How many positions the model has, None where it has no end."""
         ...
 
-    def prefill(self, ids: Tensor, mask: Tensor) -> None:
-        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0."""
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The layers whose hidden states it returns; see `HiddenStates`."""
+        ...
+
+    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
+        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0.
+
+        Returns the wanted hidden states of the columns that it computed, the last ones of the P; none for P = 0.
+        """
         ...
 
     def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
@@ -173,6 +188,8 @@ class Session:
     """The caller's batch row of every row still at work, kept up to date by the engine."""
     policy: TreePolicy | None = None
     """How this call's trees are to be shaped; a drafter built with a policy of its own keeps that."""
+    prompt_states: HiddenStates = field(default_factory=dict)
+    """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +221,16 @@ class Drafter(Protocol):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order: the others have finished."""
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that reads hidden states of the target: of the prompt in its session, then of every step's nodes."""
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The layers it reads; see `HiddenStates`."""
         ...
 
 
@@ -338,6 +365,8 @@ __all__ = [
     "Chooser",
     "DraftSource",
     "Drafter",
+    "FeatureDrafter",
+    "HiddenStates",
     "History",
     "LearningPolicy",
     "Path",

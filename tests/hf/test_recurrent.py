@@ -108,16 +108,18 @@ def test_snapshot_is_not_touched_by_later_passes(hybrid):
 def test_ragged_rows_and_selection(hybrid):
     ids, mask = prompts(3, 26), torch.ones(3, 26, dtype=torch.bool)
     mask[1, :7] = False
-    scorer = RecurrentLM(hybrid, wants_hidden_states=True)
-    scorer.prefill(ids, mask)
+    scorer = RecurrentLM(hybrid, hidden_layers=(0, -1))
+    states = scorer.prefill(ids, mask)
+    with torch.no_grad():
+        expected = hybrid(input_ids=ids[1:2, 7:], output_hidden_states=True, use_cache=False).hidden_states
+    assert all(close(states[layer][1, 7:], expected[layer][0]) for layer in (0, -1))
     assert scorer.cache is None
     tokens = prompts(3, 3, seed=1)
     scores = scorer.extend(tokens, torch.tensor([[-1, 0, 1], [-1, 0, -2], [-2, -2, -2]]))
     assert close(scores.logits[1, :2], plain(hybrid, ids[1:2, 7:], tokens[1:2, :2])[0])
     assert (scores.logits[1, 2] == 0).all()
     assert (scores.logits[2] == 0).all()
-    assert scores.hidden_states is not None
-    assert [list(states.shape) for states in scores.hidden_states] == [[3, 3, 32]] * 3
+    assert [list(states.shape) for states in scores.hidden_states.values()] == [[3, 3, 32]] * 2
     scorer.commit([(0,), (0, 1), ()])
     scorer.select_rows([2, 1])
     more = prompts(2, 1, seed=2)

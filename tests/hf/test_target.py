@@ -7,7 +7,7 @@ from rounds import NAMES, NUM_POSITIONS, PROMPT_LENGTH, RAGGED_LENGTHS, VOCAB_SI
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
+from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf import cache as cache_module
 from treespec.hf import mask as mask_module
 from treespec.hf.target import CausalLM, make_scorer
@@ -112,17 +112,32 @@ def test_forests_and_padding_rows():
 
 def test_hidden_states_are_returned_when_wanted():
     model = build("llama")
-    scorer = scorer_for(model, wants_hidden_states=True)
+    layers = (0, 1, -1)
+    scorer = scorer_for(model, hidden_layers=layers)
     ids = torch.arange(1, 13).unsqueeze(0)
-    scorer.prefill(ids[:, :9], torch.ones(1, 9, dtype=torch.bool))
+    prompt_states = scorer.prefill(ids[:, :9], torch.ones(1, 9, dtype=torch.bool))
     scores = scorer.extend(ids[:, 9:], torch.tensor([[-1, 0, 1]]))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-    assert scores.hidden_states is not None
-    assert len(scores.hidden_states) == len(expected)
-    for ours, theirs in zip(scores.hidden_states, expected, strict=True):
-        torch.testing.assert_close(ours, theirs[:, 9:], atol=TOLERANCE, rtol=0)
-    assert scorer_for(model)._wants_hidden_states is False
+    assert tuple(prompt_states) == tuple(scores.hidden_states) == layers == scorer.hidden_layers
+    for layer in layers:
+        torch.testing.assert_close(prompt_states[layer], expected[layer][:, :9], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(scores.hidden_states[layer], expected[layer][:, 9:], atol=TOLERANCE, rtol=0)
+
+
+def test_hidden_states_of_columns_that_were_computed_only():
+    model = build("llama")
+    scorer = scorer_for(model, hidden_layers=(1,))
+    ids, mask = torch.arange(1, 10).unsqueeze(0).repeat(2, 1), torch.ones(2, 9, dtype=torch.bool)
+    mask[:, :2] = False
+    assert scorer.prefill(ids, mask)[1].shape[1] == 7
+    assert scorer.prefill(ids[:, :0], mask[:, :0]) == {}
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    scorer = scorer_for(build("llama"), hidden_layers=(7,))
+    with pytest.raises(ConfigError, match=r"\[7\]"):
+        scorer.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
 
 
 def test_offloaded_models_take_ids_where_their_hooks_want_them():

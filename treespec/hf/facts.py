@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
+
+from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.protocols import HiddenStates
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
@@ -19,3 +25,21 @@ def num_logits(model: PreTrainedModel) -> int:
     if head is None:  # A model that does not tell which module its head is.
         return model.config.get_text_config().vocab_size
     return getattr(head, "out_features", None) or next(head.parameters()).shape[0]
+
+
+def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:
+    """The hidden states of `layers` from a model's output; see `HiddenStates`.
+
+    Raises:
+        UnsupportedModelError: the model returns none.
+        ConfigError: there is no such layer.
+    """
+    if not layers:
+        return {}
+    states = getattr(output, "hidden_states", None)
+    if states is None:
+        raise UnsupportedModelError("the model returns no hidden states, which the drafter reads")
+    missing = [layer for layer in layers if not -len(states) <= layer < len(states)]
+    if missing:
+        raise ConfigError(f"the drafter reads the hidden states {missing} of a model that has {len(states)}")
+    return {layer: states[layer] for layer in layers}

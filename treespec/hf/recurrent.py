@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.facts import input_device, num_logits
-from treespec.protocols import Capability, Scores
+from treespec.hf.facts import input_device, num_logits, pick_layers
+from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
 CacheState = list[dict[str, Any]]
@@ -75,14 +75,14 @@ class RecurrentLM:
         model: PreTrainedModel,
         *,
         capability: Capability = Capability.CHAIN,
-        wants_hidden_states: bool = False,
+        hidden_layers: Sequence[int] = (),
     ) -> None:
         """Wrap a model; its weights, mode and configuration stay as they are.
 
         Args:
             model: takes a transformers cache as `past_key_values` or `cache_params`.
             capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
-            wants_hidden_states: return the hidden states of every layer with the logits.
+            hidden_layers: whose hidden states to return with the logits; see `HiddenStates`.
 
         Raises:
             UnsupportedModelError: TREE was asked for, or the model takes no transformers cache.
@@ -91,7 +91,7 @@ class RecurrentLM:
             raise UnsupportedModelError(f"{type(model).__name__} keeps a state that mixes siblings: it scores no trees")
         self._model = model
         self._capability = capability
-        self._wants_hidden_states = wants_hidden_states
+        self._hidden_layers = tuple(hidden_layers)
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._cache_argument = cache_argument(model)
         self._device = input_device(model)
@@ -104,6 +104,10 @@ class RecurrentLM:
     @property
     def vocab_size(self) -> int:
         return num_logits(self._model)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self._hidden_layers
 
     @property
     def device(self) -> torch.device:
@@ -120,12 +124,17 @@ class RecurrentLM:
         return self._rows[0].cache if len(self._rows) == 1 else None
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor, mask: Tensor) -> None:
-        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0."""
+    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
+        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0.
+
+        Returns the wanted hidden states [B, P, H], zero on padding; none when there is no token.
+        """
         self._rows = [_Row(DynamicCache(config=self._model.config)) for _ in range(ids.shape[0])]
-        for row, tokens, valid in zip(self._rows, ids, mask, strict=True):
-            if valid.any():
-                self._feed(row, tokens[valid], logits_to_keep=1)
+        states = [
+            self._feed(row, tokens[valid], logits_to_keep=1).hidden_states if valid.any() else None
+            for row, tokens, valid in zip(self._rows, ids, mask, strict=True)
+        ]
+        return _stack_states(states, ids.shape[1], is_left_padded=True)
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
@@ -214,11 +223,11 @@ class RecurrentLM:
             options["position_ids"] = positions.unsqueeze(0)
         if logits_to_keep and "logits_to_keep" in self._arguments:
             options["logits_to_keep"] = logits_to_keep
-        if self._wants_hidden_states:
+        if self._hidden_layers:
             options["output_hidden_states"] = True
         output = self._model(input_ids=tokens.unsqueeze(0).to(self.device), **options)
         row.length += len(tokens)
-        return Scores(output.logits, output.hidden_states if self._wants_hidden_states else None)
+        return Scores(output.logits, pick_layers(output, self._hidden_layers))
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -239,21 +248,26 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 def _stack_scores(rows: Sequence[Scores | None], width: int) -> Scores:
     """One batch from the rows' own scores; None stands for a row without a node."""
-    first = next((scores for scores in rows if scores is not None), None)
-    if first is None:
+    if all(scores is None for scores in rows):
         raise TreespecError("extend() got padding only: at least one row needs a node")
     logits = _stack_rows([None if scores is None else scores.logits for scores in rows], width)
-    if first.hidden_states is None:
-        return Scores(logits)
-    by_row = [scores.hidden_states if scores is not None else [None] * len(first.hidden_states) for scores in rows]
-    return Scores(logits, tuple(_stack_rows(layer, width) for layer in zip(*by_row, strict=True)))
+    return Scores(logits, _stack_states([None if scores is None else scores.hidden_states for scores in rows], width))
 
 
-def _stack_rows(rows: Sequence[Tensor | None], width: int) -> Tensor:
-    """Tensors [1, <= F, D] to one [B, F, D], zero behind a row's end and in rows of None."""
+def _stack_states(rows: Sequence[HiddenStates | None], width: int, is_left_padded: bool = False) -> HiddenStates:
+    layers = next((states for states in rows if states is not None), {})
+    return {
+        layer: _stack_rows([None if states is None else states[layer] for states in rows], width, is_left_padded)
+        for layer in layers
+    }
+
+
+def _stack_rows(rows: Sequence[Tensor | None], width: int, is_left_padded: bool = False) -> Tensor:
+    """Tensors [1, <= F, D] to one [B, F, D], zero before or behind a row and in rows of None."""
     first = next(row for row in rows if row is not None)
     stacked = first.new_zeros(len(rows), width, first.shape[2])
     for target, row in zip(stacked, rows, strict=True):
         if row is not None:
-            target[: row.shape[1]] = row[0]
+            place = slice(width - row.shape[1], width) if is_left_padded else slice(row.shape[1])
+            target[place] = row[0]
     return stacked

@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.drafters import DraftModel, Merge
-from treespec.engine import Request, Result, speculate
+from treespec.engine import Request, Result, hidden_layers, speculate
 from treespec.errors import ConfigError, TreespecError, UnsupportedModeError
 from treespec.hf.cache import is_filled, twin_cache
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
@@ -162,7 +162,9 @@ class _Call:
             criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
         # The rows of a batch end raggedly, which no cache of the caller's could go on from: theirs stays as it is.
         own = twin_cache(cache) if num_rows > 1 and cache is not None and is_filled(cache) else cache
-        self.target = make_scorer(model, cache=own, max_cache_len=self._num_slots())
+        self.target = make_scorer(
+            model, cache=own, max_cache_len=self._num_slots(), hidden_layers=hidden_layers(options.drafter)
+        )
         scores_of = self.recorder.scores_of if self.recorder else None
         self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
         self.request = Request(

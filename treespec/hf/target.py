@@ -14,12 +14,12 @@ from transformers import Cache, PreTrainedModel
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.cache import SlotCache, cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.capability import detect, keeps_states, warn_once
-from treespec.hf.facts import input_device, num_logits
+from treespec.hf.facts import input_device, num_logits, pick_layers
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.recurrent import RecurrentLM
 from treespec.hf.selfcheck import Candidate, check_once
 from treespec.hf.slots import SlotReaders
-from treespec.protocols import Capability, Scores
+from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
 
@@ -38,7 +38,7 @@ class CausalLM:
         capability: Capability = Capability.TREE,
         cache: Cache | None = None,
         max_cache_len: int | None = None,
-        wants_hidden_states: bool = False,
+        hidden_layers: Sequence[int] = (),
     ) -> None:
         """Wrap a model; its weights, mode and configuration stay as they are.
 
@@ -48,7 +48,7 @@ class CausalLM:
             cache: a caller's own cache of the first tokens of the prompt, continued by the first `prefill`; its
                 layers must be growing ones that keep all tokens. An empty one is not used.
             max_cache_len: slots of a static cache; None for a growing one.
-            wants_hidden_states: return the hidden states of every layer with the logits.
+            hidden_layers: whose hidden states to return with the logits; see `HiddenStates`.
 
         Raises:
             ConfigError: something that is no model.
@@ -59,7 +59,7 @@ class CausalLM:
         self._model = model
         self._capability = capability
         self._max_cache_len = max_cache_len
-        self._wants_hidden_states = wants_hidden_states
+        self._hidden_layers = tuple(hidden_layers)
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
@@ -84,6 +84,10 @@ class CausalLM:
         return num_logits(self._model)
 
     @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self._hidden_layers
+
+    @property
     def device(self) -> torch.device:
         """Where token ids are expected; logits come back there too."""
         return self._device
@@ -99,12 +103,16 @@ class CausalLM:
         return self._state.cache
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor, mask: Tensor) -> None:
+    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
         """Start anew with the committed tokens that are to be cached.
 
         Args:
             ids: int64 [B, P]; P = 0 is allowed (prompts of one token).
             mask: bool [B, P], False on left padding.
+
+        Returns:
+            The wanted hidden states [B, P', H] of the last P' columns: those that are padding in every row, or that a
+            given cache held, are not computed. None of them for P = 0.
 
         Raises:
             ContextFullError: the prompt is longer than the position table or the static cache.
@@ -123,11 +131,13 @@ class CausalLM:
         self._forget_pending(ids.shape[0])
         self._slots = SlotCache(cache, mask[:, :0], [0] * ids.shape[0], self._is_compact)
         self._slots.append(ids.shape[1])
+        states: HiddenStates = {}
         if ids.shape[1] > num_cached:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, num_cached:]
             attention = TreeAttention(None if is_full else mask.long(), positions)
-            self._forward(ids[:, num_cached:], attention, is_prefill=True)
+            states = self._forward(ids[:, num_cached:], attention, is_prefill=True).hidden_states
         self._slots = SlotCache(cache, mask, lengths, self._is_compact)
+        return states
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
@@ -198,12 +208,12 @@ class CausalLM:
             options["position_ids"] = attention.position_ids
         if is_prefill and "logits_to_keep" in self._arguments:
             options["logits_to_keep"] = 1
-        if self._wants_hidden_states and not is_prefill:
+        if self._hidden_layers:
             options["output_hidden_states"] = True
         output = self._model(
             input_ids=tokens, attention_mask=attention.mask, past_key_values=self._state.cache, **options
         )
-        return Scores(output.logits, output.hidden_states if self._wants_hidden_states and not is_prefill else None)
+        return Scores(output.logits, pick_layers(output, self._hidden_layers))
 
     def _check_shape(self, parents: Tensor, num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
@@ -269,7 +279,7 @@ def make_scorer(
     *,
     cache: Cache | None = None,
     max_cache_len: int | None = None,
-    wants_hidden_states: bool = False,
+    hidden_layers: Sequence[int] = (),
 ) -> CausalLM | RecurrentLM:
     """The scorer that fits a model, for what the model is found to score rightly.
 
@@ -277,7 +287,7 @@ def make_scorer(
     they differ the scorer's capability is less, and a `TreespecWarning` says so once.
 
     Args:
-        model, cache, max_cache_len, wants_hidden_states: see `CausalLM`.
+        model, cache, max_cache_len, hidden_layers: see `CausalLM`.
 
     Raises:
         ConfigError: something that is no model.
@@ -291,7 +301,7 @@ def make_scorer(
         warn_once(model, detection)
         if is_static or (cache is not None and is_filled(cache)):
             raise UnsupportedModelError(f"{type(model).__name__} keeps a state: it takes no static and no filled cache")
-        return RecurrentLM(model, capability=detection.capability, wants_hidden_states=wants_hidden_states)
+        return RecurrentLM(model, capability=detection.capability, hidden_layers=hidden_layers)
     found = check_once(model, _modes(model), is_static)
     if is_static and found.capability != Capability.TREE:
         raise UnsupportedModelError(
@@ -303,7 +313,7 @@ def make_scorer(
         capability=found.capability,
         cache=cache,
         max_cache_len=max_cache_len,
-        wants_hidden_states=wants_hidden_states,
+        hidden_layers=hidden_layers,
     )
 
 
