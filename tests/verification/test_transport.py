@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,8 +18,9 @@ from treespec.optimum import optimum_iid, optimum_without_replacement
 from treespec.sampling import draw_without_replacement, truncate_law
 from treespec.testing import AdaptiveWidth, FixedShape, RandomLaws, ToyDrafter, assert_lossless, exact_law
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenChooser, OptimalTransport, TransportTraversal, transport, verify
+from treespec.verification import GivenChooser, OptimalTransport, TransportTraversal, verify
 from treespec.verification.flow import best_transport, pair_supply
+from treespec.verification.transport import transport_siblings
 
 RULES = [OptimalTransport(), TransportTraversal()]
 FAMILIES = [IID, WITHOUT_REPLACEMENT]
@@ -247,18 +249,15 @@ class _RestOfThisPair:
 
     def walk(self, tree, target_law, chooser):
         def mutated(tree, children, weights):
-            probs, rest = genuine(tree, children, weights)
+            probs, rest = transport_siblings(tree, children, weights)
             wrong = weights.copy()
             for child, prob in zip(children, probs, strict=True):
                 wrong[tree.token(child)] = max(wrong[tree.token(child)] - prob, 0)
             return probs, wrong if wrong.sum() > 0 else rest
 
-        genuine = transport._transport
-        try:
-            transport._transport = mutated
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys.modules[type(self.rule).__module__], "transport_siblings", mutated)
             return self.rule.walk(tree, target_law, chooser)
-        finally:
-            transport._transport = genuine
 
 
 @by_rule

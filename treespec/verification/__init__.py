@@ -9,14 +9,17 @@ from treespec.verification.admission import Admission, AdmittingRule, check_admi
 from treespec.verification.block import BlockVerification
 from treespec.verification.chooser import ArgmaxChooser, GivenChooser
 from treespec.verification.dense import verify_dense
+from treespec.verification.ensemble import EnsembleVerification
 from treespec.verification.entry import verify
 from treespec.verification.kseq import KSeq
-from treespec.verification.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
+from treespec.verification.optimal_transport import OptimalTransport
 from treespec.verification.recursive import RecursiveRejection
 from treespec.verification.target_walk import TargetWalk
+from treespec.verification.threshold import ThresholdAcceptance
 from treespec.verification.token import TokenVerification
-from treespec.verification.transport import OptimalTransport, TransportTraversal
+from treespec.verification.transport_traversal import TransportTraversal
 from treespec.verification.traversal import Traversal
+from treespec.verification.typical import TypicalAcceptance
 
 AUTO = "auto"
 

@@ -1,0 +1,46 @@
+"""Ensemble verification: the output follows a mixture of target and draft (Fu et al. 2025).
+
+Lossy: the output law is no longer the target's, so it is chosen by name only and never by default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.tree import IID, WITHOUT_REPLACEMENT, TreeBatch, Verdict
+from treespec.verification.admission import Admission, check_admission
+from treespec.verification.checks import check_share
+from treespec.verification.recursive import walk_by_rejection
+
+
+@dataclass(frozen=True)
+class EnsembleVerification:
+    """Recursive rejection against the ensemble `w P + (1 - w) q` where children were drawn, against P at leaves.
+
+    Fu et al. 2025 (Fast Large Language Model Collaborative Decoding via Speculation). q is the law that a node's
+    children were drawn from, so the output follows the ensemble on accepted paths; `target_weight` 1 is lossless.
+    Admits i.i.d. siblings and draws without replacement.
+    """
+
+    target_weight: Any = 0.5
+
+    name = "ensemble"
+    is_lossless = False
+    admission = Admission(frozenset({IID, WITHOUT_REPLACEMENT}))
+
+    def __post_init__(self) -> None:
+        check_share("target_weight", self.target_weight)
+
+    def check(self, trees: TreeBatch) -> None:
+        check_admission(self.name, self.admission, trees)
+
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        def ensemble_law(node: int) -> Any:
+            children = tree.children(node)
+            if not children:
+                return target_law(node)
+            return self.target_weight * target_law(node) + (1 - self.target_weight) * tree.law(children[0])
+
+        return walk_by_rejection(tree, ensemble_law, chooser)

@@ -1,0 +1,67 @@
+"""Threshold acceptance: the target walk with thresholds below one (SGLang's acceptance thresholds).
+
+Lossy: the output law is no longer the target's, so it is chosen by name only and never by default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from treespec.errors import ConfigError
+from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.tree import TreeBatch, Verdict
+from treespec.verification.admission import Admission, check_admission
+from treespec.verification.checks import check_share
+
+
+@dataclass(frozen=True)
+class ThresholdAcceptance:
+    """The target walk with thresholds below one, as in SGLang's `speculative_accept_threshold_single` and `_acc`.
+
+    Siblings are judged in order: one is accepted if its own `P[x] >= single`, else with the probability that the walk
+    finds it at or before this sibling, once the siblings' summed P is divided by `accumulated`. When all are rejected
+    draw from P without the children's tokens. With both thresholds 1 it has the target walk's law. Admits every tree.
+    """
+
+    single: Any = 0.5
+    accumulated: Any = 1
+
+    name = "threshold"
+    is_lossless = False
+    admission = Admission()
+
+    def __post_init__(self) -> None:
+        for name in ("single", "accumulated"):
+            check_share(name, getattr(self, name))
+            if getattr(self, name) == 0:
+                raise ConfigError(f"{name} must be above 0, got 0")
+
+    def check(self, trees: TreeBatch) -> None:
+        check_admission(self.name, self.admission, trees)
+
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        path = [0]
+        while True:
+            node = path[-1]
+            law = target_law(node)
+            rest = law.clip(min=0)  # Copies, on every kind of array.
+            summed, rejected = 0 * law.sum(), 0 * law.sum()
+            for child in tree.children(node):
+                # A token that stands twice counts once: the rest holds nothing of it any more.
+                token_prob = rest[tree.token(child)] + 0
+                summed = summed + token_prob
+                rest[tree.token(child)] = 0
+                if chooser.flip(child, self._acceptance(token_prob, summed, rejected)):
+                    path.append(child)
+                    break
+                rejected = min(summed / self.accumulated, 1)
+            else:
+                weights = rest if rest.sum() > 0 else law
+                return Verdict(tuple(path), chooser.pick(node, weights), is_bonus=not tree.children(node))
+
+    def _acceptance(self, token_prob: Any, summed: Any, rejected: Any) -> Any:
+        """Probability of acceptance given that the earlier siblings, with probability `rejected`, were not found."""
+        if token_prob >= self.single:
+            return 1
+        return (min(summed / self.accumulated, 1) - rejected) / (1 - rejected)

@@ -1,0 +1,70 @@
+"""Typical acceptance: tokens are kept that the target finds probable enough for its entropy (Cai et al. 2024, Medusa).
+
+Lossy: the output law is no longer the target's, so it is chosen by name only and never by default.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.tree import Path, TreeBatch, Verdict
+from treespec.verification.admission import Admission, check_admission
+from treespec.verification.checks import check_share
+
+
+@dataclass(frozen=True)
+class TypicalAcceptance:
+    """Accept x if `P[x] > min(epsilon, delta exp(-H(P)))`, H the entropy (Cai et al. 2024, Medusa, section 2.3.1).
+
+    Of all paths whose every token is accepted the longest is kept, among equally long ones the most probable, and the
+    next token is drawn from the target. Flips no coins, and asks for the target law of accepted nodes only. Medusa's
+    own first token is drawn from the target before drafting, as the root is here. Admits every tree.
+    """
+
+    epsilon: float = 0.3
+    delta: float = 0.09
+
+    name = "typical_acceptance"
+    is_lossless = False
+    admission = Admission()
+
+    def __post_init__(self) -> None:
+        check_share("epsilon", self.epsilon)
+        check_share("delta", self.delta)
+
+    def check(self, trees: TreeBatch) -> None:
+        check_admission(self.name, self.admission, trees)
+
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        best: tuple[Path, Any] = ((0,), 1)
+        open_paths = [best]
+        while open_paths:
+            path, prob = open_paths.pop(0)
+            if (len(path), prob) > (len(best[0]), best[1]):
+                best = (path, prob)
+            open_paths += [((*path, child), prob * p) for child, p in self._typical(path[-1], tree, target_law)]
+        node = best[0][-1]
+        return Verdict(best[0], chooser.pick(node, target_law(node)), is_bonus=not tree.children(node))
+
+    def _typical(self, node: int, tree: VerifiableTree, target_law: TargetLaw) -> list[tuple[int, Any]]:
+        """The accepted children of a node, with their target probabilities."""
+        children = tree.children(node)
+        if not children:
+            return []
+        law = target_law(node)
+        threshold = min(self.delta * math.exp(-_entropy(law)), self.epsilon)  # In this order NaN stays NaN.
+        probs = [(child, law[tree.token(child)]) for child in children]
+        return [(child, prob) for child, prob in probs if prob > threshold]
+
+
+def _entropy(law: Any) -> float:
+    """In nats."""
+    values = law if isinstance(law, Tensor) else torch.from_numpy(np.array(law, dtype=np.float64))
+    return float(torch.special.entr(values).sum())
