@@ -63,7 +63,7 @@ class TargetLaws:
         if key not in self._scores:
             raw = self.logits[row, node].unsqueeze(0)
             scores = self._processors(self._ids(row, node), raw, self._row_ids[row])[0]
-            _check_scores(scores.max(), self._row_ids[row], node)
+            _check_scores(scores.amax(), self._row_ids[row], node)
             self._scores[key] = scores
         return self._scores[key]
 

@@ -110,18 +110,25 @@ class FastTopP(library.LogitsProcessor):
         self._min_kept = max(warper.min_tokens_to_keep, 1)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        normaliser = scores.logsumexp(-1, keepdim=True)
-        for width in self.widths:
-            if scores.device.type != "cpu" or max(width, self._min_kept) * 4 > scores.shape[-1]:
-                break  # sorting is cheap on an accelerator, and reading the outcome is not
-            top = scores.topk(max(width, self._min_kept), dim=-1)
-            mass = (top.values - normaliser).to(torch.float64).exp()
-            is_kept = mass.cumsum(-1) - mass < self._top_p
-            is_kept[..., : self._min_kept] = True
-            if not bool(is_kept[..., -1].any()):
-                kept = top.values.masked_fill(~is_kept, self._warper.filter_value)
-                return torch.full_like(scores, self._warper.filter_value).scatter_(-1, top.indices, kept)
-        return self._warper(input_ids, scores)  # pyright: ignore[reportArgumentType]
+        if scores.device.type != "cpu":  # Sorting is cheap on an accelerator, and reading the outcome is not.
+            return self._warper(input_ids, scores)  # pyright: ignore[reportArgumentType]
+        return self._filter(input_ids, scores, scores.softmax(-1), self.widths)
+
+    def _filter(self, ids: Tensor, scores: Tensor, probs: Tensor, widths: tuple[int, ...]) -> Tensor:
+        """Scores float [M, V] without the unlikely tokens: each row by the first of `widths` that is enough for it."""
+        width = max(widths[0], self._min_kept) if widths else scores.shape[-1]
+        if width * 4 > scores.shape[-1]:
+            return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
+        top = scores.topk(width, dim=-1)
+        mass = probs.gather(-1, top.indices).to(torch.float64)
+        is_kept = mass.cumsum(-1) - mass < self._top_p
+        is_kept[:, : self._min_kept] = True
+        best = top.values.masked_fill(~is_kept, self._warper.filter_value)
+        kept = torch.full_like(scores, self._warper.filter_value).scatter_(-1, top.indices, best)
+        is_wider = is_kept[:, -1]
+        if bool(is_wider.any()):
+            kept[is_wider] = self._filter(ids[is_wider], scores[is_wider], probs[is_wider], widths[1:])
+        return kept
 
 
 def _is_row_free(processor: library.LogitsProcessor) -> bool:

@@ -10,7 +10,7 @@ looks at drawn tokens it stays lossless but may accept a few per cent less (test
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
 from treespec.tree import TreeBatch, Verdict
@@ -39,12 +39,12 @@ class Traversal:
         while True:
             visit = visits[-1]
             if visit.waiting:
-                visit.child = visit.waiting.pop()
-                weights = visit.mass * visit.law
-                child_mass = min(likelihood_ratio(weights, tree.law(visit.child), tree.token(visit.child)), 1)
+                child = visit.waiting.pop()
+                visit.child = _Child(tree.token(child), tree.law(child), visit.mass * visit.law)
+                child_mass = min(likelihood_ratio(visit.child.weights, visit.child.draft_law, visit.child.token), 1)
                 # Mass zero accepts nothing. (Not `> 0`: NaN must go on to a decision, which raises.)
                 if child_mass != 0:
-                    visits.append(_enter(visit.child, child_mass, tree, target_law))
+                    visits.append(_enter(child, child_mass, tree, target_law))
                     continue
             else:
                 if len(visits) == 1 or chooser.flip(visit.node, visit.mass):
@@ -52,7 +52,15 @@ class Traversal:
                     path = tuple(v.node for v in visits)
                     return Verdict(path, chooser.pick(visit.node, law), is_bonus=visit.law is None)
                 visits.pop()
-            visits[-1].reject(tree)
+            visits[-1].reject()
+
+
+class _Child(NamedTuple):
+    """A child being judged: its token and law, and the weights `a * law` [V] that it was entered with."""
+
+    token: int
+    draft_law: Any | None
+    weights: Any
 
 
 @dataclass
@@ -63,11 +71,12 @@ class _Visit:
     mass: Any
     law: Any | None
     waiting: list[int]
-    child: int = 0
+    child: _Child | None = None
 
-    def reject(self, tree: VerifiableTree) -> None:
+    def reject(self) -> None:
         """What is left of the node's mass and law when the child being judged was rejected."""
-        rest = residual_weights(self.mass * self.law, tree.law(self.child), tree.token(self.child))
+        assert self.child is not None, "a child was entered before it is rejected"
+        rest = residual_weights(self.child.weights, self.child.draft_law, self.child.token)
         total = rest.sum()
         if total == 0:
             # Nothing is left below a rejected child. The root, never flipped, emits from the law before the rejection.
