@@ -262,9 +262,10 @@ def main() -> None:
     start = time.perf_counter()
     found = measure_synthetic(args, store)
     model, tokenizer = smollm2.load()
-    found |= measure_real(args, store, model, tokenizer, cache)
+    if {"node", "trees"} & set(args.parts):
+        found |= measure_real(args, store, model, tokenizer, cache)
     if "time" in args.parts:
-        found["time"] = measure_times(model, tokenizer, args.rounds, args.seed)
+        found["time"] = measure_times(model, tokenizer, args.rounds, args.seed, store.get)
     run |= {"load_average_after": load_average(), "seconds": round(time.perf_counter() - start)}
     # Parts may be measured one by one: each keeps the circumstances of its own run.
     known = json.loads(path.read_text()) if path.is_file() else {"runs": {}, "results": {}}

@@ -108,7 +108,7 @@ def factor_table(results: dict[str, Any]) -> str:
 
 
 def time_table(measured: dict[str, Any]) -> str:
-    """Rows: tree and rule; for each number of threads the median and 90th percentile, and the share of the pass."""
+    """Rows: tree and rule; for each number of threads median, 90th percentile, and shares of either kind of pass."""
     threads = list(measured)
     rows = []
     for key in measured[threads[0]]["rules"]:
@@ -118,10 +118,11 @@ def time_table(measured: dict[str, Any]) -> str:
         for samples in (measured[count]["rules"][key] for count in threads):
             costs = [sample["ms"] for sample in samples]
             high = quantiles(costs, n=10)[-1] if len(costs) > 1 else costs[0]
-            share = 100 * median(sample["share"] for sample in samples)
-            row += [f"{median(costs):.2f}", f"{high:.2f}", f"{share:.1f} %"]
+            shares = [100 * median(sample[name] for sample in samples) for name in ("share", "packed_share")]
+            row += [f"{median(costs):.2f}", f"{high:.2f}", *(f"{share:.1f} %" for share in shares)]
         rows.append(row)
-    columns = [text for count in threads for text in (f"{count}: ms", "90th percentile", "share of pass")]
+    about = ("90th percentile", "share of plain pass", "share of packed pass")
+    columns = [text for count in threads for text in (f"{count}: ms", *about)]
     return markdown_table(["tree", "rule", *columns], rows)
 
 
@@ -187,8 +188,8 @@ _TREE_TEXT = (
 )
 _TIME_TEXT = (
     "Milliseconds of verification of one tree of 32 nodes over 49,152 tokens, temperature 0.8 and top-p 0.95 included, "
-    "and the median of its share of the pass that scored this very tree (plain float32 linear layers). Bold: the "
-    "default rule of such trees."
+    "and the medians of its shares of passes over this very tree: of the pass just before it, which runs from packed "
+    "weights (`prepack_linears`), and of one of plain float32 linear layers. Bold: the default rule of such trees."
 )
 
 

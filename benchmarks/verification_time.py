@@ -1,15 +1,23 @@
 """What verification costs beside the target pass that scored the tree, paired within one process.
 
-Every round takes the next context, drafts a tree of 32 nodes of every kind, scores it in one pass and verifies it with
-every rule that admits it, as the engine does: processors on demand, then the rule's walk. Temperature and top-p are
-the caller's processors, so both the draft's and the target's laws went through them.
+Every round takes the next context and drafts a tree of 32 nodes of every kind. Each rule that admits it verifies it
+right after a pass over it, as in the engine: with whatever the pass left in the processor's caches, the processors on
+demand, then the rule's walk. That pass runs from packed weights, the fastest that there is here; a pass of plain linear
+layers over the same tree is timed beside it. Temperature and top-p are the caller's processors, so both the draft's and
+the target's laws went through them.
+
+Finished rounds can be kept, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,12 +27,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
+import treespec
 from benchmarks.acceptance import binary_paths, rank_paths
 from benchmarks.prompts import DEMO, encode
-from benchmarks.recorded import scorers, without_layers
+from benchmarks.recorded import without_layers
 from benchmarks.settings import load_average
 from treespec.drafters import DraftModel
 from treespec.engine import judge
+from treespec.hf import CausalLM
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.processors import TreeProcessors
 from treespec.laws import TargetLaws
@@ -48,6 +58,11 @@ KINDS: dict[str, tuple[TreePolicy, int | None]] = {
 }
 
 
+Round = dict[str, Any]
+Keep = Callable[[str, Callable[[], Round]], Round]
+"""Gives what is known under a key, or computes and keeps it."""
+
+
 class TruncatedDraft(DraftModel):
     """A draft model whose laws are cut to a few tokens."""
 
@@ -59,28 +74,29 @@ class TruncatedDraft(DraftModel):
 
 
 class Bench:
-    """Two scorers on one prompt after another."""
+    """One target twice, with plain and with packed linear layers, and a draft of it, on one prompt after another."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        self.model = model
-        self.draft_model = without_layers(model)
-        self.target, self._draft = scorers(model, self.draft_model)
+        self.packed_model, self.draft_model = twin(model), without_layers(twin(model))
+        self.plain, self.packed, self._draft = map(CausalLM, (model, self.packed_model, self.draft_model))
         warpers = [TemperatureLogitsWarper(TEMPERATURE), TopPLogitsWarper(TOP_P)]
         self.processors = TreeProcessors(warpers, num_rows=1)
         self._prompts = [encode(tokenizer, [prompt])["input_ids"] for prompt in DEMO]
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator, self._seed = torch.Generator(), seed
 
     def start(self, number: int) -> History:
-        """Prefill the target with a prompt."""
+        """Prefill both targets with a prompt, and give each round its own chance."""
+        self.generator.manual_seed(self._seed * 1000 + number)
         ids = self._prompts[number % len(self._prompts)]
-        self.target.prefill(ids[:, :-1], torch.ones_like(ids[:, :-1], dtype=torch.bool))
+        for target in (self.plain, self.packed):
+            target.prefill(ids[:, :-1], torch.ones_like(ids[:, :-1], dtype=torch.bool))
         return History(ids, torch.ones_like(ids, dtype=torch.bool))
 
     def grow(self, history: History, policy: TreePolicy, support: int | None) -> TreeBatch:
         draft = TruncatedDraft(self._draft, policy)
         draft.support = support
         size = self._draft.vocab_size
-        session = Session(history, True, self.processors, self.generator, self.target.device, size, [0])
+        session = Session(history, True, self.processors, self.generator, self.packed.device, size, [0])
         draft.start(session)
         return draft.propose(NUM_NODES)
 
@@ -112,48 +128,74 @@ def timed_verification(
     return 1e3 * (time.perf_counter() - start), verdict.num_accepted
 
 
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Modules of its own over the same weights, so that packing one model's layers leaves the other's alone."""
+    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+
+
 def measure_times(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_rounds: int, seed: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    num_rounds: int,
+    seed: int,
+    keep: Keep = lambda key, compute: compute(),
 ) -> dict[str, Any]:
-    """Raw times by number of threads: `passes` by kind of tree, plain and packed, and `rules` by kind and rule."""
+    """Raw times by number of threads: `passes_ms` by kind of tree, plain and packed, and `rules` by kind and rule.
+
+    Every round goes through `keep` under a key that changes with the code.
+    """
     before = torch.get_num_threads()
     try:
         bench = Bench(model, tokenizer, seed)
-        with prepack_linears(bench.draft_model):  # Drafting is not timed.
-            return {f"{count} threads": _rounds(bench, num_rounds, count) for count in THREADS}
+        with prepack_linears(bench.draft_model), prepack_linears(bench.packed_model):
+            label = f"{sources()}, {seed}"
+            return {f"{count} threads": _rounds(bench, num_rounds, count, keep, label) for count in THREADS}
     finally:
         torch.set_num_threads(before)
 
 
-def _rounds(bench: Bench, num_rounds: int, num_threads: int) -> dict[str, Any]:
+def sources() -> str:
+    """A digest of the package and of this file."""
+    files = [*sorted(Path(treespec.__file__ or "").parent.rglob("*.py")), Path(__file__)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def _rounds(bench: Bench, num_rounds: int, num_threads: int, keep: Keep, label: str) -> dict[str, Any]:
     torch.set_num_threads(num_threads)
+    _round(bench, 0)  # Warms up.
+    rounds = [
+        keep(f"time, {label}, {num_threads} threads, {number}", lambda number=number: _round(bench, number))
+        for number in track(range(num_rounds), description=f"time, {num_threads} threads")
+    ]
     passes: dict[str, list[float]] = defaultdict(list)
     rules: dict[str, list[dict[str, float]]] = defaultdict(list)
-    loads: list[float] = []
-    for number in track(range(-1, num_rounds), description=f"time, {num_threads} threads"):
-        loads.append(load_average())
-        history = bench.start(number)
-        for kind, (policy, support) in KINDS.items():
-            trees = bench.grow(history, policy, support)
-            logits, elapsed = timed_pass(bench.target, trees)
-            for name in rules_for(trees, support):
-                cost, accepted = timed_verification(name, trees, logits, history, bench)
-                if number >= 0:
-                    sample = {"ms": cost, "share": cost / elapsed, "accepted": accepted}
-                    rules[f"{kind}, {name}"].append(sample)
-            if number >= 0:
-                passes[f"{kind}, plain"].append(elapsed)
+    for found in rounds:
+        for kind, times in found["passes_ms"].items():
+            passes[kind] += times
+        for key, sample in found["rules"].items():
+            rules[key].append(sample)
+    loads = [found["load_average"] for found in rounds]
     return {
-        "passes_ms": dict(passes) | _packed_passes(bench, num_rounds),
+        "passes_ms": dict(passes),
         "rules": dict(rules),
         "load_average": [min(loads), median(loads), max(loads)],
     }
 
 
-def _packed_passes(bench: Bench, num_rounds: int) -> dict[str, list[float]]:
-    """The same pass with packed weights, the fastest that there is here."""
-    history = bench.start(0)
-    trees = bench.grow(history, *KINDS["best first, selected"])
-    with prepack_linears(bench.model):
-        timed_pass(bench.target, trees)
-        return {"packed": [timed_pass(bench.target, trees)[1] for _ in range(num_rounds)]}
+def _round(bench: Bench, number: int) -> Round:
+    """One context: trees of every kind, each scored and verified by every rule that admits it."""
+    passes: dict[str, list[float]] = {}
+    rules: dict[str, dict[str, float]] = {}
+    history, load = bench.start(number), load_average()
+    for kind, (policy, support) in KINDS.items():
+        trees = bench.grow(history, policy, support)
+        _, plain = timed_pass(bench.plain, trees)
+        packed_passes = []
+        for name in rules_for(trees, support):
+            logits, packed = timed_pass(bench.packed, trees)
+            cost, accepted = timed_verification(name, trees, logits, history, bench)
+            shares = {"share": cost / plain, "packed_share": cost / packed}
+            rules[f"{kind}, {name}"] = {"ms": cost, **shares, "accepted": accepted}
+            packed_passes.append(packed)
+        passes |= {f"{kind}, plain": [plain], f"{kind}, packed": packed_passes}
+    return {"passes_ms": passes, "rules": rules, "load_average": load}
