@@ -1,23 +1,20 @@
 """Drafters: laws equal to a recomputation from scratch, no repeated work, tables equal to plain loops."""
 
-import time
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
+from drafter_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.drafters.merge import Calibration, judge_paths, merge_paths
-from treespec.drafters.suffix import MAX_OCCURRENCES, SuffixIndex
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
 from treespec.laws import NoProcessors
 from treespec.policies import BestFirst, Chain, KAry, Paths
-from treespec.protocols import Capability, Drafter, History, Scores, Session, VerifiedStep
-from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch, Verdict
+from treespec.protocols import Capability, Drafter
+from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch
 
 VOCAB = 6
 
@@ -52,59 +49,6 @@ class Cold:
     def __call__(self, ids, logits, row):
         scores = logits.float() / 0.7
         return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - 4, -torch.inf)
-
-
-class Loop:
-    """The engine's side of a call: history, verdicts at random, rows that finish early."""
-
-    def __init__(self, drafter, prompts, policy=None, is_sampling=True, processors=None, seed=0, vocab_size=VOCAB):
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-        mask = torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts])
-        self.history, self.drafter = History(ids, mask), drafter
-        self.random = np.random.default_rng(seed)
-        self.session = Session(
-            history=self.history,
-            is_sampling=is_sampling,
-            processors=processors or NoProcessors(),
-            generator=torch.Generator().manual_seed(seed),
-            device=torch.device("cpu"),
-            vocab_size=vocab_size,
-            row_ids=list(range(len(prompts))),
-            policy=policy,
-        )
-        drafter.start(self.session)
-
-    def propose(self, max_depth=99):
-        batch = self.drafter.propose(max_depth)
-        assert bool(batch.is_valid)
-        assert torch.equal(batch.tokens[:, 0], self.history.last_tokens)
-        return batch
-
-    def step(self, batch, logits=None, emit=None):
-        """Accept a random path of every row, or emit the given tokens; then a random next token."""
-        verdicts, emitted = [], []
-        for row, tree in enumerate(batch.trees):
-            path = [0]
-            while (children := tree.children(path[-1])) and self.random.random() < 0.75:
-                path.append(int(self.random.choice(children)))
-            # As after any verification, the next token is not one of the rejected children.
-            rejected = {tree.token(i) for i in tree.children(path[-1])}
-            left = [token for token in range(self.session.vocab_size) if token not in rejected] or [0]
-            next_token = int(self.random.choice(left))
-            tokens = [tree.token(i) for i in path[1:]] + [next_token]
-            emitted.append(tokens if emit is None else emit[row])
-            verdicts.append(Verdict(tuple(path), next_token, False))
-            self.history.append(row, emitted[-1])
-        if logits is None:
-            logits = torch.zeros(*batch.tokens.shape, self.session.vocab_size)
-        self.drafter.commit(VerifiedStep(batch, verdicts, Scores(logits), emitted))
-        return emitted
-
-    def keep_rows(self, rows):
-        self.session.row_ids[:] = [self.session.row_ids[b] for b in rows]
-        self.history.select_rows(rows)
-        self.drafter.select_rows(rows)
 
 
 def reference_law(model, session, row, path):
@@ -355,99 +299,6 @@ def test_recycling_serves_one_vocabulary():
         Loop(drafter, [[1]], vocab_size=9)
     with pytest.raises(ConfigError, match="num_candidates"):
         TokenRecycling(0)
-
-
-def naive_matches(text, max_match):
-    """Length of the longest ending of `text` that ended before, and where."""
-    for length in range(min(max_match, len(text) - 1), 0, -1):
-        ends = [e for e in range(length - 1, len(text) - 1) if text[e + 1 - length : e + 1] == text[-length:]]
-        if ends:
-            return length, ends
-    return 0, []
-
-
-@given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=60),
-    st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=4),
-    st.integers(1, 6),
-    st.integers(1, 3),
-)
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_suffix_index_equals_a_naive_search(text, more, max_match, min_match):
-    index = SuffixIndex(text)
-    for tokens in [[], *more]:
-        index.append(tokens)
-        text = text + tokens
-        assert index.tokens.tolist() == text
-        length, ends = naive_matches(text, max_match)
-        length, ends = (length, ends) if length >= min_match else (0, [])
-        found_length, found = index.occurrences(max_match, min_match)
-        assert (found_length if ends else 0, found.tolist()) == (length, ends)
-        trie = index.continuations(max_match, min_match, max_depth=4)
-        paths = Counter()
-        for end in ends[-MAX_OCCURRENCES:]:
-            for depth in range(1, min(4, len(text) - 1 - end) + 1):
-                paths[tuple(text[end + 1 : end + 1 + depth])] += 1
-        assert flatten(trie) == paths
-
-
-def flatten(node, path=()):
-    counts = Counter({path: node.count} if path else {})
-    for token, child in node.children.items():
-        counts.update(flatten(child, (*path, token)))
-    return counts
-
-
-@pytest.mark.parametrize("policy", [BestFirst(7), BestFirst(7, beam=99), KAry((2, 2)), Chain(3)])
-def test_suffix_lookup_drafts_what_followed(policy):
-    prompts = [[1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], [1, 2, 3]]
-    batch = Loop(SuffixLookup(), prompts, policy).propose(max_depth=3)
-    assert batch.num_nodes[1] == 1, "nothing was repeated"
-    assert batch.families == {SELECTED}
-    tree = batch.trees[0]
-    first = tree.children(0)
-    assert tree.token(first[0]) == 3
-    assert float(batch.values[0, first[0]]) == pytest.approx(2 / 3)
-    if len(first) > 1:
-        assert tree.token(first[1]) == 4
-        assert float(batch.values[0, first[1]]) == pytest.approx(1 / 3)
-    assert max(tree.depths) <= 3
-
-
-def test_suffix_lookup_reads_the_output():
-    loop = Loop(SuffixLookup(policy=Chain(4)), [[5, 4, 3], [0, 0, 1]])
-    loop.step(loop.propose(), emit=[[2, 1, 5], [1]])
-    batch = loop.propose()
-    assert batch.tokens[0].tolist() == [5, 4, 3, 2, 1]
-    assert batch.tokens[1, :2].tolist() == [1, 1]
-    loop.step(batch, emit=[[4], [1]])
-    loop.keep_rows([0])
-    assert loop.propose().tokens[0].tolist() == [4, 3, 2, 1, 5]
-
-
-def test_suffix_lookup_follows_the_most_recent_occurrences():
-    text = [1, 2] * MAX_OCCURRENCES + [1, 3] * (MAX_OCCURRENCES - 1) + [1, 4, 1]
-    ranked = SuffixIndex(text).continuations(max_match=1, min_match=1, max_depth=1).ranked()
-    assert [(token, prob * MAX_OCCURRENCES) for prob, token, _ in ranked] == [(3, MAX_OCCURRENCES - 1), (4, 1)]
-    tied = SuffixIndex([1, 2, 1, 3, 1]).continuations(max_match=1, min_match=1, max_depth=1).ranked()
-    assert [token for _, token, _ in tied] == [3, 2], "of equally frequent ones the most recent stands first"
-
-
-@pytest.mark.parametrize("is_repetitive", [True, False])
-def test_suffix_lookup_is_fast(is_repetitive):
-    """At 8,000 tokens a step takes 0.3 ms at most: best of several rounds, as other work may share the machine."""
-    random = np.random.default_rng(0)
-    text = np.tile(random.integers(0, 40, 80), 100) if is_repetitive else random.zipf(1.3, 8000) % 5000
-    loop = Loop(SuffixLookup(policy=16), [text.tolist()], vocab_size=5000)
-    trees = loop.propose(16)
-    rounds = []
-    for _ in range(15):
-        start = time.perf_counter()
-        for _ in range(10):
-            loop.drafter.propose(16)
-            loop.drafter.commit(VerifiedStep(trees, [], Scores(torch.empty(0)), [[int(text[0]), int(text[1])]]))
-        rounds.append((time.perf_counter() - start) / 10)
-    assert min(rounds) < 0.3e-3
 
 
 class Fixed:

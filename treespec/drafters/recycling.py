@@ -6,10 +6,13 @@ Axis letters: B rows, N nodes, F expanded nodes, V vocabulary, K candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from treespec.drafters.recycling_table import PACKED, Table, pack_table, read_vocab_size, unpack_table
 from treespec.drafters.shared import (
     SessionSource,
     Shape,
@@ -23,7 +26,10 @@ from treespec.drafters.shared import (
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies.checks import check_count
 from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.tensor_file import read_tensors
 from treespec.tree import PADDING_PARENT, TreeBatch
+
+FORMAT = "treespec-recycling-1"
 
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """Before anything is measured rank r is right with probability .4 x 2^-r: worth ten observations."""
@@ -33,21 +39,28 @@ class TokenRecycling(SessionSource):
     """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
 
     The table lies on the device, is updated from every node of every target pass without a host copy, and persists
-    across calls. A candidate's probability is how often its rank held the target's most likely token so far.
+    across calls; `save` and `load` keep it longer. A candidate's probability is how often its rank held the target's
+    most likely token so far. Threads must not share one table at a time: a call writes to it while it reads.
 
     Args:
-        num_candidates: K, the candidates kept per token.
+        num_candidates: K, the candidates kept per token; a given table has its own.
         policy: how trees are shaped; None takes the call's policy.
+        table: what is known already; it is copied.
 
     Raises:
         ConfigError, InvalidTreeError: `num_candidates` is not a positive int; see also `as_policy`.
     """
 
-    def __init__(self, num_candidates: int = 8, policy: Shape | None = None) -> None:
+    def __init__(self, num_candidates: int = 8, policy: Shape | None = None, table: Table | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)
         self._own_policy = own_policy(policy)
         self._table: Tensor | None = None
         self._hits: Tensor | None = None
+        if table is not None:
+            self.num_candidates = table.candidates.shape[1]
+            # One row beyond the vocabulary takes the writes that must not count.
+            self._table = torch.nn.functional.pad(table.candidates, (0, 0, 0, 1), value=-1)
+            self._hits = table.hits.clone()
 
     def start(self, session: Session) -> None:
         """Take the session; the table stays.
@@ -59,7 +72,6 @@ class TokenRecycling(SessionSource):
         self._policy = policy_of_call(self._own_policy, session)
         if self._table is None or self._hits is None:
             width = min(self.num_candidates, session.vocab_size)
-            # One row beyond the vocabulary takes the writes that must not count.
             self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)
             self._hits = torch.zeros(width + 1, device=session.device)
         if len(self.table) != session.vocab_size:
@@ -94,6 +106,29 @@ class TokenRecycling(SessionSource):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is kept per row."""
+
+    def save(self, path: str | Path) -> None:
+        """Write what is known to a safetensors file, whole or not at all.
+
+        Raises:
+            ConfigError: before the first call nothing is known.
+        """
+        table, hits = self.table, self._hits
+        assert hits is not None
+        metadata = {"format": FORMAT, "vocab_size": str(len(table))}
+        scratch = Path(path).with_suffix(".partial")
+        save_file(pack_table(Table(table, hits)), scratch, metadata=metadata)
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path, policy: Shape | None = None) -> TokenRecycling:
+        """Go on with what `save` wrote.
+
+        Raises:
+            CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
+        """
+        tensors, metadata = read_tensors(path, FORMAT, PACKED)
+        return cls(policy=policy, table=unpack_table(tensors, read_vocab_size(metadata, path), path))
 
     @property
     def table(self) -> Tensor:

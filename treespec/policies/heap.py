@@ -23,6 +23,7 @@ def grow_best_first(
     children_of: Callable[[State], Sequence[tuple[float, int, State]]],
     num_nodes: int,
     max_depth: int,
+    min_value: float = 0.0,
 ) -> HostTree:
     """The `num_nodes` most probable nodes, in order of falling path value, in O(num_nodes log num_nodes).
 
@@ -30,6 +31,7 @@ def grow_best_first(
 
     Args:
         children_of: maps a node's state to its children's (probability, token, state), most probable first.
+        min_value: less probable nodes are left out.
     """
     tree = HostTree([root_token], [-1], [1.0])
     heap: list[tuple[float, int, int, int, Sequence[tuple[float, int, State]], int]] = []
@@ -44,6 +46,8 @@ def grow_best_first(
     push(1.0, 0, 1, children_of(root), 0)
     while heap and len(tree.tokens) < num_nodes:
         negative, _, parent, depth, siblings, rank = heappop(heap)
+        if -negative < min_value:
+            break
         _, token, state = siblings[rank]
         node = len(tree.tokens)
         tree.tokens.append(token)

@@ -1,0 +1,285 @@
+"""Suffix lookup: scores and trees equal to counting by brute force, bounded memory, invisible in time."""
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from drafter_loop import Loop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treespec.drafters import SuffixLookup, SuffixStore
+from treespec.drafters import suffix_store as store_module
+from treespec.drafters.suffix_text import LOOK_BACK, MAX_OCCURRENCES, SuffixText
+from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
+from treespec.policies import BestFirst, Chain, KAry
+from treespec.protocols import Scores, VerifiedStep
+from treespec.tree import SELECTED
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+def ends_of(texts, ending, is_last_free):
+    """(text, position) of every occurrence of `ending`; the very end of the text itself does not count."""
+    found = []
+    for number, text in enumerate(texts):
+        last = len(text) - 1 if is_last_free else len(text)
+        found += [(number, e) for e in range(len(ending) - 1, last) if text[e + 1 - len(ending) : e + 1] == ending]
+    return found
+
+
+def path_probs(texts, ends, depth):
+    """Probability of every continuation: the product of count(child) / count(parent), of those that go on."""
+    counts = Counter()
+    for number, end in ends:
+        for length in range(1, depth + 1):
+            if end + length < len(texts[number]):
+                counts[tuple(texts[number][end + 1 : end + 1 + length])] += 1
+    totals = Counter()
+    for path, count in counts.items():
+        totals[path[:-1]] += count
+    probs = {(): 1.0}
+    for path in sorted(counts, key=len):
+        probs[path] = probs[path[:-1]] * counts[path] / totals[path[:-1]]
+    del probs[()]
+    return probs
+
+
+def brute_force(text, stored, max_match, min_match, factor, offset, min_prob, depth, budget):
+    """The best score over all match lengths and both tries."""
+    best = 0.0
+    for texts, is_own in (([text], True), (stored, False)):
+        for length in range(min_match, min(max_match, len(text)) + 1):
+            probs = path_probs(texts, ends_of(texts, text[-length:], is_own), depth)
+            likely = sorted((p for p in probs.values() if p >= min_prob), reverse=True)
+            best = max(best, sum(likely[: min(budget, int(factor * length + offset))]))
+    return best
+
+
+@given(
+    TOKENS,
+    st.lists(TOKENS, max_size=3),
+    st.integers(1, 6),
+    st.integers(1, 2),
+    st.sampled_from([(1.0, 0.0), (2.0, 4.0), (0.0, 3.0), (0.5, 1.0)]),
+    st.sampled_from([0.0, 0.1, 0.4]),
+    st.integers(1, 6),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_the_tree_has_the_best_score_of_all_lengths_and_tries(text, stored, max_match, more, budget_rule, least, depth):
+    min_match = min(more, max_match)
+    factor, offset = budget_rule
+    store = SuffixStore(stored)
+    if len(stored) % 2:
+        store.text.sort(store.max_match)
+    lookup = SuffixLookup(max_match, min_match, BestFirst(8), store, factor, offset, least)
+    loop = Loop(lookup, [text])
+    batch = loop.propose(depth)
+    tree, values = batch.trees[0], batch.values[0].tolist()
+    expected = brute_force(text, stored, max_match, min_match, factor, offset, least, depth, budget=7)
+    assert sum(values[1:]) == pytest.approx(expected)
+    assert all(value >= least for value in values)
+    assert max(tree.depths) <= depth
+    if tree.num_nodes > 1:  # one match explains the whole tree
+        paths = {tuple(tree.token(i) for i in tree.path_to(n)[1:]): values[n] for n in range(1, tree.num_nodes)}
+        matches = []
+        for texts, is_own in (([text], True), (stored, False)):
+            for length in range(min_match, min(max_match, len(text)) + 1):
+                matches.append(path_probs(texts, ends_of(texts, text[-length:], is_own), depth))
+        assert any(all(probs.get(path) == pytest.approx(value) for path, value in paths.items()) for probs in matches)
+
+
+@given(TOKENS, st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=4), st.integers(1, 6), st.integers(0, 40))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_occurrences_are_those_of_a_naive_search(text, more, max_match, when_sorted):
+    """In a growing text, of which any beginning may have been sorted."""
+    index = SuffixText(text[:when_sorted])
+    index.sort(8)
+    index.append(text[when_sorted:])
+    for tokens in [[], *more]:
+        index.append(tokens)
+        text = text + tokens
+        assert index.tokens.tolist() == [-1, *text]
+        assert index.ending(max_match) == text[-max_match:]
+        found = index.find(index.ending(max_match), stop=len(index) - 1)
+        naive = [ends_of([text], text[-m:], is_last_free=True) for m in range(1, min(max_match, len(text)) + 1)]
+        naive = [[end + 1 for _, end in ends] for ends in naive if ends]
+        # What was sorted does not know that the text ended there.
+        ends = [[e for e in index.ends(occurrences) if e < len(index) - 1] for occurrences in found]
+        assert [sorted(e) for e in ends if e] == naive
+
+
+@pytest.mark.parametrize("policy", [BestFirst(7), BestFirst(7, beam=99), KAry((2, 2)), Chain(3)])
+def test_suffix_lookup_drafts_what_followed(policy):
+    prompts = [[1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], [1, 2, 3]]
+    batch = Loop(SuffixLookup(), prompts, policy).propose(max_depth=3)
+    assert batch.num_nodes[1] == 1, "nothing was repeated"
+    assert batch.families == {SELECTED}
+    tree = batch.trees[0]
+    first = tree.children(0)
+    assert tree.token(first[0]) == 3
+    assert float(batch.values[0, first[0]]) == pytest.approx(2 / 3)
+    if len(first) > 1:
+        assert tree.token(first[1]) == 4
+        assert float(batch.values[0, first[1]]) == pytest.approx(1 / 3)
+    assert max(tree.depths) <= 3
+
+
+@pytest.mark.parametrize("text", [[1, 2, 0, 1, 3, 1, 2, 1], [0, 1, 0, 0, 1, 1, 0, 1, 0, 0]])
+def test_policies_with_and_without_a_host_form_grow_one_tree(text):
+    """With budgets that no match exceeds the heap's tree is the policy's own."""
+    grown = [
+        Loop(SuffixLookup(offset=99.0, min_prob=0.2), [text], policy).propose(3)
+        for policy in (BestFirst(6), BestFirst(6, beam=99))
+    ]
+    paths = [
+        {tuple(b.trees[0].token(i) for i in b.trees[0].path_to(n)) for n in range(b.trees[0].num_nodes)} for b in grown
+    ]
+    assert paths[0] == paths[1]
+    assert len(paths[0]) > 2
+    torch.testing.assert_close(*(b.values.sort().values for b in grown))
+
+
+def test_suffix_lookup_reads_the_output():
+    loop = Loop(SuffixLookup(policy=Chain(4)), [[5, 4, 3], [0, 0, 1]])
+    loop.step(loop.propose(), emit=[[2, 1, 5], [1]])
+    batch = loop.propose()
+    assert batch.tokens[0].tolist() == [5, 4, 3, 2, 1]
+    assert batch.tokens[1, :2].tolist() == [1, 1]
+    loop.step(batch, emit=[[4], [1]])
+    loop.keep_rows([0])
+    assert loop.propose().tokens[0].tolist() == [4, 3, 2, 1, 5]
+
+
+def test_prompt_lookup_is_the_longest_match_alone():
+    text = [1, 2, 5, 1, 2, 3, 2, 4, 2, 4, 2, 4, 2, 4, 2, 4, 1, 2]
+    assert Loop(SuffixLookup(policy=Chain(2)), [text]).propose().tokens.tolist() == [[2, 4, 2]]
+    lookup = SuffixLookup(policy=Chain(2), is_longest_only=True)
+    assert Loop(lookup, [text]).propose().tokens.tolist() == [[2, 3, 2]]
+
+
+def test_the_most_recent_occurrences_are_followed():
+    text = [1, 2] * MAX_OCCURRENCES + [1, 3] * (MAX_OCCURRENCES - 1) + [1, 4, 1]
+    index = SuffixText(text)
+    (occurrences,) = index.find([1], len(text))
+    ranked = index.children(index.ends(occurrences))
+    assert [(token, share * MAX_OCCURRENCES) for share, token, _ in ranked] == [(3, MAX_OCCURRENCES - 1), (4, 1)]
+    tied = SuffixText([1, 2, 1, 3, 1])
+    ranked = tied.children(tied.ends(tied.find([1], 5)[0]))
+    assert [token for _, token, _ in ranked] == [3, 2], "of equally frequent ones the most recent stands first"
+    flood = SuffixText([1] * (3 * LOOK_BACK))
+    assert max(occurrences.num_found for occurrences in flood.find([1] * 4, 3 * LOOK_BACK)) == LOOK_BACK
+
+
+def test_sorted_occurrences_are_spaced_evenly():
+    """Of very many, those with every kind of context before them are followed, as often as they came."""
+    random = np.random.default_rng(0)
+    before = random.choice([2, 3, 4], 3000, p=[0.5, 0.25, 0.25])
+    text = SuffixText(np.stack([before, np.zeros_like(before), before], 1).ravel())
+    text.sort(4)
+    (one,) = text.find([0])
+    ends = text.ends(one)
+    assert MAX_OCCURRENCES / 2 < len(ends) <= MAX_OCCURRENCES
+    shares = {token: share for share, token, _ in text.children(ends)}
+    assert shares == pytest.approx({2: 0.5, 3: 0.25, 4: 0.25}, abs=0.05)
+
+
+def test_a_store_learns_across_calls():
+    store = SuffixStore()
+    lookup = SuffixLookup(policy=Chain(3), store=store)
+    assert lookup.store is store
+    loop = Loop(lookup, [[5, 1], [0]])
+    loop.step(loop.propose(), emit=[[2, 3, 4], [0]])
+    loop.keep_rows([1])
+    loop.step(loop.propose(), emit=[[3]])
+    assert Loop(lookup, [[1]]).propose().tokens.tolist() == [[1, 2, 3, 4]]
+    assert store.texts == [[5, 1, 2, 3, 4], [0, 0, 3]]
+    other = Loop(SuffixLookup(policy=Chain(2), store=store), [[4, 3]])
+    assert other.propose().tokens.tolist() == [[3, 4]], "no match crosses the end of a text"
+
+
+def test_a_store_keeps_what_was_generated_not_the_prompt():
+    lookup = SuffixLookup(max_match=2, policy=Chain(3), store=SuffixStore())
+    loop = Loop(lookup, [[1, 2, 3, 4, 5]])
+    loop.step(loop.propose(), emit=[[0, 1]])
+    assert lookup.store.num_tokens == 2 + 4
+    assert lookup.store.texts == [[4, 5, 0, 1]], "with as much of the prompt as a match may be long"
+
+
+def test_the_store_is_bounded(monkeypatch):
+    monkeypatch.setattr(store_module, "MIN_UNSORTED", 40)
+    store, random = SuffixStore(capacity=200), np.random.default_rng(1)
+    texts = [random.integers(0, 5, random.integers(1, 60)).tolist() for _ in range(100)]
+    for number, text in enumerate(texts):
+        store.add(text)
+        assert store.num_tokens <= 200
+        kept = store.texts
+        assert kept[1:] == texts[number + 2 - len(kept) : number + 1], "the newest texts are whole"
+        assert texts[number + 1 - len(kept)][-len(kept[0]) :] == kept[0], "the oldest may have lost its beginning"
+        assert store.num_tokens - store.text.num_sorted < 40
+        found = [len(store.text.ends(o)) for o in store.find(text[-3:])]
+        naive = [len(ends_of(kept, text[-m:], False)) for m in range(1, min(3, len(text)) + 1)]
+        assert found[: len(naive)] == naive or max(naive) > MAX_OCCURRENCES
+    assert store.num_tokens > 140
+    store.add(range(1000))
+    assert store.num_tokens <= 200
+
+
+def test_a_store_is_saved_and_loaded(tmp_path):
+    store = SuffixStore([[1, 2, 3], [4, 5]], capacity=1000, max_match=7)
+    lookup = SuffixLookup(policy=Chain(2), store=store)
+    Loop(lookup, [[3]]).step(lookup.propose(1), emit=[[4]])
+    store.save(tmp_path / "store.safetensors")
+    loaded = SuffixStore.load(tmp_path / "store.safetensors")
+    assert loaded.texts == [[1, 2, 3], [4, 5], [3, 4]], "the last call's text is among them"
+    assert (loaded.capacity, loaded.max_match) == (1000, 7)
+    with pytest.raises(CheckpointError, match="no file"):
+        SuffixStore.load(tmp_path / "other.safetensors")
+
+
+def test_stores_refuse_what_cannot_be():
+    with pytest.raises(VocabularyMismatchError, match="holds token 7 and the model's vocabulary has 6"):
+        Loop(SuffixLookup(policy=4, store=SuffixStore([[1, 7]])), [[1]])
+    with pytest.raises(ConfigError, match="negative"):
+        SuffixStore([[1, -1]])
+    with pytest.raises(ConfigError, match="at least 64"):
+        SuffixStore(capacity=3)
+    for options in ({"factor": -1.0}, {"factor": 0.0, "offset": 0.0}, {"min_prob": 1.5}):
+        with pytest.raises(ConfigError, match="min_prob in"):
+            SuffixLookup(**options)
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+@pytest.mark.parametrize("is_repetitive", [True, False])
+def test_suffix_lookup_is_fast(is_repetitive, is_warm):
+    """At 8,000 tokens a step takes 0.3 ms at most: best of several rounds, as other work may share the machine."""
+    random = np.random.default_rng(0)
+    text = np.tile(random.integers(0, 40, 80), 100) if is_repetitive else random.zipf(1.3, 8000) % 5000
+    store = SuffixStore([random.zipf(1.3, 100_000) % 5000]) if is_warm else None
+    loop = Loop(SuffixLookup(policy=16, store=store), [text.tolist()], vocab_size=5000)
+    trees = loop.propose(16)
+    rounds = []
+    for _ in range(15):
+        start = time.perf_counter()
+        for _ in range(10):
+            loop.drafter.propose(16)
+            loop.drafter.commit(VerifiedStep(trees, [], Scores(torch.empty(0)), [[int(text[0]), int(text[1])]]))
+        rounds.append((time.perf_counter() - start) / 10)
+    assert min(rounds) < 0.3e-3
+
+
+def test_time_per_token_does_not_grow_with_the_text():
+    """A token of a text four times as long costs no more to append, copies of the growing array included."""
+
+    def seconds(length):
+        best = float("inf")
+        for _ in range(5):
+            text, start = SuffixText(), time.perf_counter()
+            for token in range(length):
+                text.append([token])
+            best = min(best, time.perf_counter() - start)
+        return best / length
+
+    assert seconds(8000) < 2 * seconds(2000)

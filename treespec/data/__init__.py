@@ -1,0 +1,1 @@
+"""Warm starts that come with treespec."""

@@ -1,0 +1,122 @@
+"""Adjacency tables of `TokenRecycling`: counted from texts, and in the compact form in which they are saved.
+
+Axis letters: N tokens of texts, V vocabulary, K candidates, M tokens whose row is known.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from treespec.errors import CheckpointError
+
+RANK_DECAY = 0.5
+"""What a candidate's vote counts, a rank further down: about how much less often lower ranks are right."""
+
+WARM_TRIALS = 1000.0
+"""What was counted on texts weighs as much as so many trials in a call, so that calls soon say more."""
+
+
+class Table(NamedTuple):
+    """`candidates` int64 [V, K], -1 where nothing is known.
+
+    `hits` float32 [K + 1]: how often each rank held the target's most likely token, and how often it could have.
+    """
+
+    candidates: Tensor
+    hits: Tensor
+
+
+def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
+    """The candidates that were on average most likely after every token of a text.
+
+    Args:
+        tokens: int64 [N].
+        top: int64 [N, K], the model's most likely next tokens at every position, best first; -1 where it was not asked.
+    """
+    is_asked = top[:, 0] >= 0
+    tokens, top = tokens[is_asked], top[is_asked]
+    width = top.shape[1]
+    votes = (RANK_DECAY ** torch.arange(width)).expand(top.shape).flatten().double()
+    pairs, inverse = (tokens.unsqueeze(1) * vocab_size + top).flatten().unique(return_inverse=True)
+    totals = torch.zeros(len(pairs), dtype=torch.float64).index_add(0, inverse, votes)
+    order = totals.sort(descending=True, stable=True).indices
+    order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
+    owners = pairs[order] // vocab_size
+    ranks = torch.arange(len(order)) - torch.searchsorted(owners, owners)
+    is_kept = ranks < width
+    candidates = torch.full((vocab_size, width), -1)
+    candidates[owners[is_kept], ranks[is_kept]] = (pairs[order] % vocab_size)[is_kept]
+    hits = torch.cat([(candidates[tokens] == top[:, :1]).sum(0), torch.tensor([len(tokens)])]).float()
+    return Table(candidates, hits * min(1.0, WARM_TRIALS / max(len(tokens), 1)))
+
+
+def id_dtype(vocab_size: int) -> torch.dtype:
+    """The smallest type that holds every id and, as its highest value, an absent one."""
+    return torch.uint16 if vocab_size < 1 << 16 else torch.int32
+
+
+def pack_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    """Ids int64, -1 for absent ones, in the type of `id_dtype`."""
+    dtype = id_dtype(vocab_size)
+    return torch.where(ids < 0, torch.iinfo(dtype).max, ids).to(dtype).contiguous()
+
+
+def unpack_ids(packed: Tensor, name: str, vocab_size: int, path: str | Path) -> Tensor:
+    """Ids int64, -1 for absent ones.
+
+    Raises:
+        CheckpointError: of another type, or beyond the vocabulary.
+    """
+    dtype = id_dtype(vocab_size)
+    if packed.dtype != dtype:
+        raise CheckpointError(f"{path}: {name} must be {dtype} for {vocab_size} tokens, got {packed.dtype}")
+    ids = packed.to(torch.int64)
+    ids = torch.where(ids == torch.iinfo(dtype).max, -1, ids)
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise CheckpointError(f"{path}: {name} holds id {int(ids.max())} in a vocabulary of {vocab_size} tokens")
+    return ids
+
+
+PACKED = ("known", "candidates", "hits")
+
+
+def pack_table(table: Table) -> dict[str, Tensor]:
+    """The rows that are known: `known` [M], their `candidates` [M, K], and `hits` float32 [K + 1]."""
+    candidates = table.candidates.cpu()
+    known = (candidates[:, 0] >= 0).nonzero().squeeze(1)
+    ids = {"known": known, "candidates": candidates[known]}
+    packed = {name: pack_ids(tensor, len(candidates)) for name, tensor in ids.items()}
+    return packed | {"hits": table.hits.float().cpu().contiguous()}
+
+
+def unpack_table(tensors: dict[str, Tensor], vocab_size: int, path: str | Path) -> Table:
+    """What `pack_table` packed.
+
+    Raises:
+        CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, hits that are no counts.
+    """
+    known, candidates = (unpack_ids(tensors[name], name, vocab_size, path) for name in ("known", "candidates"))
+    hits = tensors["hits"]
+    is_fitting = candidates.ndim == 2 and known.shape == candidates.shape[:1] and 0 < candidates.shape[1] <= vocab_size
+    if not is_fitting or hits.shape != (candidates.shape[1] + 1,):
+        shapes = {name: list(tensors[name].shape) for name in PACKED}
+        raise CheckpointError(f"{path}: expected known [M], candidates [M, K] and hits [K + 1], got {shapes}")
+    if len(known.unique()) != len(known) or bool((known < 0).any()):
+        raise CheckpointError(f"{path}: a token has two rows, or none")
+    if hits.dtype != torch.float32 or not bool((hits.isfinite() & (hits >= 0)).all()):
+        raise CheckpointError(f"{path}: hits must be counts in float32")
+    table = torch.full((vocab_size, candidates.shape[1]), -1)
+    table[known] = candidates
+    return Table(table, hits)
+
+
+def read_vocab_size(metadata: dict[str, str], path: str | Path) -> int:
+    """Raises: CheckpointError, unless the metadata's vocab_size is a positive int."""
+    found = metadata.get("vocab_size", "")
+    if not found.isascii() or not found.isdigit() or int(found) < 1:
+        raise CheckpointError(f"{path} does not say for how large a vocabulary it was made: vocab_size is {found!r}")
+    return int(found)

@@ -1,0 +1,142 @@
+"""The global side of suffix lookup: texts of earlier calls, bounded, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from treespec.drafters.suffix_text import SEPARATOR, Occurrences, SuffixText
+from treespec.errors import CheckpointError, ConfigError
+from treespec.policies.checks import check_count
+from treespec.tensor_file import read_tensors
+
+Ids = Sequence[int] | np.ndarray
+
+FORMAT = "treespec-suffixes-1"
+
+MIN_UNSORTED, UNSORTED_SHARE = 8192, 16
+"""All are sorted anew once so many tokens, and one in so many, are not: a token's share of the sorting is constant."""
+
+MIN_CAPACITY = 64
+
+
+class SuffixStore:
+    """Texts that every `SuffixLookup` given this store drafts from; each adds what its calls have generated.
+
+    At most `capacity` tokens are kept, about 12 bytes each: when they are exceeded the oldest quarter is forgotten. A
+    store serves one call of generation at a time, like the drafters that hold it.
+
+    Args:
+        texts: token ids to begin with.
+        capacity: the most tokens, a separator per text included.
+        max_match: the longest ending that can be looked up.
+
+    Raises:
+        ConfigError: a number that is not a positive int or too small, or a negative id.
+    """
+
+    def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
+        self.capacity, self.max_match = check_count("capacity", capacity), check_count("max_match", max_match)
+        self._text = SuffixText()
+        self._following: list[tuple[SuffixText, int, int]] = []
+        if capacity < MIN_CAPACITY:
+            raise ConfigError(f"capacity must be at least {MIN_CAPACITY} tokens, got {capacity}")
+        self.add(*texts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept, separators included."""
+        self._absorb()
+        return len(self._text)
+
+    @property
+    def max_token(self) -> int:
+        """The highest id, -1 in an empty store."""
+        return int(self._text.tokens.max())
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """What is kept, the oldest text first; it may have lost its beginning."""
+        self._absorb()
+        tokens = self._text.tokens
+        parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR))
+        return [part[1:].tolist() for part in parts if len(part) > 1]
+
+    def add(self, *texts: Ids) -> None:
+        """Add texts of token ids; sorts and forgets where it is time to."""
+        for text in texts:
+            tokens = np.asarray(text, dtype=np.int32)
+            if not len(tokens):
+                continue
+            if tokens.min() < 0:
+                raise ConfigError(f"token ids must not be negative, got {int(tokens.min())}")
+            self._text.append(tokens[-self.capacity // 2 :])
+            self._text.append([SEPARATOR])
+        self._tidy()
+
+    def follow(self, text: SuffixText, num_before: int) -> None:
+        """Take what a row's text is going to get, once its call is over: at the next call, or when the store is saved.
+
+        Args:
+            num_before: so many of the tokens that it has are taken too, for endings that reach back.
+        """
+        self._following.append((text, max(len(text) - num_before, 1), len(text)))
+
+    def start(self) -> None:
+        """A new call begins: take the texts of the last one."""
+        self._absorb()
+
+    def find(self, ending: Sequence[int]) -> list[Occurrences]:
+        """See `SuffixText.find`; the texts of the running call are not among the store's."""
+        return self._text.find(ending[-self.max_match :])
+
+    @property
+    def text(self) -> SuffixText:
+        """Where the positions that `find` returns lie."""
+        return self._text
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        self._absorb()
+        scratch = Path(path).with_suffix(".partial")
+        metadata = {"format": FORMAT, "capacity": str(self.capacity), "max_match": str(self.max_match)}
+        save_file({"tokens": torch.from_numpy(self._text.tokens.copy())}, scratch, metadata=metadata)
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SuffixStore:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: no such file, damaged, of another format or version, or not what a store saves.
+        """
+        tensors, metadata = read_tensors(path, FORMAT, ["tokens"])
+        tokens = tensors["tokens"]
+        try:
+            store = cls(capacity=int(metadata["capacity"]), max_match=int(metadata["max_match"]))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} lacks a store's capacity and max_match ({error!r}): make it anew") from error
+        if tokens.ndim != 1 or tokens.dtype != torch.int32 or len(tokens) == 0 or int(tokens.min()) < SEPARATOR:
+            got = f"{tokens.dtype} {list(tokens.shape)}"
+            raise CheckpointError(f"{path}: tokens must be int32 [N] of ids or {SEPARATOR}, got {got}")
+        store._text = SuffixText(tokens[1:].numpy())
+        store._tidy()
+        return store
+
+    def _absorb(self) -> None:
+        following, self._following = self._following, []
+        self.add(*(text.tokens[start:] for text, start, length in following if len(text) > length))
+
+    def _tidy(self) -> None:
+        """Forget the oldest tokens beyond the capacity, a quarter at a time, and sort when enough is unsorted."""
+        tokens = self._text.tokens
+        if len(tokens) > self.capacity:
+            tokens = tokens[-(self.capacity - self.capacity // 4) :]
+            self._text = SuffixText(tokens)
+        num_unsorted = len(self._text) - self._text.num_sorted
+        if num_unsorted >= max(MIN_UNSORTED, len(self._text) // UNSORTED_SHARE):
+            self._text.sort(self.max_match)

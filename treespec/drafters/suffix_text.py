@@ -1,0 +1,153 @@
+"""Token texts and where an ending occurred in them: the index behind `SuffixLookup`.
+
+A suffix trie of n texts is never built: its node for an ending is the set of positions where the ending occurs, and its
+children are what stands after them. Both are found in the text itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+SEPARATOR = -1
+"""Stands before every text and behind the last one: no match and no continuation crosses it."""
+
+MAX_OCCURRENCES = 64
+"""So many of the unsorted occurrences of an ending are followed, the most recent ones, and as many of the sorted ones,
+evenly spaced in their order, in which similar contexts are neighbours: they bound the time of a step."""
+
+LOOK_BACK = 1024
+"""So many of the last token's unsorted occurrences are compared with longer endings, the most recent ones."""
+
+
+class Occurrences(NamedTuple):
+    """Where an ending occurs: a slice of the sorted positions, and positions int64 ascending among the others."""
+
+    start: int
+    stop: int
+    recent: np.ndarray
+
+    @property
+    def num_found(self) -> int:
+        return self.stop - self.start + len(self.recent)
+
+
+class SuffixText:
+    """Texts one after the other in one growing array: an append costs amortised O(1).
+
+    Positions before `num_sorted` are sorted by the tokens read backwards from them, so that the occurrences of an
+    ending are one slice, found by binary search; `sort` sorts all. The others are compared one by one in vectorised
+    scans, which for some ten thousand tokens is faster than any index kept in Python.
+    """
+
+    def __init__(self, tokens: Sequence[int] | np.ndarray = ()) -> None:
+        """tokens: non-negative ids of a first text, and `SEPARATOR` between it and others."""
+        self._buffer = np.full(max(2 * len(tokens), 64), SEPARATOR, dtype=np.int32)
+        self._view = self._buffer.data
+        self._length = 1
+        self._order = np.empty(0, dtype=np.int32).data
+        self.append(tokens)
+
+    def __len__(self) -> int:
+        """Positions in use, separators included."""
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [len(self)]: a separator, then the texts with separators between them."""
+        return self._buffer[: self._length]
+
+    @property
+    def num_sorted(self) -> int:
+        return len(self._order)
+
+    def append(self, tokens: Sequence[int] | np.ndarray) -> None:
+        """Go on with the last text; the array doubles when it is full. Behind its end a separator always stands."""
+        end = self._length + len(tokens)
+        if end >= len(self._buffer):
+            grown = np.full(2 * end, SEPARATOR, dtype=np.int32)
+            grown[: self._length] = self.tokens
+            self._buffer, self._view = grown, grown.data
+        self._buffer[self._length : end] = tokens
+        self._length = end
+
+    def ending(self, length: int) -> list[int]:
+        """The last `length` tokens, fewer where the text is shorter."""
+        return self._view[max(self._length - length, 1) : self._length].tolist()
+
+    def sort(self, depth: int) -> None:
+        """Sort all positions by the `depth` tokens before and at them, by prefix doubling in O(n log n log depth)."""
+        rank = self.tokens.astype(np.int64) + 1
+        width = 1
+        while width < depth:
+            before = np.concatenate([np.zeros(min(width, len(rank)), dtype=np.int64), rank[:-width]])
+            rank = np.unique(rank * (rank.max() + 1) + before, return_inverse=True)[1]
+            width *= 2
+        self._order = np.argsort(rank, kind="stable").astype(np.int32).data
+
+    def find(self, ending: Sequence[int], stop: int | None = None) -> list[Occurrences]:
+        """Where the last token of `ending`, its last two tokens, and so on, occur, as long as they do.
+
+        Args:
+            ending: at most as many tokens as positions are sorted by.
+            stop: only positions before it count.
+        """
+        found: list[Occurrences] = []
+        start, end, recent = self._find_token(ending[-1], self._length if stop is None else stop)
+        for back, token in enumerate(ending[::-1]):
+            if back:
+                start, end = self._narrow(start, end, back, token)
+                recent = recent[self._buffer[recent - back] == token]
+            if start == end and not len(recent):
+                break
+            found.append(Occurrences(start, end, recent))
+        return found
+
+    def ends(self, occurrences: Occurrences) -> list[int]:
+        """The positions to be followed, the most recent of the unsorted ones first; see `MAX_OCCURRENCES`."""
+        step = -(-(occurrences.stop - occurrences.start) // MAX_OCCURRENCES) or 1
+        recent = occurrences.recent[: -MAX_OCCURRENCES - 1 : -1].tolist()
+        return recent + self._order[occurrences.start : occurrences.stop : step].tolist()
+
+    def children(self, ends: Sequence[int]) -> list[tuple[float, int, list[int]]]:
+        """What follows the positions `ends`: (share, token, the positions of the token), most frequent first.
+
+        Of equally frequent tokens the one met first stands first. Positions at the end of a text do not count.
+        """
+        view = self._view
+        if len(ends) == 1:
+            token = view[ends[0] + 1]
+            return [] if token < 0 else [(1.0, token, [ends[0] + 1])]
+        groups: dict[int, list[int]] = {}
+        for end in ends:
+            token = view[end + 1]
+            if token in groups:
+                groups[token].append(end + 1)
+            elif token >= 0:
+                groups[token] = [end + 1]
+        total = sum(map(len, groups.values()))
+        ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
+        return [(len(positions) / total, token, positions) for token, positions in ranked]
+
+    def _find_token(self, token: int, stop: int) -> tuple[int, int, np.ndarray]:
+        start, end = self._narrow(0, self.num_sorted, 0, token)
+        recent = np.flatnonzero(self._buffer[self.num_sorted : stop] == token)[-LOOK_BACK:]
+        return start, end, recent + self.num_sorted
+
+    def _narrow(self, start: int, end: int, back: int, token: int) -> tuple[int, int]:
+        """The part of a slice of the sorted positions where `token` stands `back` positions earlier.
+
+        A position before the text is never read: the separator at 0 ends all matches.
+        """
+        if start == end:
+            return start, end
+        view, order = self._view, self._order
+
+        def earlier(position: int) -> int:
+            return view[position - back]
+
+        start = bisect_left(order, token, start, end, key=earlier)
+        return start, bisect_right(order, token, start, end, key=earlier)

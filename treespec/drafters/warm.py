@@ -1,0 +1,125 @@
+"""Warm starts: a recycling table and texts for suffix lookup, made from what a model wrote by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from treespec.drafters.recycling import TokenRecycling
+from treespec.drafters.recycling_table import (
+    PACKED,
+    Table,
+    count_table,
+    pack_ids,
+    pack_table,
+    read_vocab_size,
+    unpack_ids,
+    unpack_table,
+)
+from treespec.drafters.shared import Shape
+from treespec.drafters.suffix import SuffixLookup
+from treespec.drafters.suffix_store import SuffixStore
+from treespec.errors import CheckpointError
+from treespec.tensor_file import read_tensors
+
+FORMAT = "treespec-warm-start-1"
+
+
+@dataclass(frozen=True, eq=False)
+class WarmStart:
+    """What one model's drafters may know before their first call.
+
+    `texts` are token ids; `about` says where they come from (model, seed, command). The drafters refuse a model with a
+    vocabulary of another size at their first call.
+    """
+
+    table: Table
+    texts: Sequence[Tensor]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.table.candidates)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(len(text) for text in self.texts)
+
+    @classmethod
+    def from_texts(
+        cls, texts: Sequence[Tensor], top: Tensor, vocab_size: int, about: Mapping[str, Any] | None = None
+    ) -> WarmStart:
+        """Count texts.
+
+        Args:
+            texts: int64, one tensor of token ids per text.
+            top: int64 [N, K], the model's most likely next tokens at every token of all texts, -1 where unknown.
+        """
+        return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
+
+    def recycling(self, policy: Shape | None = None) -> TokenRecycling:
+        """A `TokenRecycling` that starts with the table."""
+        return TokenRecycling(policy=policy, table=self.table)
+
+    def suffix(self, policy: Shape | None = None, **options: Any) -> SuffixLookup:
+        """A `SuffixLookup` whose store starts with the texts; options are those of `SuffixLookup`."""
+        return SuffixLookup(policy=policy, store=SuffixStore([text.numpy() for text in self.texts]), **options)
+
+    def drafters(self) -> list[TokenRecycling | SuffixLookup]:
+        """Both, for `TreeSpeculation`."""
+        return [self.recycling(), self.suffix()]
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        tensors = pack_table(self.table) | {
+            "tokens": pack_ids(torch.cat(list(self.texts)), self.vocab_size),
+            "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32),
+        }
+        metadata = {"format": FORMAT, "vocab_size": str(self.vocab_size), "about": json.dumps(dict(self.about))}
+        scratch = Path(path).with_suffix(".partial")
+        save_file(tensors, scratch, metadata=metadata)
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WarmStart:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
+        """
+        tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
+        vocab_size = read_vocab_size(metadata, path)
+        table = unpack_table(tensors, vocab_size, path)
+        tokens, lengths = unpack_ids(tensors["tokens"], "tokens", vocab_size, path), tensors["lengths"].tolist()
+        if tokens.ndim != 1 or bool((tokens < 0).any()) or min(lengths, default=1) < 1 or sum(lengths) != len(tokens):
+            raise CheckpointError(f"{path}: tokens must be ids [N] and lengths sum to N, got {list(tokens.shape)}")
+        try:
+            about = dict(json.loads(metadata.get("about", "{}")))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: what it says about itself is not JSON ({error})") from error
+        return cls(table, tokens.split(lengths), about)
+
+    @classmethod
+    def shipped(cls, name: str) -> WarmStart:
+        """A set that comes with treespec, by its model's name without the owner, e.g. "SmolLM2-135M-Instruct".
+
+        Raises:
+            CheckpointError: there is none of that name.
+        """
+        sets = {Path(item.name).stem: item for item in files("treespec.data").iterdir() if "safetensors" in item.name}
+        found = sets.get(name.rsplit("/", 1)[-1].lower())
+        if found is None:
+            raise CheckpointError(
+                f"no warm start for {name!r} comes with treespec (there are {', '.join(sorted(sets))}): make one with "
+                f"treespec warm-up {name} --out FILE.safetensors, and WarmStart.load(FILE)"
+            )
+        return cls.load(str(found))

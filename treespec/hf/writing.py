@@ -1,0 +1,293 @@
+"""Text that a model writes by itself: what drafters are warmed up with and heads are trained on.
+
+The model starts from the bare user turn of its own chat template, so it writes the user's message too, then the
+answer. Rows of a batch leave as they finish. Every batch is one shard on disk with a seed of its own, so an interrupted
+run goes on where it stopped and gives the same text.
+
+Axis letters: B rows, V vocabulary, K candidates, N tokens of all texts, C texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from treespec.errors import CheckpointError, ConfigError
+from treespec.policies.checks import check_count
+from treespec.protocols import CausalScorer
+from treespec.tensor_file import read_tensors
+
+FORMAT = "treespec-text-1"
+LEAVE_SHARE = 8
+"""Rows leave the batch once a part of one in so many has finished: each leaving copies the cache."""
+
+SEED_STRIDE = 1_000_003
+"""Seeds of batches differ whatever the run's seed is: no run has so many batches."""
+
+
+class Turns(NamedTuple):
+    """The chat template's own tokens: up to the start of the user's message, and from its end to the answer's start.
+
+    `reply` is empty for a model without a template: it writes one text, no message.
+    """
+
+    opening: list[int]
+    reply: list[int]
+
+
+class Texts(NamedTuple):
+    """Written texts, one after the other.
+
+    `tokens` int64 [N]; `lengths` int64 [C], of each text; `top` int64 [N, K], the most probable next tokens after every
+    token, -1 where the model was not asked (the template's opening, given prompts, the last token of a text).
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    top: Tensor
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How text is written.
+
+    Args:
+        message_temperature: of the user's messages.
+        temperatures: of the answers, one text after the other in turn; 0 is greedy.
+        max_message: the longest message in tokens; a longer one is cut there.
+        max_length: the longest text in tokens, its template included.
+        batch_size: texts written side by side.
+        num_candidates: K, how many of the most probable tokens are kept after every token.
+        seed: of everything drawn.
+
+    Raises:
+        ConfigError: a count that is not a positive int, a negative temperature, or no temperature.
+    """
+
+    message_temperature: float = 0.9
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    max_message: int = 96
+    max_length: int = 320
+    batch_size: int = 64
+    num_candidates: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_message", "max_length", "batch_size", "num_candidates"):
+            check_count(name, getattr(self, name))
+        if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
+            raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
+
+
+def chat_turns(tokenizer: Any) -> Turns:
+    """The turns of a tokenizer's chat template; without one, the beginning of a text.
+
+    Raises:
+        ConfigError: the template does not show the user's message, or there is neither a template nor a first token.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if first is None:
+            raise ConfigError("the tokenizer has no chat template and no first token: give prompts to start from")
+        return Turns([first], [])
+    mark = "MESSAGE"
+    turns = [{"role": "user", "content": mark}]
+    chat = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    if mark not in chat:
+        raise ConfigError("the tokenizer's chat template does not show the user's message")
+    opening, _, reply = chat.rpartition(mark)
+    return Turns(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (opening, reply)))
+
+
+@dataclass
+class _Row:
+    """One text in the making."""
+
+    tokens: list[int]
+    temperature: float
+    num_message: int | None
+    """Tokens of the user's message so far; None once the answer has begun."""
+    top: list[Tensor] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    """The template's tokens that come next, whatever was drawn."""
+    is_done: bool = False
+
+    def take(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
+        """Go on with a drawn token, or with what the template wants instead."""
+        self.top.append(top)
+        if self.num_message is not None and (token in ends or self.num_message >= writing.max_message):
+            self.forced, self.num_message = list(turns.reply), None
+        if self.forced:
+            self.tokens.append(self.forced.pop(0))
+        else:
+            self.tokens.append(token)
+            self.num_message = None if self.num_message is None else self.num_message + 1
+            self.is_done = self.num_message is None and token in ends
+        self.is_done |= len(self.tokens) >= writing.max_length
+
+
+@torch.no_grad()
+def write_batch(
+    scorer: CausalScorer,
+    turns: Turns,
+    ends: Sequence[int],
+    messages: Sequence[Sequence[int] | None],
+    writing: Writing,
+    number: int = 0,
+    on_tokens: Callable[[int], object] = lambda _: None,
+) -> Texts:
+    """Write one text per message, side by side.
+
+    Args:
+        scorer: the model.
+        ends: ids that end an answer.
+        messages: the user's messages as ids; None lets the model write its own.
+        number: of the batch; with `writing.seed` it seeds the draws.
+        on_tokens: called with the number of tokens that every pass added.
+    """
+    generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
+    every = [
+        _start(message, turns, writing.temperatures[i % len(writing.temperatures)], writing.max_length)
+        for i, message in enumerate(messages)
+    ]
+    message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
+    rows = list(every)
+    _prefill(scorer, rows)
+    while rows:
+        last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
+        logits = scorer.extend(last, torch.full((len(rows), 1), -1)).logits[:, 0].float()
+        scorer.commit([[0]] * len(rows))
+        heat = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
+        drawn = draw(logits, torch.tensor(heat, device=logits.device), generator).tolist()
+        top = logits.topk(writing.num_candidates).indices.cpu()
+        working = [b for b, row in enumerate(rows) if not row.is_done]
+        for b in working:
+            is_message = rows[b].num_message is not None
+            rows[b].take(drawn[b], top[b], turns, message_ends if is_message else answer_ends, writing)
+        on_tokens(len(working))
+        stay = [b for b, row in enumerate(rows) if not row.is_done]
+        if not stay:
+            break
+        if len(rows) - len(stay) >= len(rows) / LEAVE_SHARE:
+            scorer.select_rows(stay)
+            rows = [rows[b] for b in stay]
+    return _gather(every, writing.num_candidates)
+
+
+def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row, int64 [B], from softmax(logits / temperature); temperature 0 takes the most probable one.
+
+    The Gumbel-max trick: argmax of logits float [B, V] + temperature x Gumbel noise.
+    """
+    noise = torch.empty_like(logits).exponential_(generator=generator).log_().neg_()
+    return noise.mul_(temperatures.unsqueeze(1)).add_(logits).argmax(-1)
+
+
+def _start(message: Sequence[int] | None, turns: Turns, temperature: float, max_length: int) -> _Row:
+    if message is None:
+        return _Row(list(turns.opening), temperature, num_message=0 if turns.reply else None)
+    return _Row([*turns.opening, *message, *turns.reply][: max_length - 1], temperature, num_message=None)
+
+
+def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
+    width = max(len(row.tokens) for row in rows) - 1
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        start = width - (len(row.tokens) - 1)
+        ids[b, start:], mask[b, start:] = torch.tensor(row.tokens[:-1], dtype=torch.int64), True
+    scorer.prefill(ids.to(scorer.device), mask.to(scorer.device))
+
+
+def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
+    """Texts of all rows; the last token of each has not been asked about."""
+    top = []
+    for row in rows:
+        top.append(torch.full((len(row.tokens), num_candidates), -1))
+        asked = torch.stack(row.top)
+        top[-1][-1 - len(asked) : -1] = asked
+    tokens = torch.tensor([token for row in rows for token in row.tokens])
+    return Texts(tokens, torch.tensor([len(row.tokens) for row in rows]), torch.cat(top))
+
+
+def write_texts(
+    scorer: CausalScorer,
+    tokenizer: Any,
+    ends: Sequence[int],
+    num_tokens: int,
+    folder: Path,
+    writing: Writing,
+    prompts: Sequence[str] = (),
+    on_tokens: Callable[[int], object] = lambda _: None,
+) -> Texts:
+    """Write shards to `folder` until they hold `num_tokens` tokens, and read them all; finished shards are kept.
+
+    Args:
+        tokenizer: gives the chat template and encodes the prompts.
+        ends: ids that end an answer.
+        prompts: users' messages that are answered first; then the model writes its own.
+        on_tokens: called with the number of tokens that were added, those of finished shards first.
+
+    Raises:
+        CheckpointError: a shard in the folder is damaged or was written with other settings.
+    """
+    turns = chat_turns(tokenizer)
+    messages: list[list[int] | None] = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
+    settings = json.dumps(asdict(writing) | {"turns": turns, "prompts": messages, "vocab_size": scorer.vocab_size})
+    folder.mkdir(parents=True, exist_ok=True)
+    total, number, size = 0, 0, writing.batch_size
+    while total < num_tokens:
+        path = folder / f"text-{number:05d}.safetensors"
+        if path.exists():
+            texts = read_texts(path, settings)
+            on_tokens(len(texts.tokens))
+        else:
+            batch = messages[number * size : (number + 1) * size]
+            batch += [None] * (size - len(batch))
+            texts = write_batch(scorer, turns, ends, batch, writing, number, on_tokens)
+            save_texts(path, texts, settings)
+        total, number = total + len(texts.tokens), number + 1
+    return read_folder(folder)
+
+
+def save_texts(path: Path, texts: Texts, settings: str) -> None:
+    """Write one shard, whole or not at all."""
+    scratch = path.with_suffix(".partial")
+    tensors = {name: tensor.to(torch.int32).contiguous() for name, tensor in texts._asdict().items()}
+    save_file(tensors, scratch, metadata={"format": FORMAT, "settings": settings})
+    scratch.replace(path)
+
+
+def read_texts(path: Path, settings: str | None = None) -> Texts:
+    """Read one shard.
+
+    Raises:
+        CheckpointError: damaged, of another format, or written with other settings than the given ones.
+    """
+    tensors, metadata = read_tensors(path, FORMAT, Texts._fields)
+    if settings is not None and metadata.get("settings") != settings:
+        raise CheckpointError(f"{path} was written with other settings: give another folder, or delete this one")
+    texts = Texts(*(tensors[name].long() for name in Texts._fields))
+    if texts.top.ndim != 2 or len(texts.top) != len(texts.tokens) or int(texts.lengths.sum()) != len(texts.tokens):
+        shapes = {name: list(tensors[name].shape) for name in Texts._fields}
+        raise CheckpointError(f"{path} holds tensors that do not fit each other: {shapes}")
+    return texts
+
+
+def read_folder(folder: Path) -> Texts:
+    """All shards of a folder, in order.
+
+    Raises:
+        CheckpointError: there is none, or one is damaged.
+    """
+    shards = [read_texts(path) for path in sorted(folder.glob("text-*.safetensors"))]
+    if not shards:
+        raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec warm-up)")
+    return Texts(*map(torch.cat, zip(*shards, strict=True)))

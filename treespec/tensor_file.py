@@ -1,0 +1,36 @@
+"""Small safetensors files of our own formats, read with every way to be wrong ending in a `CheckpointError`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from treespec.errors import CheckpointError
+
+
+def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The named tensors of a file and its metadata.
+
+    Args:
+        format_name: what the metadata's "format" must say; it ends in a version.
+
+    Raises:
+        CheckpointError: no such file, not safetensors, truncated, of another format or version, or tensors missing.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != format_name:
+                found = metadata.get("format", "none")
+                raise CheckpointError(f"{path} has the format {found!r}, expected {format_name!r}: make it anew")
+            missing = sorted(set(names) - set(file.keys()))
+            if missing:
+                raise CheckpointError(f"{path} lacks the tensors {', '.join(missing)}: make it anew")
+            return {name: file.get_tensor(name) for name in names}, metadata
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
