@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError
-from treespec.hf.loading import load_model
+from treespec.hf.draft import draft_model
+from treespec.hf.loading import load_model, load_tokenizer
 from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain, Paths
 from treespec.protocols import Drafter
 from treespec.tree import parse_paths
 
 _KEYS: dict[str, set[str]] = {
-    "draft_model": {"model"},
+    "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
+    "medusa": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
     "suffix": set(),
     "token_recycling": set(),
@@ -28,16 +31,18 @@ def from_config(config: Mapping[str, Any], **options: Any) -> TreeSpeculation:
     """Build a `TreeSpeculation` from a configuration in vLLM's words.
 
     Args:
-        config: `method` ("draft_model", "ngram", "suffix", or treespec's own "token_recycling"), `model` (a name, a
-            folder or a loaded model, for "draft_model"), `num_speculative_tokens` (draft tokens a step) and optionally
+        config: `method` ("draft_model", "medusa", "ngram", "suffix", or treespec's own "token_recycling"), `model` (a
+            name, a folder or a loaded model for "draft_model", the heads' folder or file for "medusa"),
+            `num_speculative_tokens` (draft tokens a step) and optionally
             `speculative_token_tree` (a list of rank paths as a literal, by default a chain); "ngram" also takes
-            `prompt_lookup_max` and `prompt_lookup_min`.
+            `prompt_lookup_max` and `prompt_lookup_min`. A draft model with another tokenizer than the target's takes
+            `tokenizer` (the target's) and `assistant_tokenizer` (its own): transformers' words, names or tokenizers.
         options: keyword arguments of `TreeSpeculation` beside `tree`.
 
     Raises:
         ConfigError: an unknown method or key, a missing key, a tree whose size is not `num_speculative_tokens`, or
             `tree` among the options.
-        CheckpointError: the draft model cannot be loaded.
+        CheckpointError: the draft model or the heads cannot be loaded.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"config must be a mapping such as {{'method': 'ngram', ...}}, got {config!r}")
@@ -71,10 +76,23 @@ def _drafter(method: str, config: Mapping[str, Any]) -> Drafter | PreTrainedMode
         model = config.get("model")
         if not isinstance(model, (str, PreTrainedModel)):
             raise ConfigError(f"method 'draft_model' needs 'model': a name, a folder or a loaded model, got {model!r}")
-        return load_model(model) if isinstance(model, str) else model
+        tokenizers = [_tokenizer(config.get(key)) for key in ("tokenizer", "assistant_tokenizer")]
+        model = load_model(model) if isinstance(model, str) else model
+        if tokenizers == [None, None]:
+            return model
+        return draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
+    if method == "medusa":
+        heads = config.get("model")
+        if not isinstance(heads, (str, Path)):
+            raise ConfigError(f"method 'medusa' needs 'model': the folder or file of the heads, got {heads!r}")
+        return Medusa.load(heads)
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":
         return SuffixLookup()
     longest, shortest = config.get("prompt_lookup_max", 5), config.get("prompt_lookup_min", 1)
     return SuffixLookup(max_match=longest, min_match=shortest)
+
+
+def _tokenizer(given: Any) -> Any:
+    return load_tokenizer(given) if isinstance(given, str) else given

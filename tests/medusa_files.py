@@ -1,0 +1,70 @@
+"""Medusa heads for the tests: random ones, ones fitted to a tiny model's own text, and files in the public formats."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from treespec.drafters import MedusaHead, MedusaHeads
+
+
+def random_heads(num_heads=3, hidden_size=32, vocab_size=64, num_layers=1, seed=0, has_bias=True) -> MedusaHeads:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape, scale):
+        return scale * torch.randn(*shape, generator=generator)
+
+    def head() -> MedusaHead:
+        blocks = tuple(
+            (random(hidden_size, hidden_size, scale=0.1), random(hidden_size, scale=0.1) if has_bias else None)
+            for _ in range(num_layers)
+        )
+        return MedusaHead(blocks, random(vocab_size, hidden_size, scale=0.5))
+
+    return MedusaHeads(tuple(head() for _ in range(num_heads)))
+
+
+@torch.no_grad()
+def fitted_heads(model, texts, num_heads=4) -> MedusaHeads:
+    """Heads whose outputs are least-squares fits to the tokens that follow in `texts` int64 [B, T]."""
+    states = model(input_ids=texts, output_hidden_states=True, use_cache=False).hidden_states[-1]
+    heads = []
+    for i, plain in enumerate(random_heads(num_heads, states.shape[-1], model.config.vocab_size).heads):
+        reach = i + 2
+        features = states[:, : texts.shape[1] - reach].flatten(0, 1)
+        for weight, bias in plain.blocks:
+            features = features + torch.nn.functional.silu(features @ weight.T + bias)
+        wanted = torch.nn.functional.one_hot(texts[:, reach:].flatten(), model.config.vocab_size).float()
+        heads.append(MedusaHead(plain.blocks, 20 * torch.linalg.lstsq(features, wanted).solution.T))
+    return MedusaHeads(tuple(heads))
+
+
+def authors_tensors(heads: MedusaHeads, prefix="", has_outputs=True) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for i, head in enumerate(heads.heads):
+        for j, (weight, bias) in enumerate(head.blocks):
+            tensors[f"{prefix}{i}.{j}.linear.weight"] = weight
+            if bias is not None:
+                tensors[f"{prefix}{i}.{j}.linear.bias"] = bias
+        if has_outputs:
+            tensors[f"{prefix}{i}.{len(head.blocks)}.weight"] = head.output
+    return tensors
+
+
+def vllm_tensors(heads: MedusaHeads, prefix="") -> dict[str, torch.Tensor]:
+    tensors = {}
+    for i, head in enumerate(heads.heads):
+        for j, (weight, bias) in enumerate(head.blocks):
+            tensors[f"{prefix}blocks.{i}.layers.{j}.weight"] = weight
+            if bias is not None:
+                tensors[f"{prefix}blocks.{i}.layers.{j}.bias"] = bias
+        tensors[f"{prefix}lm_heads.{i}.weight"] = head.output
+    return tensors
+
+
+def write(folder: Path, tensors, config=None, name="medusa_lm_head.safetensors") -> Path:
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, folder / name)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder

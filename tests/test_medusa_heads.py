@@ -1,0 +1,153 @@
+"""Medusa checkpoints: the public formats give the same heads, and whatever is wrong with a file is named."""
+
+import json
+
+import pytest
+import torch
+from medusa_files import authors_tensors, random_heads, vllm_tensors, write
+
+from treespec.drafters import Medusa, MedusaHead, MedusaHeads
+from treespec.drafters.medusa_heads import load_heads
+from treespec.errors import CheckpointError, ConfigError
+
+HEADS = random_heads(num_heads=3, num_layers=2)
+
+
+def assert_same(loaded: MedusaHeads, expected: MedusaHeads):
+    assert loaded.num_heads == expected.num_heads
+    features = torch.randn(4, 32, generator=torch.Generator().manual_seed(9))
+    for i in range(expected.num_heads):
+        torch.testing.assert_close(loaded.logits(i, features, 64), expected.logits(i, features, 64), rtol=0, atol=0)
+
+
+def test_a_head_is_what_the_paper_says():
+    head = random_heads(num_layers=2).heads[0]
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    expected = x.double().numpy()
+    for weight, bias in head.blocks:
+        inner = expected @ weight.double().numpy().T + bias.double().numpy()
+        expected = expected + inner / (1 + torch.tensor(-inner).exp().numpy())
+    expected = expected @ head.output.double().numpy().T
+    torch.testing.assert_close(head.logits(x).double(), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config"),
+    [
+        (authors_tensors(HEADS), None),
+        (authors_tensors(HEADS), {"medusa_num_heads": 3, "medusa_num_layers": 2}),
+        (authors_tensors(HEADS, "medusa_head."), None),
+        (vllm_tensors(HEADS), {"num_heads": 3, "num_hidden_layers": 2, "vocab_size": 64}),
+        (vllm_tensors(HEADS, "medusa_heads."), None),
+    ],
+    ids=["authors", "authors-config", "prefix", "vllm", "vllm-prefix"],
+)
+def test_public_formats(tensors, config, tmp_path):
+    assert_same(load_heads(write(tmp_path, tensors, config)), HEADS)
+
+
+def test_a_file_and_other_names(tmp_path):
+    write(tmp_path, authors_tensors(HEADS), name="mine.safetensors")
+    assert_same(load_heads(tmp_path / "mine.safetensors"), HEADS)
+    assert_same(load_heads(str(tmp_path)), HEADS)
+
+
+def test_the_first_heads_when_fewer_are_wanted(tmp_path):
+    loaded = load_heads(write(tmp_path, authors_tensors(HEADS), {"medusa_num_heads": 2}))
+    assert_same(loaded, MedusaHeads(HEADS.heads[:2]))
+
+
+def test_heads_without_blocks_and_without_biases(tmp_path):
+    bare = random_heads(num_layers=0)
+    assert_same(load_heads(write(tmp_path, authors_tensors(bare))), bare)
+    unbiased = random_heads(num_layers=1, has_bias=False)
+    assert_same(load_heads(write(tmp_path, vllm_tensors(unbiased))), unbiased)
+
+
+def test_heads_that_share_the_targets_output(tmp_path):
+    output = torch.randn(64, 32, generator=torch.Generator().manual_seed(2))
+    folder = write(tmp_path, authors_tensors(HEADS, has_outputs=False), {"version": "2", "medusa_num_heads": 3})
+    shared = MedusaHeads(tuple(MedusaHead(head.blocks, output) for head in HEADS.heads))
+    assert_same(load_heads(folder, output_weight=output), shared)
+    with pytest.raises(CheckpointError, match="output_weight="):
+        load_heads(folder)
+
+
+def test_one_shared_output_in_the_file(tmp_path):
+    tensors = {name: t for name, t in vllm_tensors(HEADS).items() if "lm_heads" not in name}
+    shared = MedusaHeads(tuple(MedusaHead(head.blocks, HEADS.heads[0].output) for head in HEADS.heads))
+    for name in ("lm_head.weight", "lm_heads.0.weight"):
+        assert_same(load_heads(write(tmp_path, tensors | {name: HEADS.heads[0].output})), shared)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_truncated_vocabulary(tmp_path, is_cut):
+    token_map = torch.tensor([5, 0, 63, 7])
+    tensors = vllm_tensors(HEADS) | {"token_map": token_map}
+    if is_cut:
+        tensors = {name: t[token_map] if "lm_heads" in name else t for name, t in tensors.items()}
+    loaded = load_heads(write(tmp_path, tensors))
+    features = torch.randn(2, 32, generator=torch.Generator().manual_seed(3))
+    logits = loaded.logits(1, features, 64)
+    torch.testing.assert_close(logits[:, token_map], HEADS.logits(1, features, 64)[:, token_map])
+    assert logits.softmax(-1)[:, token_map].sum(-1).allclose(torch.ones(2))
+
+
+def lacking(name):
+    return {key: tensor for key, tensor in authors_tensors(HEADS).items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        (lacking("1.1.linear.weight"), None, "lacks 1 tensors.*block 1 1 weight"),
+        (lacking("0.0.linear.bias"), None, "block 0 0 bias"),
+        (lacking("2.2.weight"), None, "output 2"),
+        (authors_tensors(HEADS), {"medusa_num_heads": 5}, "of 5 heads"),
+        (authors_tensors(HEADS), {"medusa_num_layers": 3}, "with 3 layers"),
+        (authors_tensors(HEADS), {"medusa_num_heads": "three"}, "got 'three'"),
+        (authors_tensors(HEADS), {"medusa_num_heads": 0}, "at least one"),
+        (authors_tensors(HEADS), ["no mapping"], "it holds a list"),
+        (authors_tensors(HEADS) | {"fc.weight": torch.ones(2, 2)}, None, "'fc.weight'"),
+        (authors_tensors(HEADS) | {"1.0.linear.weight": torch.ones(32, 16)}, None, r"head 1 .*\[32, 16\]"),
+        (authors_tensors(HEADS) | {"1.2.weight": torch.ones(60, 32)}, None, r"head 1 .*\[60, 32\]"),
+        (vllm_tensors(HEADS) | {"token_map": torch.zeros(70, dtype=torch.long)}, None, "token_map must be"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, tensors, config, message):
+    with pytest.raises(CheckpointError, match=message):
+        load_heads(write(tmp_path, tensors, config))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(CheckpointError, match="no file or folder"):
+        load_heads(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"should hold medusa_lm_head\.safetensors"):
+        load_heads(tmp_path)
+    torch.save(authors_tensors(HEADS), tmp_path / "medusa_lm_head.pt")
+    for path in (tmp_path, tmp_path / "medusa_lm_head.pt"):
+        with pytest.raises(CheckpointError, match=r"is a pickle.*save_file"):
+            load_heads(path)
+    write(tmp_path, authors_tensors(HEADS))
+    assert_same(load_heads(tmp_path), HEADS)  # The pickle beside it is left alone.
+    file = tmp_path / "medusa_lm_head.safetensors"
+    file.write_bytes(file.read_bytes()[:3000])
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_heads(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    write(tmp_path, authors_tensors(HEADS))
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        load_heads(tmp_path)
+
+
+def test_two_unnamed_files_are_not_guessed_among(tmp_path):
+    for name in ("a.safetensors", "b.safetensors"):
+        write(tmp_path, authors_tensors(HEADS), name=name)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors, b\.safetensors"):
+        load_heads(tmp_path)
+
+
+def test_a_drafter_wants_heads(tmp_path):
+    with pytest.raises(ConfigError, match=r"Medusa\.load"):
+        Medusa(str(tmp_path))
+    assert json.dumps(Medusa(HEADS).hidden_layers) == "[-1]"
