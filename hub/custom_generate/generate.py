@@ -4,6 +4,7 @@ model.generate(**inputs, custom_generate="you/your-repository", trust_remote_cod
 """
 
 import treespec
+from treespec.hf import draft_model
 
 
 def generate(
@@ -11,6 +12,7 @@ def generate(
     inputs=None,
     generation_config=None,
     assistant_model=None,
+    assistant_tokenizer=None,
     streamer=None,
     tokenizer=None,
     stop_strings=None,
@@ -23,8 +25,11 @@ def generate(
     """What transformers calls with the caller's raw arguments.
 
     `assistant_model` is the draft model; without one (and without a `drafter`) text already seen is drafted from, by
-    token recycling and suffix lookup. `streamer`, `tokenizer` and `stop_strings` work as in plain `generate`.
+    token recycling and suffix lookup. `streamer`, `tokenizer` and `stop_strings` work as in plain `generate`, and so
+    does `assistant_tokenizer`, for a draft model with another one.
     """
+    if drafter is None and assistant_model is not None and assistant_tokenizer is not None:
+        drafter = draft_model(assistant_model, tokenizer=assistant_tokenizer, target_tokenizer=tokenizer)
     drafter = drafter or assistant_model or [treespec.TokenRecycling(), treespec.SuffixLookup()]
     speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=verification, seed=seed)
     if inputs is None:

@@ -70,6 +70,8 @@ def test_the_folder_form_through_generate(target, draft, tokenizer, tmp_path, mo
     options = {**OPTIONS, "custom_generate": str(folder), "trust_remote_code": True}
     assert torch.equal(target.generate(ids, **options), plain)
     assert torch.equal(target.generate(ids, **options, assistant_model=draft, tree=8), plain)
+    tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
+    assert torch.equal(target.generate(ids, **options, assistant_model=draft, **tokenizers), plain)
     streamer = TextIteratorStreamer(tokenizer, timeout=20)
     target.generate(ids[:1], **options, assistant_model=draft, streamer=streamer)
     assert "".join(streamer) == tokenizer.decode(target.generate(ids[:1], **OPTIONS)[0])

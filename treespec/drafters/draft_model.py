@@ -1,8 +1,9 @@
-"""A draft model: any causal scorer with the target's vocabulary proposes token trees.
+"""A draft model: any causal scorer proposes token trees.
 
 A level of the tree is one tree-masked pass over the model's own cache, and so is catching up after acceptance.
 
-Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V vocabulary.
+Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V the target's vocabulary, W the
+draft model's (the same unless a `Vocabulary` says otherwise).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from treespec.drafters.pending import PendingNodes
 from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
-from treespec.errors import ContextFullError, TreespecWarning, VocabularyMismatchError
+from treespec.drafters.vocabulary import SameVocabulary, Vocabulary
+from treespec.errors import ContextFullError, TreespecWarning
 from treespec.policies import Chain
 from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
 from treespec.tree import PADDING_PARENT, Path, TreeBatch
@@ -32,18 +34,26 @@ class DraftModel(SessionSource):
     applied along every node's path. Where the caller decodes greedily the same law is an estimate.
 
     Args:
-        scorer: the draft model, e.g. `hf.CausalLM`; its vocabulary must be the target's.
+        scorer: the draft model, e.g. `hf.CausalLM`.
         policy: how trees are shaped; None takes the call's policy.
         max_length: the longest text that the draft model is to see, in tokens; None: as long as its positions last.
             When a row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes
             alone.
+        vocabulary: how the draft model's tokens relate to the target's; None: they are the same.
 
     Raises:
         ConfigError, InvalidTreeError: see `as_policy`.
     """
 
-    def __init__(self, scorer: CausalScorer, policy: Shape | None = None, max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        scorer: CausalScorer,
+        policy: Shape | None = None,
+        max_length: int | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         self._scorer = scorer
+        self._vocabulary: Vocabulary = vocabulary or SameVocabulary()
         self._own_policy = own_policy(policy)
         self._max_length = max_length if max_length is not None else scorer.max_positions
         self._has_warned = False
@@ -52,14 +62,11 @@ class DraftModel(SessionSource):
         """Read the prompt, but for its last token: that is the first root.
 
         Raises:
-            VocabularyMismatchError: the draft model's vocabulary has another size than the target's.
+            VocabularyMismatchError: the draft model's vocabulary has another size than the target's, and no
+                `vocabulary` says how they relate.
         """
-        if self._scorer.vocab_size != session.vocab_size:
-            raise VocabularyMismatchError(
-                f"the draft model's vocabulary has {self._scorer.vocab_size} tokens and the target's "
-                f"{session.vocab_size}: a draft model must use the target's tokenizer"
-            )
         self._session = session
+        self._text = self._vocabulary.read(session, self._scorer.vocab_size)
         self._policy = self._servable(policy_of_call(self._own_policy, session))
         self._pending: PendingNodes | None = None
         self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
@@ -86,21 +93,26 @@ class DraftModel(SessionSource):
         """Keep what was computed of the emitted tokens, whatever tree they came from."""
         tell_policy(self._own_policy, step)
         pending, self._pending = self._pending, None
+        emitted = self._text.append(step.emitted)
         if pending is None or self._is_full:
             return
-        paths = pending.match(step.emitted)
+        paths = pending.match(emitted)
         if self._scorer.capability < Capability.TREE:
             paths = self._level(paths)
         for row, path in enumerate(paths):
             self._num_cached[row] += len(path)
             is_root_scored = self._num_cached[row] == self._length(row)
-            self._root_logits[row] = pending.logits_of(row, path[-1]) if is_root_scored else None
+            if len(path) > pending.chain_lengths[row]:
+                self._root_logits[row] = pending.logits_of(row, path[-1]) if is_root_scored else None
+            elif not is_root_scored:
+                self._root_logits[row] = None
         self._scorer.commit(paths)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order, in the model's cache too."""
         self._num_cached = [self._num_cached[b] for b in rows]
         self._root_logits = [self._root_logits[b] for b in rows]
+        self._text.select_rows(rows)
         if not self._is_full:
             self._scorer.select_rows(rows)
 
@@ -109,13 +121,14 @@ class DraftModel(SessionSource):
         if self._pending is None:
             logits = self._catch_up()
         else:
-            logits = self._score(tokens, self._pending.add(tokens, parents))
+            told = self._text.to_draft(tokens)
+            logits = self._score(told, self._pending.add(told, parents))
             self._pending.keep_logits(logits)
         return Proposal(self._laws(logits, tokens, parents))
 
     def _prefill(self) -> None:
         """Cache the committed tokens of all rows but the last ones, which are the roots."""
-        history = self._session.history
+        history = self._text.history
         rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
         width = max(len(row) for row in rows)
         ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
@@ -125,8 +138,8 @@ class DraftModel(SessionSource):
         self._scorer.prefill(ids.to(self._scorer.device), mask.to(self._scorer.device))
 
     def _catch_up(self) -> Tensor:
-        """Logits after the roots, [B, 1, V], from one pass over the committed tokens that are not cached yet."""
-        history = self._session.history
+        """Logits after the roots, [B, 1, W], from one pass over the committed tokens that are not cached yet."""
+        history = self._text.history
         if self._scorer.capability < Capability.TREE and len(set(self._num_missing())) > 1:
             self._prefill()
         pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
@@ -138,14 +151,14 @@ class DraftModel(SessionSource):
         return torch.stack([known for known in self._root_logits if known is not None]).unsqueeze(1)
 
     def _score_chains(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Logits [B, M, V]; a model that takes one token at a time gets one at a time."""
+        """Logits [B, M, W]; a model that takes one token at a time gets one at a time."""
         if self._scorer.capability != Capability.PLAIN:
             return self._score(tokens, parents)
         passes = zip(tokens.split(1, 1), parents.split(1, 1), strict=True)
         return torch.cat([self._score(*columns) for columns in passes], 1)
 
     def _score(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Logits [B, F, V] on the call's device, which need not be the draft model's."""
+        """Logits [B, F, W] on the call's device, which need not be the draft model's."""
         device = self._scorer.device
         parents = parents if parents.device.type == "cpu" else parents.to(device)
         return self._scorer.extend(tokens.to(device), parents).logits.to(self._session.device)
@@ -163,15 +176,21 @@ class DraftModel(SessionSource):
         return [path[: max(len(path) + m - max(missing), 0)] for path, m in zip(paths, missing, strict=True)]
 
     def _laws(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-        """The laws that children are drawn from, float32 [B, F, V]; padding nodes get the uniform law."""
+        """The laws that children are drawn from, float32 [B, F, V], of raw logits [B, F, W]; padding nodes get the
+        uniform law.
+
+        The caller's processors see the target's tokens.
+        """
         session, pending = self._session, self._pending
         assert pending is not None
+        logits = self._text.to_target(logits)
         if session.processors.is_path_free:
             scores = session.processors(tokens.reshape(-1, 1), logits.flatten(0, 1), session.row_ids[0])
         else:
             paths = pending.extend_paths(tokens, parents)
             scores = self._path_scores(logits, paths)
         is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
+        scores = self._text.with_mass(scores)
         return scores.softmax(-1, dtype=torch.float32).view(logits.shape).masked_fill_(is_padding, 1 / logits.shape[-1])
 
     def _path_scores(self, logits: Tensor, paths: Sequence[Sequence[Path | None]]) -> Tensor:
@@ -205,11 +224,11 @@ class DraftModel(SessionSource):
         return Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
 
     def _length(self, row: int) -> int:
-        history = self._session.history
+        history = self._text.history
         return history.lengths[row] - history.num_padding[row]
 
     def _room(self) -> int:
         """The depth that the draft model's context allows the longest row: leaves take no place in it."""
         if self._max_length is None:
             return sys.maxsize
-        return self._max_length + 1 - max(map(self._length, range(self._session.history.num_rows)))
+        return self._max_length + 1 - max(map(self._length, range(self._text.history.num_rows)))

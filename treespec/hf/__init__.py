@@ -3,6 +3,7 @@
 from treespec.hf.cache import commit_cache, new_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
+from treespec.hf.draft import draft_model
 from treespec.hf.mask import tree_attention_mask
 from treespec.hf.speculation import TreeSpeculation, generate
 from treespec.hf.target import CausalLM, make_scorer
@@ -12,6 +13,7 @@ __all__ = [
     "SpeculativeDecoder",
     "TreeSpeculation",
     "commit_cache",
+    "draft_model",
     "from_config",
     "generate",
     "make_scorer",

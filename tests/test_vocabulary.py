@@ -1,0 +1,297 @@
+"""Draft models with other tokens than the target's, on toy vocabularies: maps, told texts, laws, trees."""
+
+import pytest
+import torch
+from drafter_loop import Loop
+from toy_codec import ToyCodec
+from toy_models import TableLM, ToyScorer
+
+from benchmarks.joint_law import Case, run_case, tiny_models
+from benchmarks.joint_law_cases import PLAIN, WARPED
+from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
+from treespec.drafters.codec import Translator, continue_text, shared_tokens, spell
+from treespec.drafters.reencoding import longest_path, tree_of_paths
+from treespec.errors import ConfigError, VocabularyMismatchError
+from treespec.hf.target import make_scorer
+from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Paths
+from treespec.protocols import Capability
+from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree
+
+TARGET = ToyCodec(["<s>", "a", "b", "c", "ab", "bc", "<end>", "d"], {"bos": 0, "eos": 6}, [0])
+DRAFT = ToyCodec(["<eot>", "c", "b", "a", "ca", "d", "abc"], {"eos": 0})
+DRAFT_IDS = [-1, 3, 2, 1, -1, -1, 0, 5]
+V, W = len(TARGET.pieces), len(DRAFT.pieces)
+
+
+def intersection():
+    ids = shared_tokens(TARGET, DRAFT)
+    return SharedVocabulary(ids, Translator(TARGET, DRAFT, ids))
+
+
+def test_tokens_match_by_what_they_spell_special_ones_by_name_or_role():
+    assert shared_tokens(TARGET, DRAFT).tolist() == DRAFT_IDS
+    assert shared_tokens(DRAFT, TARGET).tolist() == [6, 3, 2, 1, -1, 7, -1]
+    named = ToyCodec(["<end>", "<x>", "a"], {"eos": 1})
+    assert shared_tokens(TARGET, named).tolist() == [-1, 2, -1, -1, -1, -1, 0, -1], "the name goes before the role"
+    twice = ToyCodec(["a", "a", "<s>"])
+    assert shared_tokens(twice, TARGET).tolist() == [-1, 1, 0], "no draft token stands for two"
+    assert shared_tokens(ToyCodec(["<a>"]), ToyCodec(["a"])).tolist() == [-1], "a special token is no text"
+
+
+def test_texts_are_told_one_to_one_and_the_rest_by_its_spelling():
+    translate = Translator(TARGET, DRAFT, torch.tensor(DRAFT_IDS))
+    assert translate([1, 4, 3, 7]) == [3, 3, 2, 1, 5], "ab becomes a and b"
+    assert translate([4, 5, 6]) == [3, 2, 2, 1, 0], "special tokens have one meaning in both"
+    assert translate([5, 4]) == [2, 4, 2], "a run is spelled out as one: b, ca, b"
+    assert translate([4, 99]) == [3, 2], "a token beyond the tokenizer spells nothing"
+    assert translate.start([0, 1]) == [3], "the target's beginning is no text"
+    begins = ToyCodec(["<begin>", "a"], {"bos": 0}, [0])
+    assert Translator(TARGET, begins, shared_tokens(TARGET, begins)).start([0, 1]) == [0, 1]
+    assert Translator(TARGET, begins, shared_tokens(TARGET, begins)).start([1]) == [0, 1]
+
+
+def test_a_text_goes_on_where_a_token_ends():
+    assert continue_text(TARGET, b"a", b"cd") == [3, 7]
+    assert continue_text(TARGET, b"a", b"bcd") == [], "ab would be one token"
+    assert continue_text(TARGET, b"aab", b"cd") == [3, 7], "what comes before is cut as in its text"
+    assert continue_text(TARGET, b"", b"") == []
+    assert continue_text(TARGET, b"a", b"xd") == [], "x cannot be spelled"
+
+
+class Recent:
+    """Tokens of the target's text are less likely the more often they stand in it; the target's "a" is forbidden."""
+
+    is_path_free = is_row_free = False
+
+    def __call__(self, ids, logits, row):
+        assert logits.shape[-1] == V
+        counts = torch.stack([torch.bincount(text, minlength=V) for text in ids])
+        scores = logits.float() - 0.7 * counts - 0.1 * row * torch.arange(V)
+        scores[:, 1] = -torch.inf
+        return scores
+
+
+PROMPTS = [[0, 1, 4, 3], [0, 7], [2, 5, 1, 6, 3]]
+
+
+@pytest.mark.parametrize("processors", [None, Recent()], ids=["plain", "processors"])
+@pytest.mark.parametrize(
+    "policy", [Chain(3), KAry((2, 2), WITHOUT_REPLACEMENT), BestFirst(7)], ids=lambda p: type(p).__name__
+)
+def test_stored_laws_are_the_restricted_ones(policy, processors):
+    scorer, translator = ToyScorer(TableLM(W)), Translator(TARGET, DRAFT, torch.tensor(DRAFT_IDS))
+    drafter = DraftModel(scorer, vocabulary=intersection())
+    loop = Loop(drafter, PROMPTS, policy, processors=processors, vocab_size=V)
+    rows, emitted = list(range(3)), [[], [], []]
+    num_checked = 0
+    for step in range(10):
+        if step == 6:
+            loop.keep_rows([2, 0])
+            rows = [2, 0]
+        batch = loop.propose(max_depth=4)
+        for row, tree in enumerate(batch.trees):
+            for node in range(1, tree.num_nodes):
+                siblings = tree.children(tree.parent_list[node])
+                below = [[tree.token(i)] for i in tree.path_to(node)[1:-1]]
+                told = [PROMPTS[rows[row]], *emitted[rows[row]], *below]
+                law = restricted_law(scorer.model, translator, loop, row, told)
+                if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
+                    law[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
+                torch.testing.assert_close(tree.law(node), law / law.sum(), atol=1e-5, rtol=0)
+                assert DRAFT_IDS[tree.token(node)] >= 0
+                num_checked += 1
+        for row, tokens in enumerate(loop.step(batch)):
+            emitted[rows[row]].append(tokens)
+    assert num_checked > 60
+    assert scorer.num_prefills == 1
+
+
+def restricted_law(model, translator, loop, row, texts):
+    """The draft's law after a prompt and what came of it step by step, from nothing but the text."""
+    told = translator.start(texts[0]) + [token for tokens in texts[1:] for token in translator(tokens)]
+    full = model.logits(tuple(told)).softmax(-1)
+    law = torch.tensor([float(full[own]) if own >= 0 else 0.0 for own in DRAFT_IDS])
+    ids = torch.tensor([[*[0] * loop.history.num_padding[row], *(token for tokens in texts for token in tokens)]])
+    return loop.session.processors(ids, law.log().unsqueeze(0), loop.session.row_ids[row])[0].softmax(-1)
+
+
+class OnlyNotShared:
+    """Allows the tokens that the draft model does not have."""
+
+    is_path_free = is_row_free = True
+
+    def __call__(self, ids, logits, row):
+        return logits.float().masked_fill(torch.tensor(DRAFT_IDS) >= 0, -torch.inf)
+
+
+def test_processors_that_forbid_all_shared_tokens_leave_a_law():
+    drafter = DraftModel(ToyScorer(TableLM(W)), vocabulary=intersection())
+    batch = Loop(drafter, PROMPTS, KAry((2, 2)), processors=OnlyNotShared(), vocab_size=V).propose()
+    assert batch.laws is not None
+    assert batch.laws[0].tolist() == pytest.approx([0.2 if own >= 0 else 0.0 for own in DRAFT_IDS])
+
+
+def test_padded_heads_of_one_tokenizer():
+    """The longer head's last logits belong to no token: the law is the one of the shared size."""
+    for num_target, num_draft in ((6, 9), (9, 6)):
+        model = TableLM(num_draft)
+        drafter = DraftModel(ToyScorer(model), vocabulary=SharedVocabulary.of_one_tokenizer(num_draft))
+        loop = Loop(drafter, [[1, 2, 5], [4]], KAry((2, 1), IID), vocab_size=num_target)
+        for _ in range(6):
+            batch = loop.propose()
+            for row, tree in enumerate(batch.trees):
+                text = tuple(loop.history.tokens(row).tolist())
+                law = model.logits(tuple(t for t in text if t < num_draft))[:6].softmax(-1)
+                padded = torch.nn.functional.pad(law, (0, num_target - 6))
+                torch.testing.assert_close(tree.law(1), padded, atol=1e-6, rtol=0)
+            loop.step(batch)
+
+
+def test_other_sizes_need_a_word():
+    with pytest.raises(VocabularyMismatchError, match=r"is_same_tokenizer=True"):
+        Loop(DraftModel(ToyScorer(TableLM(6))), [[1]], Chain(2), vocab_size=7)
+    with pytest.raises(ConfigError, match="share no token"):
+        SharedVocabulary(torch.tensor([-1, -1]))
+
+
+@pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.PLAIN])
+@pytest.mark.filterwarnings("ignore:the draft model cannot run trees")
+def test_models_without_trees_keep_up(capability):
+    """Rows whose texts grow by different numbers of draft tokens; the scorer refuses ragged chains."""
+    loop = Loop(
+        DraftModel(ToyScorer(TableLM(W), capability), vocabulary=intersection()), PROMPTS, Chain(3), vocab_size=V
+    )
+    for step in range(12):
+        loop.step(loop.propose())
+        if step == 5:
+            loop.keep_rows([1, 2])
+
+
+def test_one_pass_per_level_catching_up_included():
+    scorer = ToyScorer(TableLM(W))
+    loop = Loop(DraftModel(scorer, vocabulary=intersection()), PROMPTS, KAry((2, 2, 1)), vocab_size=V)
+    for step in range(1, 11):
+        loop.step(loop.propose())
+        assert scorer.num_passes == 3 * step
+
+
+# A model whose eight tokens are the target's, of which the draft has six under other ids and two not at all.
+OWN = ToyCodec(["a", "b", "c", "d", "e", "f", "ab", "cd"])
+OTHER = ToyCodec(["f", "x", "d", "b", "y", "a", "c", "e"])
+
+
+COLD = PLAIN | {"temperature": 0.6, "top_p": 1.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize("options", [PLAIN, COLD, WARPED], ids=["plain", "cold", "warped"])
+@pytest.mark.parametrize("rule", ["traversal", "recursive"])
+def test_sampled_law_is_the_targets(rule, options):
+    """G-tests of three tokens' joint law through the whole engine, see `benchmarks.joint_law`."""
+    ids = shared_tokens(OWN, OTHER)
+    vocabulary = SharedVocabulary(ids, Translator(OWN, OTHER, ids))
+
+    def drafter(draft):
+        return DraftModel(make_scorer(draft), vocabulary=vocabulary)
+
+    case = Case(rule, KAry((2, 2), WITHOUT_REPLACEMENT), "intersection", options, drafter)
+    assert run_case(case, tiny_models(), num_batches=1, num_rows=1000)["p"] > 1e-4
+
+
+def test_re_encoded_trees_are_sampled_right_too():
+    def drafter(draft):
+        return ReEncoding(make_scorer(draft), OTHER, OWN)
+
+    case = Case("target_walk", BestFirst(6), "re-encoding", PLAIN, drafter)
+    assert run_case(case, tiny_models(), num_batches=1, num_rows=1000)["p"] > 1e-4
+
+
+def test_the_path_that_spells_the_most():
+    tree = TokenTree.from_paths(
+        [(0,), (1,), (0, 0), (0, 0, 0), (1, 0)], [5, 3, 6, 2, 1, 5]
+    )  # a, abc, a b, a b c, abc d
+    assert longest_path(tree, DRAFT, b"abcd") == (0, 2, 5)
+    assert longest_path(tree, DRAFT, b"abca") == (0, 2), "of equal ones the first"
+    assert longest_path(tree, DRAFT, b"ab") == (0, 1, 3)
+    assert longest_path(tree, DRAFT, b"d") == (0,)
+
+
+def test_the_most_valuable_paths_make_a_tree():
+    values = {(1,): 0.9, (1, 2): 0.9, (3,): 0.5, (1, 2, 4): 0.1, (3, 1): 0.2}
+    tree = tree_of_paths(7, values, num_nodes=5)
+    assert tree.tokens == [7, 1, 2, 3, 1]
+    assert tree.parents == [-1, 0, 1, 0, 3]
+    assert tree.values == [1.0, 0.9, 0.9, 0.5, 0.2]
+
+
+class Reciter:
+    """Recites one text, for ever, as its tokenizer cuts it; the rest of the law lies on one wrong token."""
+
+    def __init__(self, codec, text, scale=3.0):
+        self.codec, self.text, self.scale, self.vocab_size = codec, text * 20, scale, len(codec.pieces)
+        self._next, end = {}, 0
+        for token in codec.encode(self.text):
+            self._next[end] = token
+            end += len(codec.pieces[token])
+
+    def logits(self, tokens):
+        done = len(spell(self.codec, [t for t in tokens if isinstance(self.codec.pieces[t], bytes)]))
+        token = self._next.get(done)
+        token = self.codec.encode(self.text[done : done + 9])[0] if token is None else token
+        logits = torch.zeros(self.vocab_size)
+        logits[token] = self.scale
+        logits[(token + 1) % self.vocab_size] = self.scale - 1
+        return logits
+
+
+@pytest.mark.parametrize(
+    "policy", [Chain(6), BestFirst(12, depth=6), Paths([(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0)])]
+)
+def test_re_encoding_recites_what_the_target_recites(policy):
+    """Both know the text and cut it differently: most paths are accepted as a whole."""
+    text = b"abcdcabbcaddabca"
+    target, scorer = Reciter(TARGET, text), ToyScorer(Reciter(DRAFT, text))
+    drafter = ReEncoding(scorer, DRAFT, TARGET, policy, lookback=4)
+    loop = Loop(drafter, [[0, 4, 3], [4], [0, 1]], is_sampling=False, vocab_size=V)
+    num_emitted = num_steps = 0
+    for step in range(12):
+        if step == 8:
+            loop.keep_rows([2, 0])
+        batch = loop.propose()
+        assert batch.families <= {SELECTED}
+        assert batch.max_nodes <= policy.max_nodes
+        emitted = []
+        for row, tree in enumerate(batch.trees):
+            tokens, node = [], 0
+            while True:
+                told = [*loop.history.tokens(row).tolist(), *tokens]
+                tokens.append(int(target.logits(told).argmax()))
+                node = next((i for i in tree.children(node) if tree.token(i) == tokens[-1]), None)
+                if node is None:
+                    break
+            emitted.append(tokens)
+            num_emitted, num_steps = num_emitted + len(tokens), num_steps + 1
+        loop.step(batch, emit=emitted)
+    assert num_emitted / num_steps > 3.5, "chains of four and more draft tokens hold about as many of the target's"
+    assert scorer.num_prefills == 1
+
+
+def test_a_policy_of_its_own_learns_in_draft_tokens():
+    text = b"abcdcabbcaddabca"
+    policy = AdaptiveChain(1, max_k=9)
+    loop = Loop(ReEncoding(ToyScorer(Reciter(DRAFT, text)), DRAFT, TARGET, policy), [[0, 4, 3]], vocab_size=V)
+    target = Reciter(TARGET, text)
+    for _ in range(4):
+        batch, tokens = loop.propose(), []
+        for _ in range(batch.max_nodes):
+            tokens.append(int(target.logits([*loop.history.tokens(0).tolist(), *tokens]).argmax()))
+        loop.step(batch, emit=[tokens])
+    assert policy.k > 4
+
+
+def test_a_drafted_end_is_the_targets_end():
+    class Ender(Reciter):
+        def logits(self, tokens):
+            return torch.nn.functional.one_hot(torch.tensor(0), self.vocab_size).float() * 9
+
+    loop = Loop(ReEncoding(ToyScorer(Ender(DRAFT, b"abc")), DRAFT, TARGET), [[0, 4, 3]], Chain(2), vocab_size=V)
+    assert loop.propose().tokens[0].tolist() == [3, 6]

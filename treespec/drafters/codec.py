@@ -1,0 +1,123 @@
+"""Texts told in the tokens of two tokenizers, and which tokens both have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treespec.protocols import History
+
+NOT_SHARED = -1
+START_TOKEN = 0
+"""What a draft model reads where a prompt leaves nothing that it could read."""
+
+
+class TextCodec(Protocol):
+    """What drafters know of a tokenizer: the text of its tokens and the tokens of a text."""
+
+    @property
+    def pieces(self) -> Sequence[bytes | str | None]:
+        """By token id: the bytes an ordinary token stands for, the name of a special one, None for no token."""
+        ...
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        """Ids of the special tokens that mean the same under any name, such as "bos" and "eos"."""
+        ...
+
+    @property
+    def start_ids(self) -> Sequence[int]:
+        """What every text begins with, often nothing."""
+        ...
+
+    def encode(self, text: bytes) -> list[int]:
+        """Tokens that spell `text`, as nearly as the vocabulary can; no special ones."""
+        ...
+
+
+def shared_tokens(target: TextCodec, draft: TextCodec) -> Tensor:
+    """The draft's id of every token of the target, int64 [V], -1 where there is none; no id stands there twice.
+
+    Tokens match that stand for the same bytes, special ones by name or else by role.
+    """
+    target_by_piece, draft_by_piece = _by_piece(target), _by_piece(draft)
+    ids = [NOT_SHARED] * len(target.pieces)
+    for piece, token in target_by_piece.items():
+        ids[token] = draft_by_piece.get(piece, NOT_SHARED)
+    taken = set(ids)
+    for role, token in target.roles.items():
+        if ids[token] == NOT_SHARED and draft.roles.get(role, NOT_SHARED) not in taken:
+            ids[token] = draft.roles[role]
+            taken.add(ids[token])
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _by_piece(codec: TextCodec) -> dict[bytes | str, int]:
+    """The last token of each spelling: byte-fallback tokens stand first, and are written only in need."""
+    return {piece: token for token, piece in enumerate(codec.pieces) if piece}
+
+
+class Translator:
+    """Tells texts of target tokens in the draft model's tokens.
+
+    Args:
+        target, draft: the two tokenizers.
+        one_to_one: int64 [V], the draft's id of target tokens that are replaced one by one, -1 for the others, whose
+            bytes are spelled out and encoded anew, run by run.
+    """
+
+    def __init__(self, target: TextCodec, draft: TextCodec, one_to_one: Tensor) -> None:
+        self._target, self._draft = target, draft
+        self._one_to_one: list[int] = one_to_one.tolist()
+
+    def __call__(self, tokens: Iterable[int]) -> list[int]:
+        """The draft's tokens; none for a token of which nothing is known."""
+        told: list[int] = []
+        for is_replaced, run in groupby(tokens, key=self._is_replaced):
+            if is_replaced:
+                told += [self._one_to_one[token] for token in run]
+            else:
+                told += self._draft.encode(spell(self._target, run))
+        return told
+
+    def start(self, tokens: Sequence[int]) -> list[int]:
+        """A whole prompt, with the beginning that the draft model knows in the place of the target's."""
+        own = len(self._target.start_ids)
+        rest = tokens[own:] if own and list(tokens[:own]) == list(self._target.start_ids) else tokens
+        return [*self._draft.start_ids, *self(rest)]
+
+    def _is_replaced(self, token: int) -> bool:
+        return token < len(self._one_to_one) and self._one_to_one[token] != NOT_SHARED
+
+
+def is_special(codec: TextCodec, token: int) -> bool:
+    """Whether a token stands for no text of its own; heads may have more logits than the tokenizer has tokens."""
+    return token < len(codec.pieces) and isinstance(codec.pieces[token], str)
+
+
+def spell(codec: TextCodec, tokens: Iterable[int]) -> bytes:
+    """What tokens stand for; special ones by their name, unknown ones by nothing."""
+    pieces = (codec.pieces[token] if token < len(codec.pieces) else None for token in tokens)
+    return b"".join(piece.encode() if isinstance(piece, str) else piece or b"" for piece in pieces)
+
+
+def continue_text(codec: TextCodec, before: bytes, text: bytes) -> list[int]:
+    """The tokens that spell `text` where it follows `before`; none where no token would begin at its beginning."""
+    tokens, missing = codec.encode(before + text), len(text)
+    for start in range(len(tokens) - 1, -1, -1):
+        missing -= len(spell(codec, tokens[start : start + 1]))
+        if missing <= 0:
+            return tokens[start:] if spell(codec, tokens[start:]) == text else []
+    return []
+
+
+def text_of_rows(rows: Sequence[Sequence[int]], device: torch.device) -> History:
+    """A left-padded history of rows of tokens."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], dtype=torch.int64)
+    mask = torch.tensor([[i >= width - len(row) for i in range(width)] for row in rows])
+    return History(ids.to(device), mask.to(device))

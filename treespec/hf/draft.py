@@ -1,0 +1,82 @@
+"""`draft_model`: a causal language model as a drafter, with another tokenizer, a static cache or compiled passes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
+from treespec.drafters.codec import Translator, shared_tokens
+from treespec.drafters.shared import Shape
+from treespec.errors import ConfigError, TreespecWarning
+from treespec.hf.target import make_scorer
+from treespec.hf.tokenizers import Spelling
+
+INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
+SMALL_SHARE = 0.1
+"""A smaller part of the smaller vocabulary leaves a draft model little to say."""
+
+
+def draft_model(
+    model: PreTrainedModel,
+    *,
+    tokenizer: Any = None,
+    target_tokenizer: Any = None,
+    method: str = INTERSECTION,
+    is_same_tokenizer: bool = False,
+    policy: Shape | None = None,
+    max_length: int | None = None,
+) -> DraftModel | ReEncoding:
+    """A drafter from a causal language model.
+
+    `treespec.TreeSpeculation(model)` is enough for a model of the target's vocabulary; this is for all others.
+
+    Args:
+        model: the draft model.
+        tokenizer, target_tokenizer: the draft model's and the target's, where they differ; both or neither.
+        method: with two tokenizers, "intersection" (the law is restricted to the shared tokens) or "re-encoding" (the
+            draft's text is cut into the target's tokens; for greedy decoding).
+        is_same_tokenizer: the draft model has the target's tokenizer although its head has another size: heads are
+            often padded, and the padding is then cut off or left without probability.
+        policy, max_length: see `DraftModel`.
+
+    Raises:
+        ConfigError: one tokenizer without the other, both for one and the same, an unknown method, tokenizers that
+            share no token, or something that is no model.
+        UnsupportedModelError: see `make_scorer`.
+    """
+    if method not in (INTERSECTION, RE_ENCODING):
+        raise ConfigError(f"method must be {INTERSECTION!r} or {RE_ENCODING!r}, got {method!r}")
+    has_tokenizers = tokenizer is not None
+    if has_tokenizers != (target_tokenizer is not None):
+        raise ConfigError("tokenizer (the draft model's) and target_tokenizer come together: give both, or neither")
+    if has_tokenizers and is_same_tokenizer:
+        raise ConfigError("is_same_tokenizer=True needs no tokenizers: leave them out, or leave it out")
+    if method == RE_ENCODING and not has_tokenizers:
+        raise ConfigError("method 're-encoding' needs tokenizer= (the draft model's) and target_tokenizer=")
+    codecs = (Spelling(tokenizer), Spelling(target_tokenizer)) if has_tokenizers else None
+    vocabulary = _intersection(*codecs) if codecs and method == INTERSECTION else None
+    scorer = make_scorer(model)
+    if codecs and method == RE_ENCODING:
+        return ReEncoding(scorer, *codecs, policy=policy, max_length=max_length)
+    if is_same_tokenizer:
+        vocabulary = SharedVocabulary.of_one_tokenizer(scorer.vocab_size)
+    return DraftModel(scorer, policy, max_length, vocabulary)
+
+
+def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:
+    """What the two tokenizers share, with a warning where that is little."""
+    draft_ids = shared_tokens(target, draft)
+    vocabulary = SharedVocabulary(draft_ids, Translator(target, draft, draft_ids))
+    num_shared = int((draft_ids >= 0).sum())
+    share = num_shared / min(len(target.pieces), len(draft.pieces))
+    if share < SMALL_SHARE:
+        warnings.warn(
+            f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary: the draft model can say "
+            "little by method='intersection'; when decoding greedily try method='re-encoding'",
+            TreespecWarning,
+            stacklevel=3,
+        )
+    return vocabulary
