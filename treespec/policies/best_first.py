@@ -1,8 +1,9 @@
 """Best-first trees under a node budget, grown layer by layer.
 
 Selected children: the most probable paths, as in OPT-Tree (Wang et al. 2024) and EAGLE-2's rerank, but exactly the
-best `num_nodes - 1` of them. Sampled children: DySpec (Xiong et al. 2024), whose heap holds *slots*, places for the
-next draw below a node, ranked by how likely verification is to come to them.
+best `num_nodes - 1` of them. Sampled children: the heap of DySpec (Xiong et al. 2024), which holds *slots*, places for
+the next draw below a node, ranked by how likely verification is to come to a slot and to accept what is drawn there
+(see `treespec/policies/slots.py`).
 
 Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes so far.
 """
@@ -16,6 +17,7 @@ from treespec.errors import ConfigError
 from treespec.policies.checks import AUTO, check_children, check_count
 from treespec.policies.children import Children, choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
+from treespec.policies.slots import ACCEPTANCE, SlotValues, check_ranking, slot_values
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
@@ -35,14 +37,17 @@ class BestFirst:
         branching: the most children of a node; None: as many as are among the best.
         min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
             of the best nodes' ranking values, by more.
+        ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to come to a
+            slot, whatever becomes of the draw).
 
     Raises:
-        ConfigError: a number that is not a positive int, a negative gain, or unknown children.
+        ConfigError: a number that is not a positive int, a negative gain, unknown children or an unknown ranking.
 
     Why trimming to the budget is lossless with sampled children: a node's place in the ranking is its *slot's* value,
-    path probability of the parent x (1 - mass of the siblings drawn before), which no draw in the slot or below it
-    changes, and which falls along every edge to a child or a next sibling. So the best slots are those that DySpec's
-    heap would have drawn from one by one, and the others count as never drawn.
+    made of the parent's value, the law and the earlier siblings, which no draw in the slot or below it changes, cut
+    down to the least on the way to it, so that it never rises towards a child or a next sibling. So the best slots
+    (of equal ones the higher level's first) are those that a heap would have drawn from one by one, and the others
+    count as never drawn.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class BestFirst:
         depth: int | None = None,
         branching: int | None = None,
         min_gain: float = 0.0,
+        ranking: str = ACCEPTANCE,
     ) -> None:
         self.num_nodes = check_count("num_nodes", num_nodes)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
@@ -62,6 +68,7 @@ class BestFirst:
         self.min_gain = min_gain
         if not min_gain >= 0:
             raise ConfigError(f"min_gain must not be negative, got {min_gain!r}")
+        self.ranking = check_ranking(ranking)
 
     @property
     def max_nodes(self) -> int:
@@ -81,9 +88,10 @@ class BestFirst:
                 limit = min(limit, self.depth or (DENSE_DEPTH if is_dense else limit))
             width = min(budget, self.branching or budget, proposal.probs.shape[-1])
             chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator)
-            level, level_ranks = add_best(builder, nodes, chosen, children, budget)
+            values = slot_values(chosen, children, self.ranking)
+            level, level_ranks = add_best(builder, nodes, chosen, values, ranks, budget)
             grown, depth = torch.cat([ranks, level_ranks], 1), depth + 1
-            nodes = self._frontier(builder, level, grown)
+            nodes = self._frontier(builder, level, level_ranks, grown)
             if self.min_gain > 0:
                 is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
                 nodes = torch.where(is_gaining, nodes, PADDING_PARENT)
@@ -93,12 +101,12 @@ class BestFirst:
         keep = is_among_best(ranks, self.num_nodes)
         return builder.build(keep, self.num_nodes, is_width_fixed=children == SELECTED)
 
-    def _frontier(self, builder: TreeBuilder, level: Tensor, ranks: Tensor) -> Tensor:
+    def _frontier(self, builder: TreeBuilder, level: Tensor, level_ranks: Tensor, ranks: Tensor) -> Tensor:
         """Those of `level` int64 [B, w] to be expanded, best first, then padding: int64 [B, F].
 
-        A node's children rank at most as high as its own value, and behind earlier levels in a tie.
+        A node's children rank at most as high as its slot and its own value, and behind earlier levels in a tie.
         """
-        values = builder.take(builder.values, level)
+        values = torch.minimum(builder.take(builder.values, level), level_ranks)
         if ranks.shape[1] >= self.num_nodes:
             worst = ranks.topk(self.num_nodes, dim=1).values[:, -1:]
             values = torch.where(values > worst, values, 0.0)
@@ -111,35 +119,22 @@ class BestFirst:
 
 
 def add_best(
-    builder: TreeBuilder, nodes: Tensor, chosen: Children, children: str, budget: int
+    builder: TreeBuilder, nodes: Tensor, chosen: Children, values: SlotValues, ranks: Tensor, budget: int
 ) -> tuple[Tensor, Tensor]:
-    """Add the best `budget` of the F * k children: their ids int64 [B, w] and ranking values float [B, w]."""
-    above = torch.where(nodes >= 0, builder.take(builder.values, nodes), 0.0).unsqueeze(-1)
-    slots = above * _slot_shares(chosen.probs, children)
-    values = above * chosen.probs if children != IID else slots * chosen.probs
-    if children != SELECTED:
-        values = torch.minimum(values, slots)
-    ranks = torch.where(chosen.is_real, values if children == SELECTED else slots, 0.0).flatten(1)
-    best = ranks.sort(dim=1, descending=True, stable=True)
-    columns, best_ranks = best.indices[:, :budget], best.values[:, :budget]
-    is_real = chosen.is_real & (values > 0 if children == SELECTED else slots > 0)
-    ids = builder.add(nodes, chosen._replace(is_real=is_real), values, columns)
-    return ids, best_ranks
+    """Add the best `budget` of the F * k children: their ids int64 [B, w] and ranking values float [B, w].
 
-
-def _slot_shares(probs: Tensor, children: str) -> Tensor:
-    """How likely verification is to come to each sibling's slot, given their parent, before it is drawn from.
-
-    Args:
-        probs: float [B, F, k], the draft's probabilities of the siblings in drawing order.
-
-    Returns:
-        float [B, F, k], not increasing along k: entry i depends on the siblings before i only.
+    `ranks` float [B, M] are the ranking values so far. A slot ranks no higher than what has to be drawn before it, its
+    parent and its earlier siblings.
     """
-    missed = 1 - probs
-    product = missed.cumprod(-1) if children == IID else (1 - probs.cumsum(-1)).clamp(min=0)
-    before = torch.cat([torch.ones_like(product[..., :1]), product[..., :-1]], -1)
-    return before.cummin(-1).values
+    above, ceiling = (
+        torch.where(nodes >= 0, builder.take(of, nodes), 0.0).unsqueeze(-1) for of in (builder.values, ranks)
+    )
+    slots = torch.minimum((above * values.slots).to(ranks.dtype), ceiling).cummin(-1).values
+    level = torch.where(chosen.is_real, slots, 0.0).flatten(1)
+    best = level.sort(dim=1, descending=True, stable=True)
+    columns, best_ranks = best.indices[:, :budget], best.values[:, :budget]
+    ids = builder.add(nodes, chosen._replace(is_real=chosen.is_real & (slots > 0)), above * values.nodes, columns)
+    return ids, best_ranks
 
 
 def _best_sum(ranks: Tensor, budget: int) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from treespec.policies.best_first import BestFirst
 from treespec.policies.checks import AUTO
 from treespec.policies.kary import KAry
+from treespec.policies.slots import VISIT
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
 
@@ -32,11 +33,11 @@ def opt_tree(num_nodes: int, min_gain: float = 0.0, depth: int = 10) -> BestFirs
 
 
 def dyspec(num_nodes: int, depth: int | None = None, beam: int | None = None) -> BestFirst:
-    """DySpec's sampled dynamic tree (Xiong et al. 2024): the best slots, children drawn without replacement.
+    """DySpec's sampled dynamic tree (Xiong et al. 2024): the likeliest slots, children drawn without replacement.
 
     Needs a drafter with laws to sample from. `beam` bounds the nodes of a draft pass, see `BestFirst`.
     """
-    return BestFirst(num_nodes, WITHOUT_REPLACEMENT, beam=beam, depth=depth)
+    return BestFirst(num_nodes, WITHOUT_REPLACEMENT, beam=beam, depth=depth, ranking=VISIT)
 
 
 def delayed_branching(trunk: int, branching: Sequence[int], children: str = AUTO) -> KAry:

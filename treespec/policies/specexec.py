@@ -12,6 +12,7 @@ from treespec.policies.best_first import add_best, is_among_best
 from treespec.policies.checks import check_count
 from treespec.policies.children import choose_children
 from treespec.policies.growing import TreeBuilder
+from treespec.policies.slots import SlotValues
 from treespec.protocols import DraftSource
 from treespec.tree import PADDING_PARENT, SELECTED, TreeBatch
 
@@ -51,7 +52,7 @@ class SpecExec:
             proposal = builder.expand(nodes)
             width = min(budget, proposal.probs.shape[-1])
             chosen = choose_children(proposal, [width] * nodes.shape[1], SELECTED, source.generator)
-            added, added_ranks = add_best(builder, nodes, chosen, SELECTED, budget)
+            added, added_ranks = add_best(builder, nodes, chosen, SlotValues(chosen.probs, chosen.probs), ranks, budget)
             ranks = torch.cat([ranks, added_ranks], 1)
             depths = torch.cat([depths, builder.take(depths, builder.take(builder.parents, added)) + 1], 1)
             is_open = torch.cat([is_open, torch.ones_like(added, dtype=torch.bool)], 1) & (depths < max_depth)
