@@ -1,7 +1,7 @@
 """treespec: exact tree speculative decoding for any Hugging Face causal language model."""
 
 from treespec import errors, protocols
-from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.hf import (
     CausalLM,
@@ -10,6 +10,7 @@ from treespec.hf import (
     commit_cache,
     from_config,
     generate,
+    load_drafter,
     new_cache,
     tree_attention_mask,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "CausalLM",
     "Chain",
     "DraftModel",
+    "Eagle3",
     "KAry",
     "Merge",
     "Paths",
@@ -41,6 +43,7 @@ __all__ = [
     "errors",
     "from_config",
     "generate",
+    "load_drafter",
     "new_cache",
     "protocols",
     "tree_attention_mask",

@@ -33,8 +33,8 @@ class PathLaws:
             scores = scores.view(logits.shape)
         else:
             scores = self._path_scores(logits, self._extend_paths(tokens, parents))
-        has_tokens = scores.amax(-1, keepdim=True) > -torch.inf
-        return torch.where(has_tokens, scores, 0.0).softmax(-1, dtype=torch.float32)
+        is_empty = scores.amax(-1, keepdim=True) == -torch.inf
+        return scores.masked_fill(is_empty, 0.0).softmax(-1, dtype=torch.float32)
 
     def _extend_paths(self, tokens: Tensor, parents: Tensor) -> list[list[Path | None]]:
         """The tokens below the root on the paths to the nodes, None for padding; waits for the device."""

@@ -4,6 +4,7 @@ from treespec.hf.cache import commit_cache, new_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model
+from treespec.hf.heads import load_drafter, load_head
 from treespec.hf.mask import tree_attention_mask
 from treespec.hf.speculation import TreeSpeculation, generate
 from treespec.hf.target import CausalLM, make_scorer
@@ -16,6 +17,8 @@ __all__ = [
     "draft_model",
     "from_config",
     "generate",
+    "load_drafter",
+    "load_head",
     "make_scorer",
     "new_cache",
     "tree_attention_mask",

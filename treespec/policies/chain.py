@@ -30,7 +30,7 @@ class Chain:
 
     def __init__(self, k: int, children: str = AUTO, stop: StopRule | None = None) -> None:
         self.k = check_count("k", k)
-        self._children = check_children(children)
+        self.children = check_children(children)
         self._stop = stop
 
     @property
@@ -40,8 +40,8 @@ class Chain:
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         if self._stop is None:
-            return grow_shape([Level((0,), (1,))] * self.k, self._children, source, max_depth)
-        return grow_until(self._stop, min(self.k, max_depth), self._children, source)
+            return grow_shape([Level((0,), (1,))] * self.k, self.children, source, max_depth)
+        return grow_until(self._stop, min(self.k, max_depth), self.children, source)
 
 
 def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSource) -> TreeBatch:

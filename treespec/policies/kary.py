@@ -35,7 +35,7 @@ class KAry:
             raise ConfigError(f"branching {tuple(branching)} makes {sum(sizes)} nodes, more than {MAX_NODES}")
         self._levels = [Level(tuple(range(n)), (k,) * n) for n, k in zip(sizes, widths, strict=False)]
         self._num_nodes = sum(sizes)
-        self._children = check_children(children)
+        self.children = check_children(children)
 
     @property
     def max_nodes(self) -> int:
@@ -43,4 +43,4 @@ class KAry:
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
-        return grow_shape(self._levels, self._children, source, max_depth)
+        return grow_shape(self._levels, self.children, source, max_depth)

@@ -43,7 +43,7 @@ class Paths:
         if not parsed:
             raise InvalidTreeError("no rank path given: a tree needs a child of the root at least, such as [(0,)]")
         self._levels, self._num_nodes = levels_of_paths(parsed), len(parsed) + 1
-        self._children = check_children(children)
+        self.children = check_children(children)
 
     @property
     def max_nodes(self) -> int:
@@ -51,7 +51,7 @@ class Paths:
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
-        return grow_shape(self._levels, self._children, source, max_depth)
+        return grow_shape(self._levels, self.children, source, max_depth)
 
 
 def levels_of_paths(paths: Sequence[Path]) -> list[Level]:

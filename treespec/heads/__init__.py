@@ -1,0 +1,1 @@
+"""Trained draft heads in plain torch: their layers, their modules and their files."""

@@ -1,0 +1,186 @@
+"""EAGLE-3's draft head (Li et al. 2025, section 3): one decoder layer over fused features of the target.
+
+The feature at position t, fused from hidden states of three of the target's layers, pairs with the token at t + 1 and
+predicts the token at t + 2. Further down a draft the target's features are not known: there the head's own output
+before its last norm stands in for them.
+
+Axis letters: B rows, F tokens of a pass, T tokens of a text, H the head's hidden size, J the target's, L features
+fused, V the target's vocabulary, W the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from treespec.heads.layers import AppendedKeys, Attention, DecoderLayer, GatedMlp, KeyStore, LayerConfig
+from treespec.heads.rotary import Rotation
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """The shape of an EAGLE-3 head.
+
+    Args:
+        layer: the decoder layers' shape.
+        vocab_size: V, of the embedding.
+        draft_vocab_size: W.
+        target_hidden_size: J.
+        num_features: L.
+        num_layers: decoder layers; those after the first are plain ones.
+        has_norm_before_residual: the first layer's residual is the normed feature.
+        has_norm_before_fc: one RMS norm over the L J inputs of `fc`.
+        has_feature_norms: an RMS norm per fused hidden state (EAGLE-3.1).
+        has_norm_output: the next feature is the output after the last norm (EAGLE-3.1).
+        hidden_layers: the target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice.
+    """
+
+    layer: LayerConfig
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_features: int = 3
+    num_layers: int = 1
+    has_norm_before_residual: bool = False
+    has_norm_before_fc: bool = False
+    has_feature_norms: bool = False
+    has_norm_output: bool = False
+    hidden_layers: tuple[int, ...] | None = None
+
+
+class Eagle3Output(NamedTuple):
+    """`logits` [B, F, W] over the draft vocabulary; `features` [B, F, H], what a child's pass reads."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class FirstLayer(nn.Module):
+    """EAGLE-3's decoder layer: q, k and v read the normed embedding beside the normed feature."""
+
+    def __init__(self, config: LayerConfig, has_norm_before_residual: bool) -> None:
+        super().__init__()
+        self._has_norm_before_residual = has_norm_before_residual
+        self.input_layernorm, self.hidden_norm = config.norm(), config.norm()
+        self.post_attention_layernorm = config.norm()
+        self.self_attn = Attention(config, 0, 2 * config.hidden_size)
+        self.mlp = GatedMlp(config)
+
+    def forward(
+        self, embeddings: Tensor, features: Tensor, rotation: Rotation, mask: Tensor, store: KeyStore
+    ) -> Tensor:
+        """embeddings and features [B, F, H] to [B, F, H]."""
+        normed = self.hidden_norm(features)
+        residual = normed if self._has_norm_before_residual else features
+        both = torch.cat([self.input_layernorm(embeddings), normed], -1)
+        states = residual + self.self_attn(both, rotation, mask, store)
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Eagle3Head(nn.Module):
+    """The head as a module, for drafting and for training.
+
+    Args:
+        config: its shape.
+        embedding: [V, H], the target's or the checkpoint's own; frozen, and no part of the state.
+        target_ids: int64 [W], the target's id of every draft id.
+    """
+
+    embedding: Tensor
+    target_ids: Tensor
+
+    def __init__(self, config: Eagle3Config, embedding: Tensor, target_ids: Tensor) -> None:
+        super().__init__()
+        layer = config.layer
+        self.config = config
+        fused = config.num_features * config.target_hidden_size
+        self.fc_norm = None
+        if config.has_feature_norms:
+            norms = [layer.norm(config.target_hidden_size) for _ in range(config.num_features)]
+            self.fc_norm = nn.ModuleList(norms)
+        self.input_norm = layer.norm(fused) if config.has_norm_before_fc else None
+        self.fc = nn.Linear(fused, layer.hidden_size, bias=False)
+        rest = [DecoderLayer(layer, index) for index in range(1, config.num_layers)]
+        self.layers = nn.ModuleList([FirstLayer(layer, config.has_norm_before_residual), *rest])
+        self.norm = layer.norm()
+        self.lm_head = nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary = layer.rotary()
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.register_buffer("target_ids", target_ids, persistent=False)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The features [B, F, H] of the target's hidden states [B, F, L J], one layer's beside the other's."""
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        return self.fc(states if self.input_norm is None else self.input_norm(states))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        store: KeyStore | None = None,
+    ) -> Eagle3Output:
+        """One pass; see `run` and `read`. By default over a whole text: positions 0, 1, 2, ... and a causal mask."""
+        num_tokens = tokens.shape[1]
+        if positions is None:
+            positions = torch.arange(num_tokens, device=tokens.device).unsqueeze(0)
+        if mask is None:
+            mask = torch.ones(1, 1, num_tokens, num_tokens, dtype=torch.bool, device=tokens.device).tril()
+        return self.read(self.run(tokens, features, positions, mask, store or AppendedKeys()))
+
+    def run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, store: KeyStore) -> Tensor:
+        """The layers' output before the last norm, [B, F, H].
+
+        Args:
+            tokens: int64 [B, F], each the token after its feature's.
+            features: [B, F, H].
+            positions: int64 [B or 1, F].
+            mask: bool [B or 1, 1, F, S], True where one of the store's S keys is attended.
+            store: holds the keys of earlier passes, and gets this one's.
+        """
+        rotation = self.rotary(positions, features.dtype)
+        embeddings = nn.functional.embedding(tokens, self.embedding)
+        first, *rest = self.layers
+        states = first(embeddings, features, rotation, mask, store)
+        for layer in rest:
+            states = layer(states, rotation, mask, store)
+        return states
+
+    def read(self, states: Tensor) -> Eagle3Output:
+        """Logits and next features of outputs [B, F, H] of `run`."""
+        normed = self.norm(states)
+        return Eagle3Output(self.lm_head(normed), normed if self.config.has_norm_output else states)
+
+
+def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
+    """The logits of a training text, then those of drafts on the head's own features ("training-time test").
+
+    Step i pairs the token at t + i with the features that step i - 1 left at t: what the head meets i levels down a
+    draft that starts at t, where it sees the true features up to t and its own ones behind.
+
+    Args:
+        tokens: int64 [B, T], each the token after its feature's.
+        features: [B, T, H], from `fuse`.
+        num_steps: 1 to T.
+
+    Returns:
+        Logits [B, T - i, W] of every step i; those at t predict the token after `tokens[:, t + i]`.
+    """
+    num_tokens, store, masks, logits = tokens.shape[1], AppendedKeys(), [], []
+    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=tokens.device)
+    for step in range(num_steps):
+        length = num_tokens - step
+        own = torch.eye(num_tokens, dtype=torch.bool, device=tokens.device)[:, :length] if step else ones.tril()
+        masks.append(own)
+        mask = torch.cat(masks, 1)[:length].view(1, 1, length, -1)
+        positions = torch.arange(step, num_tokens, device=tokens.device).unsqueeze(0)
+        output = head(tokens[:, step:], features[:, :length], positions, mask, store)
+        logits.append(output.logits)
+        features = output.features
+    return logits

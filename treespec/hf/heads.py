@@ -1,0 +1,120 @@
+"""Draft heads from files, fitted to the target that they were trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from transformers import PreTrainedModel
+
+from treespec.drafters.eagle import Eagle3
+from treespec.drafters.shared import Shape
+from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.checkpoint import Checkpoint, read_checkpoint
+from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads.eagle3_files import build_eagle3
+from treespec.hf.facts import input_device, num_logits
+
+
+def load_drafter(
+    name: str | Path,
+    target: PreTrainedModel,
+    *,
+    policy: Shape | None = None,
+    max_length: int | None = None,
+    hidden_layers: Sequence[int] | None = None,
+) -> Eagle3:
+    """The drafter of an EAGLE-3 head, in SafeAILab's or the speculators library's format, for `target`.
+
+    The head takes the target's dtype and device, and its embedding where the files have none. Pickles are not opened.
+
+    Args:
+        name: a folder with `config.json` and `*.safetensors`, or a hub name.
+        policy, max_length: see `Eagle3`.
+        hidden_layers: the indices of the target's hidden states that the head fuses, where its configuration does not
+            say; None: what it says, else EAGLE-3's own (2, L // 2, L - 3).
+
+    Raises:
+        CheckpointError: nothing there, a corrupt or truncated file, pickled weights only, not an EAGLE-3 head, or the
+            head of another model.
+        ConfigError: see `Eagle3`; hidden layers that the target does not have.
+    """
+    if not isinstance(target, PreTrainedModel):
+        raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
+    head = load_head(name, target)
+    return Eagle3(head, _fused_layers(head.config, target, name, hidden_layers), policy, max_length)
+
+
+def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head:
+    """The head's module, for training on or for a drafter of one's own.
+
+    Args:
+        name, target: see `load_drafter`.
+
+    Raises:
+        CheckpointError: see `load_drafter`.
+    """
+    checkpoint = find_checkpoint(name)
+    embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
+    head = build_eagle3(
+        checkpoint,
+        embedding=embedding,  # pyright: ignore[reportArgumentType]
+        lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]
+        dtype=target.dtype,
+        device=input_device(target),
+    )
+    _check_fit(head.config, target, name)
+    return head
+
+
+def find_checkpoint(name: str | Path) -> Checkpoint:
+    """The files of a folder, or of a hub repository (its safetensors and configuration only).
+
+    Raises:
+        CheckpointError: see `load_drafter`.
+    """
+    if Path(name).exists():
+        return read_checkpoint(name)
+    try:
+        folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors"])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"there is no folder {name}, and it cannot be fetched from the hub ({' '.join(str(error).split())})"
+        ) from error
+    return read_checkpoint(folder)
+
+
+def _check_fit(config: Eagle3Config, target: PreTrainedModel, name: str | Path) -> None:
+    text_config = target.config.get_text_config()
+    if config.target_hidden_size != text_config.hidden_size:
+        raise CheckpointError(
+            f"{name} reads hidden states of size {config.target_hidden_size}, {type(target).__name__} has "
+            f"{text_config.hidden_size}: it is the head of another model"
+        )
+    if config.vocab_size not in (text_config.vocab_size, num_logits(target)):
+        raise CheckpointError(
+            f"{name} is for a vocabulary of {config.vocab_size} tokens, {type(target).__name__} has "
+            f"{text_config.vocab_size}: it is the head of another model"
+        )
+
+
+def _fused_layers(
+    config: Eagle3Config, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None
+) -> tuple[int, ...]:
+    """The indices of `HiddenStates` that the head fuses; the last index is normed, which no file means."""
+    count = target.config.get_text_config().num_hidden_layers
+    if given is None and config.hidden_layers is None and config.num_features == 3:
+        layers = (2, count // 2, count - 3)
+    else:
+        layers = tuple(given if given is not None else config.hidden_layers or ())
+    limit = count if given is None else count + 1
+    if len(layers) != config.num_features or not all(-limit <= layer < limit for layer in layers):
+        error = CheckpointError if given is None else ConfigError
+        raise error(
+            f"{name} fuses {config.num_features} hidden states of the target, got the indices {list(layers)} for a "
+            f"model of {count} layers: give hidden_layers=, or the head of this model"
+        )
+    if given is None and min(layers) < 0:
+        raise CheckpointError(f"{name} fuses the hidden states {list(layers)} of a model of {count} layers")
+    return layers
