@@ -15,6 +15,7 @@ EXAMPLES = {
     "Sequoia": "Sequoia([[0.5, 0.2], [0.4]], 5)",
     "StochasticBeam": "StochasticBeam(2, 2)",
     "opt_tree": "opt_tree(5, 0.1)",
+    "Truncated": "Truncated(KAry((2, 2)), 3)",
 }
 
 

@@ -13,6 +13,7 @@ from treespec.policies.sequoia import Sequoia, optimal_paths
 from treespec.policies.specexec import SpecExec
 from treespec.policies.stochastic_beam import StochasticBeam
 from treespec.policies.stopping import LikelyRejection, LowConfidence, StopRule
+from treespec.policies.truncated import Truncated
 from treespec.protocols import TreePolicy
 
 
@@ -46,6 +47,7 @@ __all__ = [
     "StochasticBeam",
     "StopRule",
     "TreeBuilder",
+    "Truncated",
     "as_policy",
     "delayed_branching",
     "dyspec",

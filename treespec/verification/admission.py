@@ -36,7 +36,7 @@ class Admission:
         if self.max_support is not None and _widest_support(trees) > self.max_support:
             return (
                 f"it admits proposal laws of at most {self.max_support} tokens, and one gives {_widest_support(trees)} "
-                "some probability (draw from `truncate_law`)"
+                "some probability (take `treespec.policies.Truncated(policy)`, or draw from `truncate_law`)"
             )
         return None
 

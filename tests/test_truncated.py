@@ -1,0 +1,85 @@
+"""Truncated draft laws: what is stored is what was drawn from, and optimal transport verifies it end to end."""
+
+import pytest
+import torch
+from grown_trees import emitted_law, g_test, pair_law
+from tiny import noisy_copy, prompt, tiny_llama
+from toy_models import TableLM, TableSource
+
+from treespec import TreeSpeculation, generate
+from treespec.errors import ConfigError, RuleMismatchError
+from treespec.policies import AdaptiveChain, KAry, Truncated
+from treespec.protocols import LearningPolicy
+from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
+
+TRANSPORT = ["optimal_transport", "transport_traversal"]
+
+
+@pytest.mark.parametrize("children", [IID, WITHOUT_REPLACEMENT, SELECTED])
+def test_laws_are_those_of_the_most_probable_tokens(children):
+    model = TableLM(9)
+    batch = Truncated(KAry((2, 2), children), 3).grow(TableSource([0, 1], model, dtype=torch.float64), 2)
+    assert bool(batch.is_valid)
+    for row, tree in enumerate(batch.trees):
+        for node in range(1, tree.num_nodes):
+            law = model.logits([tree.token(i) for i in tree.path_to(tree.parent_list[node])]).softmax(-1)
+            assert tree.token(node) in law.topk(3).indices
+            if children != SELECTED:
+                assert batch.laws is not None
+                assert batch.law_index is not None
+                stored = batch.laws[batch.law_index[row, node]].float()
+                kept = torch.zeros(9).scatter(0, law.topk(3).indices, law.topk(3).values)
+                assert torch.allclose(stored, kept / kept.sum())
+
+
+@pytest.mark.parametrize(("rule", "children"), [(TRANSPORT[0], WITHOUT_REPLACEMENT), (TRANSPORT[1], IID)])
+def test_the_targets_law_comes_out(rule, children):
+    num_rows, target = 1500, TableSource([0], TableLM(4, seed=5), dtype=torch.float64)
+    source = TableSource([0] * num_rows, TableLM(4, seed=6), dtype=torch.float64)
+    batch = Truncated(KAry((2, 1), children), 3).grow(source, 2)
+    counts = emitted_law(batch, target, rule)
+    assert g_test(counts, pair_law(target, 0), num_rows) > 1e-3
+
+
+@pytest.mark.parametrize("rule", TRANSPORT)
+def test_optimal_transport_end_to_end(rule):
+    target = tiny_llama()
+    draft, inputs = noisy_copy(target), {"input_ids": prompt()}
+    options = {"max_new_tokens": 24, "do_sample": True}
+    policy = KAry((2, 2, 2), WITHOUT_REPLACEMENT)
+    speculation = TreeSpeculation(draft, tree=Truncated(policy), verification=rule, seed=0)
+    assert generate(target, inputs, speculation, **options).shape == (1, 12 + 24)
+    assert speculation.stats.num_accepted_tokens > 0
+    with pytest.raises(RuleMismatchError, match=r"at most 20 tokens.*Truncated"):
+        generate(target, inputs, TreeSpeculation(draft, tree=policy, verification=rule, seed=0), **options)
+
+
+def test_a_policy_that_learns_is_told():
+    target = tiny_llama()
+    told = []
+
+    class Learning(AdaptiveChain):
+        def commit(self, step):
+            told.append(step)
+            super().commit(step)
+
+    policy = Truncated(Learning())
+    assert isinstance(policy, LearningPolicy)
+    speculation = TreeSpeculation(noisy_copy(target), tree=policy)
+    generate(target, {"input_ids": prompt()}, speculation, max_new_tokens=8, do_sample=True)
+    assert len(told) == speculation.stats.num_target_passes
+
+
+def test_candidates_pass_unchanged():
+    plain, cut = (
+        policy.grow(TableSource([0], TableLM(6), num_candidates=3), 2)
+        for policy in (KAry((3, 2)), Truncated(KAry((3, 2)), 1))
+    )
+    assert cut.tokens.equal(plain.tokens)
+
+
+def test_misuse_is_named():
+    with pytest.raises(ConfigError, match="num_tokens"):
+        Truncated(KAry((2,)), 0)
+    with pytest.raises(ConfigError, match="policy"):
+        Truncated(16)

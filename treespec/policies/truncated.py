@@ -1,0 +1,74 @@
+"""Trees drawn from the draft's most probable tokens only: what optimal transport can verify.
+
+Children are drawn from the truncated law, and that is the law stored with them, so every lossless rule stays lossless.
+
+Axis letters: B rows, F expanded nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treespec.errors import ConfigError
+from treespec.policies.checks import check_count
+from treespec.protocols import DraftSource, LearningPolicy, Proposal, TreePolicy, VerifiedStep
+from treespec.sampling import truncate_law
+from treespec.tree import TreeBatch
+
+
+class Truncated:
+    """Another policy's trees over draft laws that are cut to their `num_tokens` most probable tokens.
+
+    With two sampled children per node and a width that is fixed beforehand (`Paths`, `KAry`, `Sequoia`, chains)
+    `verification="optimal_transport"` and `"transport_traversal"` admit the trees: they take laws of at most 20 tokens.
+    Candidates of tables and look-ups, which have no law, pass unchanged.
+
+    Args:
+        policy: how the trees are shaped.
+        num_tokens: how many tokens keep their probability, renormalised.
+
+    Raises:
+        ConfigError: no policy, or no positive number of tokens.
+    """
+
+    def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:
+        if not callable(getattr(policy, "grow", None)) or not hasattr(policy, "max_nodes"):
+            raise ConfigError(f"policy must be a tree policy such as KAry((2, 2)), got {policy!r}")
+        self.policy, self.num_tokens = policy, check_count("num_tokens", num_tokens)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.max_nodes
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
+        return self.policy.grow(_TruncatedSource(source, self.num_tokens), max_depth)
+
+    def commit(self, step: VerifiedStep) -> None:
+        """Tell the policy, where it learns."""
+        if isinstance(self.policy, LearningPolicy):
+            self.policy.commit(step)
+
+
+class _TruncatedSource:
+    """A source whose laws are truncated; see `DraftSource`."""
+
+    def __init__(self, source: DraftSource, num_tokens: int) -> None:
+        self._source, self._num_tokens = source, num_tokens
+
+    @property
+    def root_tokens(self) -> Tensor:
+        return self._source.root_tokens
+
+    @property
+    def is_sampling(self) -> bool:
+        return self._source.is_sampling
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self._source.generator
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        proposal = self._source.expand(tokens, parents)
+        return proposal if proposal.tokens is not None else Proposal(truncate_law(proposal.probs, self._num_tokens))
