@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 from drafter_loop import Loop
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from toy_models import TableLM, ToyScorer
 
-from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.merge import Calibration, judge_paths, merge_paths
+from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
 from treespec.laws import NoProcessors
 from treespec.policies import BestFirst, Chain, KAry, Paths
@@ -299,122 +296,6 @@ def test_recycling_serves_one_vocabulary():
         Loop(drafter, [[1]], vocab_size=9)
     with pytest.raises(ConfigError, match="num_candidates"):
         TokenRecycling(0)
-
-
-class Fixed:
-    """A drafter of given trees."""
-
-    def __init__(self, *batches):
-        self.batches, self.steps = list(batches), []
-
-    def start(self, session):
-        self.session = session
-
-    def propose(self, max_depth):
-        return self.batches[0] if len(self.batches) == 1 else self.batches.pop(0)
-
-    def commit(self, step):
-        self.steps.append(step)
-
-    def select_rows(self, rows):
-        self.rows = rows
-
-
-def valued(paths, tokens, values):
-    batch = TreeBatch.from_trees([TokenTree.from_paths(paths, tokens)])
-    return TreeBatch(batch.tokens, batch.parents, values=torch.tensor([values]))
-
-
-def test_merge_is_the_union_pruned_by_value():
-    first = valued([(0,), (1,), (0, 0)], [9, 1, 2, 3], [1.0, 0.6, 0.3, 0.3])
-    second = valued([(0,), (0, 0), (0, 1)], [9, 1, 3, 4], [1.0, 0.5, 0.4, 0.1])
-    merge = Merge([Fixed(first), Fixed(second)])
-    batch = Loop(merge, [[9]], BestFirst(4), vocab_size=10).propose()
-    assert batch.tokens.tolist() == [[9, 1, 3, 2]]
-    assert batch.parents.tolist() == [[-1, 0, 1, 0]]
-    expected = [1.0, 1 - 0.4 * 0.5, 1 - 0.7 * 0.6, 0.3]
-    torch.testing.assert_close(batch.values, torch.tensor([expected]))
-    assert Loop(Merge([Fixed(first), Fixed(second)], num_nodes=9), [[9]], vocab_size=10).propose().max_nodes == 5
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_merged_paths_are_the_most_valuable_of_the_union(data):
-    paths = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
-    sources = []
-    for _ in range(data.draw(st.integers(1, 3))):
-        closed = {p[:d] for p in data.draw(st.lists(paths, max_size=6)) for d in range(1, len(p) + 1)}
-        sources.append({p: data.draw(st.floats(0.01, 1.0)) for p in sorted(closed, key=len)})
-    scales, num_nodes = [data.draw(st.floats(0.1, 1.0)) for _ in sources], data.draw(st.integers(1, 9))
-    tree = merge_paths(7, sources, scales, num_nodes)
-    union = {path for source in sources for path in source}
-    values = {}
-    for path in union:
-        missed = 1.0
-        for source, scale in zip(sources, scales, strict=True):
-            reach = 1.0
-            for depth in range(1, len(path) + 1):
-                reach *= scale * source.get(path[:depth], 0.0)
-            missed *= 1 - reach
-        values[path] = 1 - missed
-    TokenTree(torch.tensor(tree.tokens), torch.tensor(tree.parents))
-    assert tree.values[1:] == pytest.approx(sorted(values.values(), reverse=True)[: num_nodes - 1])
-    assert len(tree.tokens) == min(len(union) + 1, num_nodes)
-
-
-def test_judged_paths_count_promises_where_the_path_agreed():
-    probs = {(1,): 0.5, (2,): 0.25, (1, 3): 0.9, (1, 3, 3): 1.0, (2, 2): 1.0}
-    assert judge_paths(probs, [1, 3, 4]) == pytest.approx((2, 0.75 + 0.9 + 1.0))
-    assert judge_paths(probs, [5]) == pytest.approx((0, 0.75))
-    assert judge_paths({}, [5]) == (0, 0)
-
-
-def test_merge_learns_whom_to_believe():
-    good = valued([(0,)], [0, 1], [1.0, 0.5])
-    bad = valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
-    merge = Merge([Fixed(good), Fixed(bad)], num_nodes=2)
-    loop = Loop(merge, [[0]])
-    assert loop.propose().tokens.tolist() == [[0, 2]], "taken at its word"
-    for _ in range(40):
-        loop.step(loop.propose(), emit=[[1, 0]])
-    assert loop.propose().tokens.tolist() == [[0, 1]]
-    assert merge.scales[0] == 1
-    assert merge.scales[1] < 0.3
-
-
-def test_merge_passes_the_call_on():
-    parts = [SuffixLookup(), TokenRecycling(num_candidates=3), DraftModel(ToyScorer(TableLM(VOCAB)))]
-    loop = Loop(Merge(parts), PROMPTS, BestFirst(8))
-    for step in range(12):
-        batch = loop.propose()
-        assert batch.families <= {SELECTED}, "sampling calls merge too, with selected children"
-        assert batch.max_nodes <= 8
-        for tree in batch.trees:
-            for children in tree.children_lists:
-                assert len({tree.token(i) for i in children}) == len(children)
-        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
-        if step == 5:
-            loop.keep_rows([0, 2])
-
-
-def test_merge_refuses_sampled_children():
-    parts = [SuffixLookup(policy=4), DraftModel(ToyScorer(TableLM(VOCAB)), KAry((2,), "without_replacement"))]
-    loop = Loop(Merge(parts), [[1, 1]], BestFirst(8))
-    with pytest.raises(ConfigError, match="DraftModel proposed sampled children"):
-        loop.propose()
-    for bad in ([], [SuffixLookup()], [SuffixLookup(), "ngram"]):
-        with pytest.raises(ConfigError, match="two or more drafters"):
-            Merge(bad)
-
-
-def test_calibration_forgets():
-    record = Calibration()
-    for _ in range(300):
-        record.record(0, 1)
-    assert record.scale < 0.01
-    for _ in range(300):
-        record.record(1, 1)
-    assert record.scale > 0.95
 
 
 def test_the_best_chain_is_the_most_valuable_path():

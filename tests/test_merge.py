@@ -1,0 +1,290 @@
+"""Merge: the union of trees against a plain recomputation, and calibration that finds out who is right, and where."""
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from drafter_loop import VOCAB, Loop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted import Planted
+from toy_models import TableLM, ToyScorer
+
+from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration
+from treespec.drafters.union import UnionTree
+from treespec.errors import ConfigError
+from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry
+from treespec.policies.heap import HostTree
+from treespec.protocols import FeatureDrafter
+from treespec.tree import SELECTED, TokenTree, TreeBatch
+
+PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
+
+
+class Fixed:
+    """A drafter of given trees."""
+
+    def __init__(self, *batches):
+        self.batches, self.steps = list(batches), []
+
+    def start(self, session):
+        self.session = session
+
+    def propose(self, max_depth):
+        return self.batches[0] if len(self.batches) == 1 else self.batches.pop(0)
+
+    def commit(self, step):
+        self.steps.append(step)
+
+    def select_rows(self, rows):
+        self.rows = rows
+
+
+def valued(paths, tokens, values):
+    batch = TreeBatch.from_trees([TokenTree.from_paths(paths, tokens)])
+    return TreeBatch(batch.tokens, batch.parents, values=torch.tensor([values]))
+
+
+def promised(*tokens, prob=0.5):
+    """A node per token below the root 0."""
+    return valued([(rank,) for rank in range(len(tokens))], [0, *tokens], [1.0] + [prob] * len(tokens))
+
+
+def run(merge, emit, steps, num_nodes=2, roots=(0,)):
+    """The loop after as many steps, each of which emits `emit(step)` and then the root's token again."""
+    loop = Loop(merge, [[root] for root in roots], BestFirst(num_nodes))
+    for step in range(steps):
+        loop.step(loop.propose(), emit=[[token, root] for token, root in zip(emit(step), roots, strict=True)])
+    return loop
+
+
+def test_merge_is_the_union_pruned_by_value():
+    first = valued([(0,), (1,), (0, 0)], [9, 1, 2, 3], [1.0, 0.6, 0.3, 0.3])
+    second = valued([(0,), (0, 0), (0, 1)], [9, 1, 3, 4], [1.0, 0.5, 0.4, 0.1])
+    batch = Loop(Merge([Fixed(first), Fixed(second)]), [[9]], BestFirst(4), vocab_size=10).propose()
+    assert batch.tokens.tolist() == [[9, 1, 3, 2]]
+    assert batch.parents.tolist() == [[-1, 0, 1, 0]]
+    expected = [1.0, 1 - 0.4 * 0.5, (1 - 0.4 * 0.5) * (1 - 0.5 * 0.2), 0.3]
+    torch.testing.assert_close(batch.values, torch.tensor([expected]))
+    assert Loop(Merge([Fixed(first), Fixed(second)], num_nodes=9), [[9]], vocab_size=10).propose().max_nodes == 5
+
+
+def draw_tree(data) -> HostTree:
+    """A small tree with values that do not rise along a path, or without values."""
+    tokens, parents, values = [7], [-1], [1.0]
+    for _ in range(data.draw(st.integers(0, 7))):
+        parent, token = data.draw(st.integers(0, len(tokens) - 1)), data.draw(st.integers(0, 2))
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens, parents = [*tokens, token], [*parents, parent]
+            values.append(values[parent] * data.draw(st.floats(0, 1)))
+    return HostTree(tokens, parents, values if data.draw(st.booleans()) else [])
+
+
+def promises_of(tree):
+    """Token path to P(last token | the others), read off the tree one node at a time."""
+    paths, promises = [()], {}
+    for node in range(1, len(tree.tokens)):
+        parent = tree.parents[node]
+        paths.append((*paths[parent], tree.tokens[node]))
+        above = tree.values[parent] if tree.values else 0
+        promises[paths[-1]] = tree.values[node] / above if above > 0 else 1.0
+    return promises
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_the_best_of_the_union_are_kept(data):
+    sources = [draw_tree(data) for _ in range(data.draw(st.integers(2, 3)))]
+    union, num_nodes = UnionTree(7, sources), data.draw(st.integers(1, 9))
+    values = union.values(Calibration())
+    expected = {(): 1.0}
+    promises = [promises_of(tree) for tree in sources]
+    for path in sorted({path for part in promises for path in part}, key=len):
+        missed = 1.0
+        for part in promises:
+            missed *= 1 - part.get(path, 0.0)
+        expected[path] = expected[path[:-1]] * (1 - missed)
+    best = union.take(union.best_nodes(values, num_nodes), values)
+    TokenTree(torch.tensor(best.tokens), torch.tensor(best.parents))
+    assert best.values == pytest.approx(sorted(expected.values(), reverse=True)[:num_nodes])
+    assert len(values) == len(expected)
+    chain = union.take(union.best_chain(values, num_nodes), values)
+    assert chain.parents == list(range(-1, len(chain.tokens) - 1))
+    chains = [path for path in expected if len(path) < num_nodes]
+    sums = [sum(expected[path[:depth]] for depth in range(len(path) + 1)) for path in chains]
+    assert sum(chain.values) == pytest.approx(max(sums))
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_values_never_rise_along_a_path_whatever_was_learned(data):
+    calibration = Calibration()
+    for _ in range(10):
+        union = UnionTree(7, [draw_tree(data) for _ in range(2)])
+        values = union.values(calibration)
+        assert all(0 <= values[node] <= values[union.parents[node]] for node in range(1, len(values)))
+        union.judge(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), calibration)
+
+
+def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
+    calibration = Calibration()
+    assert calibration.estimate(0.3, ["coarse", "fine"]) == 0.3
+    calibration.record(True, ["coarse", "fine"])
+    calibration.record(False, ["coarse"])
+    coarse = (MEMORY + PRIOR_TRIALS * 0.3) / (MEMORY + 1 + PRIOR_TRIALS)
+    assert calibration.estimate(0.3, ["coarse"]) == pytest.approx(coarse)
+    assert calibration.estimate(0.3, ["coarse", "fine"]) == pytest.approx(
+        (1 + PRIOR_TRIALS * coarse) / (1 + PRIOR_TRIALS)
+    )
+    assert calibration.estimate(0.3, ["unmet"]) == 0.3
+    for is_hit in (False, True):
+        for _ in range(600):
+            calibration.record(is_hit, ["coarse"])
+        assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(float(is_hit), abs=0.05)
+
+
+def test_merge_learns_whom_to_believe_and_keeps_it_across_calls():
+    good, bad = promised(1), valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
+    merge = Merge([Fixed(good), Fixed(bad)])
+    assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 2]], "taken at its word"
+    assert run(merge, lambda _: [1], 30).propose().tokens.tolist() == [[0, 1]]
+    assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 1]]
+
+
+def test_merge_learns_ranks_and_depths():
+    merge = Merge([Fixed(promised(1, 2, prob=0.4)), Fixed(promised(3, prob=0.6))])
+    assert run(merge, lambda _: [2], 30).propose().tokens.tolist() == [[0, 2]], "the second sibling is the right one"
+    deep = valued([(0,), (0, 0)], [0, 1, 2], [1.0, 0.9, 0.81])
+    merge = Merge([Fixed(deep), Fixed(promised(3, prob=0.1))])
+    loop = Loop(merge, [[0]], BestFirst(3))
+    assert loop.propose().tokens.tolist() == [[0, 1, 2]]
+    for step in range(40):  # of the first source the first level is right, the second never
+        loop.step(loop.propose(), emit=[[1, 4, 0] if step % 4 else [3, 0]])
+    assert loop.propose().tokens.tolist() == [[0, 1, 3]]
+
+
+def test_pruned_tokens_are_judged():
+    """A source that never gets a node is still heard: it is compared with what came."""
+    merge = Merge([Fixed(promised(1, prob=0.9)), Fixed(promised(2, prob=0.1))])
+    loop = run(merge, lambda _: [1], 0)
+    assert loop.propose().tokens.tolist() == [[0, 1]]
+    for _ in range(30):
+        loop.step(loop.propose(), emit=[[2, 0]])
+    assert loop.propose().tokens.tolist() == [[0, 2]]
+
+
+def test_sources_that_err_together_are_not_counted_twice():
+    """Two copies of a source that is right half the time are worth .5, not .75: the third, right at .6, goes first."""
+    first, twin, third = [promised(1), promised(2)], [promised(1), promised(2)], [promised(3, prob=0.6)]
+    calls = 400
+    merge = Merge([Fixed(*first * calls), Fixed(*twin * calls), Fixed(*third)])
+    random_ = random.Random(3)
+    loop = run(merge, lambda step: [random_.choices([1 + step % 2, 3, 4], [0.3, 0.5, 0.2])[0]], calls)
+    assert loop.propose().tokens.tolist() == [[0, 3]]
+
+
+def accepted_per_step(drafter, truth, num_nodes, policy=None):
+    """Mean accepted tokens over a text that goes on as `truth` says."""
+    loop = Loop(drafter, [[0]], policy or BestFirst(num_nodes), vocab_size=50)
+    position = num_steps = 0
+    while position < len(truth) - 40:
+        batch = loop.propose()
+        assert batch.max_nodes <= num_nodes
+        tree, node, emitted = batch.trees[0], 0, []
+        while node is not None:
+            emitted.append(truth[position + len(emitted)])
+            node = next((child for child in tree.children(node) if tree.token(child) == emitted[-1]), None)
+        loop.step(batch, emit=[emitted])
+        position, num_steps = position + len(emitted), num_steps + 1
+    return position / num_steps - 1
+
+
+TRUTH = [random.Random(0).randrange(50) for _ in range(1500)]
+
+
+def planted(miss_rate, seed, max_width=4):
+    return Planted([TRUTH], 50, max_width=max_width, max_depth=3, miss_rate=miss_rate, seed=seed)
+
+
+@pytest.mark.parametrize("is_useless_first", [True, False])
+@pytest.mark.parametrize(("policy", "width"), [(BestFirst(13), 4), (Chain(3), 1)], ids=["tree", "chain"])
+def test_a_useless_source_does_no_harm(monkeypatch, policy, width, is_useless_first):
+    """13 nodes hold a planted tree of 3 levels of 4 whole, so every useless node that is kept costs a good one."""
+
+    def parts():
+        pair = [planted(1.0, 1, width), planted(0.2, 2, width)]
+        return pair if is_useless_first else pair[::-1]
+
+    alone = accepted_per_step(planted(0.2, 2, width), TRUTH, policy.max_nodes, policy)
+    assert accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy) > 0.96 * alone
+    monkeypatch.setattr("treespec.drafters.calibration.PRIOR_TRIALS", 1e9)
+    uncalibrated = accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy)
+    assert uncalibrated < 0.9 * alone or (width == 1 and not is_useless_first)
+
+
+def test_two_half_good_sources_are_better_than_either():
+    alone = [accepted_per_step(planted(0.5, seed), TRUTH, 13) for seed in (1, 2)]
+    assert accepted_per_step(Merge([planted(0.5, 1), planted(0.5, 2)]), TRUTH, 13) > 1.1 * max(alone)
+
+
+def test_merge_passes_the_call_on():
+    parts = [SuffixLookup(), TokenRecycling(num_candidates=3), DraftModel(ToyScorer(TableLM(VOCAB)))]
+    loop = Loop(Merge(parts), PROMPTS, BestFirst(8))
+    for step in range(12):
+        batch = loop.propose()
+        assert batch.families <= {SELECTED}, "sampling calls merge too, with selected children"
+        assert batch.max_nodes <= 8
+        for tree in batch.trees:
+            for children in tree.children_lists:
+                assert len({tree.token(i) for i in children}) == len(children)
+        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
+        if step == 5:
+            loop.keep_rows([0, 2])
+
+
+def test_rows_are_judged_each_on_its_own():
+    trees = TreeBatch.from_trees([TokenTree.chain([0, 1]), TokenTree.chain([5, 2, 3])])
+    bare = TreeBatch.from_trees([TokenTree.chain([0]), TokenTree.chain([5, 4])])
+    merge = Merge([Fixed(trees), Fixed(bare)])
+    loop = run(merge, lambda _: [1, 4], 60, num_nodes=3, roots=(0, 5))
+    batch = loop.propose()
+    assert batch.tokens.tolist() == [[0, 1, 0], [5, 4, 2]], "row 0's source was always right, in row 1 the other"
+    assert batch.parents.tolist() == [[-1, 0, -2], [-1, 0, 0]]
+
+
+@pytest.mark.parametrize("policy", [Chain(3), AdaptiveChain(2, max_k=3)], ids=["chain", "adaptive"])
+def test_under_a_chain_one_path_of_its_length_is_kept(policy):
+    loop = Loop(Merge([TokenRecycling(policy=Chain(6)), SuffixLookup()]), [[1, 2, 3, 1, 2], [1, 1, 1, 1, 1]], policy)
+    lengths = set()
+    for step in range(8):
+        batch = loop.propose()
+        assert batch.is_chain
+        lengths.add(batch.max_nodes)
+        values = batch.values[0].tolist()
+        assert all(above >= below for above, below in pairwise(values))
+        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
+    assert max(lengths) == 4, "cut where the call's policy ends, though a part went deeper"
+
+
+def test_merge_reads_the_hidden_states_that_its_parts_read():
+    class Features(Fixed):
+        def __init__(self, *layers):
+            super().__init__(promised(1))
+            self.hidden_layers = layers
+
+    assert Merge([SuffixLookup(), TokenRecycling()]).hidden_layers == ()
+    merge = Merge([Features(3, 1), SuffixLookup(), Merge([Features(-1, 3), SuffixLookup()])])
+    assert isinstance(merge, FeatureDrafter)
+    assert merge.hidden_layers == (-1, 1, 3)
+
+
+def test_merge_refuses_sampled_children():
+    parts = [SuffixLookup(policy=4), DraftModel(ToyScorer(TableLM(VOCAB)), KAry((2,), "without_replacement"))]
+    loop = Loop(Merge(parts), [[1, 1]], BestFirst(8))
+    with pytest.raises(ConfigError, match="DraftModel proposed sampled children"):
+        loop.propose()
+    for bad in ([], [SuffixLookup()], [SuffixLookup(), "ngram"]):
+        with pytest.raises(ConfigError, match="two or more drafters"):
+            Merge(bad)
