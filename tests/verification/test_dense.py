@@ -1,4 +1,4 @@
-"""The dense forms agree with the walks coin for coin, never wait for the device, and report bad values as flags."""
+"""The dense forms never wait for the device and report bad values as flags; test_agreement.py compares verdicts."""
 
 from __future__ import annotations
 
@@ -7,50 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from verification.toys import as_batch, drafted_batch, law_pairs, random_drafted
 
 from treespec.errors import InvalidTreeError, LogitsError
-from treespec.testing import IID, MIXED, FixedShape, ToyDrafter
+from treespec.testing import MIXED, FixedShape, ToyDrafter
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxChooser, TargetWalk, verify_dense
 from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy, walk_rows
 
 TREE_RULES = ("target_walk", "recursive", "traversal")
 CHAIN_RULES = ("token", "block")
-NUM_EXAMPLES, NUM_ROWS = 250, 40
 HOST_READS = {
     "_local_scalar_dense", "nonzero", "nonzero_numpy", "masked_select", "is_nonzero", "item", "equal", "unique",
     "_unique2", "unique_consecutive", "repeat_interleave", "allclose",
 }  # fmt: skip
-
-
-@seed(0)
-@settings(max_examples=NUM_EXAMPLES, deadline=None, database=None)
-@given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
-def test_agrees_with_the_walk_on_10_000_trees(random_seed: int, vocab_size: int) -> None:
-    rng = np.random.default_rng(random_seed)
-    trees, target_probs = as_batch([random_drafted(rng, vocab_size) for _ in range(NUM_ROWS)])
-    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
-    for name in TREE_RULES:
-        walked = walk_rows(RULES[name], trees, target_probs, coins, draws)
-        assert verify_dense(RULES[name], trees, target_probs, coins, draws) == walked, name
-
-
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_chain_rules_agree_and_block_is_traversal(length: int) -> None:
-    rng = np.random.default_rng(length)
-    target, drafts = law_pairs(4, False)["zeros"]
-    _, trees, target_probs = drafted_batch(ToyDrafter(IID, FixedShape.kary(*[1] * length), drafts), target)
-    for _ in range(50):
-        coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
-        verdicts = {name: walk_rows(RULES[name], trees, target_probs, coins, draws) for name in CHAIN_RULES}
-        assert verdicts["block"] == walk_rows(RULES["traversal"], trees, target_probs, coins, draws)
-        assert verdicts["token"] == walk_rows(RULES["recursive"], trees, target_probs, coins, draws)
-        for name in CHAIN_RULES:
-            assert verify_dense(RULES[name], trees, target_probs, coins, draws) == verdicts[name]
 
 
 def test_greedy_agrees_with_the_argmax_walk() -> None:

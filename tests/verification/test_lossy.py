@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from verification.toys import SamplingChooser, as_batch, law_pairs
+from verification.toys import law_pairs
 
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.testing import (
@@ -30,7 +30,6 @@ from treespec.verification import (
     TypicalAcceptance,
     admissible_rules,
     resolve,
-    verify,
 )
 
 LOSSY = [TypicalAcceptance(), EnsembleVerification(), ThresholdAcceptance()]
@@ -164,22 +163,6 @@ def test_on_one_hot_targets_they_are_the_target_walk(rule):
             assert_lossless(rule, drafter, target).mean_accepted
             == exact_law(TargetWalk(), drafter, target).mean_accepted
         )
-
-
-@pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
-def test_torch_agrees_with_numpy_coin_for_coin(rule):
-    rng = np.random.default_rng(1)
-    for seed in range(100):
-        target, draft = RandomLaws(6, seed, zero_share=0.3), RandomLaws(6, seed + 1000, zero_share=0.3)
-        toy = ToyDrafter(IID, TREE, (draft,))(SamplingChooser(rng))
-        trees, target_probs = as_batch([(toy, target)])
-        coins, draws = rng.random((2, toy.num_nodes))
-        laws = [target(context).copy() for context in toy.contexts]
-        expected = rule.walk(toy, laws.__getitem__, GivenChooser(coins, draws))
-        actual = verify(
-            trees, target_probs, rule.name, coins=torch.tensor(coins)[None], draws=torch.tensor(draws)[None]
-        )
-        assert actual == [expected]
 
 
 def test_misuse_is_named():

@@ -10,7 +10,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from verification.toys import SHAPES, SamplingChooser, as_batch, law_pairs
+from verification.toys import SHAPES, SamplingChooser, law_pairs
 
 from treespec import verification
 from treespec.errors import LogitsError, RuleMismatchError
@@ -139,23 +139,6 @@ def test_the_per_node_optimum_is_attained(rule, family):
         laws = torch.tensor(target(())), torch.tensor(draft(()))
         best = float(optimum_iid(*laws, 2)) if family == IID else optimum_without_replacement(*laws, 2).value
         assert result.mean_accepted == pytest.approx(best, abs=1e-12)
-
-
-@by_rule
-@by_family
-def test_torch_agrees_with_numpy_coin_for_coin(rule, family):
-    rng = np.random.default_rng(1)
-    for seed in range(150):
-        target, draft = RandomLaws(6, seed, zero_share=0.3), RandomLaws(6, seed + 1000, zero_share=0.3)
-        toy = ToyDrafter(family, FixedShape.kary(2, 2), (draft,))(SamplingChooser(rng))
-        trees, target_probs = as_batch([(toy, target)])
-        coins, draws = rng.random((2, toy.num_nodes))
-        laws = [target(context).copy() for context in toy.contexts]
-        expected = rule.walk(toy, laws.__getitem__, GivenChooser(coins, draws))
-        actual = verify(
-            trees, target_probs, rule.name, coins=torch.tensor(coins)[None], draws=torch.tensor(draws)[None]
-        )
-        assert actual == [expected]
 
 
 def truncated_tree(num_tokens: int, generator: torch.Generator, logits: torch.Tensor) -> TokenTree:

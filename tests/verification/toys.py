@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from treespec.testing import (
+    IID,
     TOY_FAMILIES,
+    WITHOUT_REPLACEMENT,
     AdaptiveDepth,
     AdaptiveWidth,
     ConditionalLaw,
@@ -80,12 +82,26 @@ def random_drafted(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, 
     """A random tree of a random family and shape, and a target law that now and then equals the draft's."""
     branching = rng.integers(1, 4, size=rng.integers(1, 4)).tolist()
     shapes = [FixedShape.kary(*branching), AdaptiveDepth(3, 3), AdaptiveWidth(3, 3)]
+    return _drafted(rng, vocab_size, shapes[rng.integers(len(shapes))], str(rng.choice(TOY_FAMILIES)))
+
+
+def _drafted(rng: np.random.Generator, vocab_size: int, shape: Shape, family: str) -> tuple[ToyTree, ConditionalLaw]:
     zero_shares = rng.choice([0.0, 0.3, 0.6], size=3)
     seeds = rng.integers(2**31, size=3)
     target, *drafts = (RandomLaws(vocab_size, int(s), zero_share=z) for s, z in zip(seeds, zero_shares, strict=True))
-    family, shape = str(rng.choice(TOY_FAMILIES)), shapes[rng.integers(len(shapes))]
     tree = ToyDrafter(family, shape, tuple(drafts))(SamplingChooser(rng))
     return tree, drafts[0] if rng.random() < 0.2 else target
+
+
+def random_chain(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalLaw]:
+    """A random chain of one to four children, of a random family; see `random_drafted`."""
+    return _drafted(rng, vocab_size, FixedShape.kary(*[1] * rng.integers(1, 5)), str(rng.choice(TOY_FAMILIES)))
+
+
+def random_pairs(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalLaw]:
+    """A random tree of nodes with one or two children, all drawn, of widths fixed beforehand."""
+    shape = FixedShape.kary(*rng.integers(1, 3, size=rng.integers(1, 4)).tolist())
+    return _drafted(rng, vocab_size, shape, str(rng.choice([IID, WITHOUT_REPLACEMENT])))
 
 
 def as_batch(toys: Sequence[tuple[ToyTree, ConditionalLaw]]) -> tuple[TreeBatch, Tensor]:

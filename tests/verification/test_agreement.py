@@ -1,0 +1,95 @@
+"""Every form of a rule decides coin for coin as its reference does: the rule's walk over a toy tree in numpy.
+
+On a CPU the engine runs the same walk over a stored tree in torch, whose laws are kept compactly; for accelerators five
+rules have a dense form besides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from verification.toys import as_batch, random_chain, random_drafted, random_pairs
+
+from treespec.tree import TreeBatch, Verdict
+from treespec.verification import RULES, GivenChooser, verify_dense
+from treespec.verification.dense import has_dense_form, walk_rows
+
+NUM_EXAMPLES, NUM_ROWS = 250, 40
+DENSE_ON_TREES = ("target_walk", "recursive", "traversal")
+DENSE_ON_CHAINS = (*DENSE_ON_TREES, "token", "block")
+KINDS: tuple[Callable, ...] = (random_drafted, random_chain, random_pairs)
+LAWS = given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
+options = settings(max_examples=NUM_EXAMPLES, deadline=None, database=None)
+
+
+def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor]:
+    """Coins and draws float64 [B, N]."""
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    return coins, draws
+
+
+@seed(0)
+@options
+@LAWS
+def test_dense_forms_on_10_000_trees(random_seed: int, vocab_size: int) -> None:
+    check_dense_forms(DENSE_ON_TREES, random_drafted, random_seed, vocab_size)
+
+
+@seed(0)
+@options
+@LAWS
+def test_dense_forms_on_10_000_chains(random_seed: int, vocab_size: int) -> None:
+    check_dense_forms(("token", "block"), random_chain, random_seed, vocab_size)
+
+
+def check_dense_forms(names: tuple[str, ...], kind: Callable, random_seed: int, vocab_size: int) -> None:
+    rng = np.random.default_rng(random_seed)
+    trees, target_probs = as_batch([kind(rng, vocab_size) for _ in range(NUM_ROWS)])
+    coins, draws = uniforms(rng, trees)
+    for name in names:
+        walked = walk_rows(RULES[name], trees, target_probs, coins, draws)
+        assert verify_dense(RULES[name], trees, target_probs, coins, draws) == walked, name
+
+
+def test_every_dense_form_is_compared() -> None:
+    assert {name for name, rule in RULES.items() if has_dense_form(rule)} == set(DENSE_ON_CHAINS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_rule_on_stored_trees_is_the_rule_on_toy_trees(kind: Callable) -> None:
+    """Of 700 trees, those that a rule admits: hundreds for each rule on at least one kind."""
+    rng = np.random.default_rng(5)
+    counts: Counter[str] = Counter()
+    for number in range(700):
+        toy, target = kind(rng, 2 + number % 5)
+        trees, target_probs = as_batch([(toy, target)])
+        coins, draws = uniforms(rng, trees)
+        laws = [target(context).copy() for context in toy.contexts]
+        for name, rule in RULES.items():
+            if rule.admission.objection(trees) is None:
+                counts[name] += 1
+                expected = rule.walk(toy, laws.__getitem__, GivenChooser(coins[0], draws[0]))
+                assert walk_rows(rule, trees, target_probs, coins, draws) == [expected], name
+    served = {random_drafted: {*DENSE_ON_TREES, "typical_acceptance", "threshold"}, random_chain: set(DENSE_ON_CHAINS)}
+    expected_rules = served.get(kind, set(RULES) - {"token", "block"})
+    assert all(counts[name] >= 200 for name in expected_rules), counts
+
+
+def test_chains_are_one_rule_less() -> None:
+    """On chains block verification is traversal, and token verification is recursive rejection."""
+    rng = np.random.default_rng(1)
+    trees, target_probs = as_batch([random_chain(rng, 4) for _ in range(300)])
+    coins, draws = uniforms(rng, trees)
+
+    def verdicts(name: str) -> list[Verdict]:
+        return walk_rows(RULES[name], trees, target_probs, coins, draws)
+
+    assert verdicts("block") == verdicts("traversal")
+    assert verdicts("token") == verdicts("recursive")
