@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,10 @@ class WarmStart:
             top: int64 [N, K], the model's most likely next tokens at every token of all texts, -1 where unknown.
         """
         return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
+
+    def with_about(self, about: Mapping[str, Any]) -> WarmStart:
+        """The same, saying something else about itself."""
+        return replace(self, about=about)
 
     def recycling(self, policy: Shape | None = None) -> TokenRecycling:
         """A `TokenRecycling` that starts with the table."""

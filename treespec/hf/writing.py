@@ -208,11 +208,9 @@ def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
 
 def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
     """Texts of all rows; the last token of each has not been asked about."""
-    top = []
-    for row in rows:
-        top.append(torch.full((len(row.tokens), num_candidates), -1))
-        asked = torch.stack(row.top)
-        top[-1][-1 - len(asked) : -1] = asked
+    top = [torch.full((len(row.tokens), num_candidates), -1) for row in rows]
+    for row, known in zip(rows, top, strict=True):
+        known[-1 - len(row.top) : -1] = torch.stack(row.top)
     tokens = torch.tensor([token for row in rows for token in row.tokens])
     return Texts(tokens, torch.tensor([len(row.tokens) for row in rows]), torch.cat(top))
 
@@ -227,7 +225,7 @@ def write_texts(
     prompts: Sequence[str] = (),
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
-    """Write shards to `folder` until they hold `num_tokens` tokens, and read them all; finished shards are kept.
+    """Write shards to `folder` until they hold `num_tokens` tokens; finished shards are kept and read.
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
@@ -242,19 +240,20 @@ def write_texts(
     messages: list[list[int] | None] = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
     settings = json.dumps(asdict(writing) | {"turns": turns, "prompts": messages, "vocab_size": scorer.vocab_size})
     folder.mkdir(parents=True, exist_ok=True)
-    total, number, size = 0, 0, writing.batch_size
-    while total < num_tokens:
+    shards: list[Texts] = []
+    size = writing.batch_size
+    while sum(len(texts.tokens) for texts in shards) < num_tokens:
+        number = len(shards)
         path = folder / f"text-{number:05d}.safetensors"
         if path.exists():
-            texts = read_texts(path, settings)
-            on_tokens(len(texts.tokens))
+            shards.append(read_texts(path, settings))
+            on_tokens(len(shards[-1].tokens))
         else:
             batch = messages[number * size : (number + 1) * size]
             batch += [None] * (size - len(batch))
-            texts = write_batch(scorer, turns, ends, batch, writing, number, on_tokens)
-            save_texts(path, texts, settings)
-        total, number = total + len(texts.tokens), number + 1
-    return read_folder(folder)
+            shards.append(write_batch(scorer, turns, ends, batch, writing, number, on_tokens))
+            save_texts(path, shards[-1], settings)
+    return join(shards)
 
 
 def save_texts(path: Path, texts: Texts, settings: str) -> None:
@@ -290,4 +289,9 @@ def read_folder(folder: Path) -> Texts:
     shards = [read_texts(path) for path in sorted(folder.glob("text-*.safetensors"))]
     if not shards:
         raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec warm-up)")
+    return join(shards)
+
+
+def join(shards: Sequence[Texts]) -> Texts:
+    """The texts of several shards, one after the other."""
     return Texts(*map(torch.cat, zip(*shards, strict=True)))

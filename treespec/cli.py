@@ -1,0 +1,117 @@
+"""The command line: `treespec warm-up`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+except ImportError as error:
+    raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
+
+from treespec.errors import TreespecError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def commands() -> None:
+    """Tree speculative decoding: make drafters good before their first call."""
+
+
+@app.command("warm-up")
+def warm_up(
+    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    out: Annotated[Path, typer.Option(help="The file to write, *.safetensors.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How much text the model writes.")] = 200_000,
+    prompts: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Users' messages to answer first, one per line.")
+    ] = None,
+    texts: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Where the text is kept; default: OUT-texts beside OUT.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts written side by side.")] = 64,
+    max_length: Annotated[int, typer.Option(min=2, help="The longest text in tokens.")] = 320,
+    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in the file; default: as given.")] = None,
+) -> None:
+    """Let the target write text from its own chat template; keep its recycling table and the text for suffix lookup.
+
+    Run the same command again to go on where it stopped.
+    """
+    import torch
+
+    from treespec.hf.loading import load_model, load_tokenizer
+    from treespec.hf.warm_up import warm_up as make
+    from treespec.hf.writing import Writing
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    messages = [line for line in prompts.read_text().splitlines() if line.strip()] if prompts else []
+    folder = texts or out.with_name(f"{out.stem}-texts")
+    console = Console(stderr=True)
+    with console.status(f"loading {model}"):
+        target, tokenizer = load_model(model).eval(), load_tokenizer(model)
+    writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
+    with _packed(target, batch_size), _progress(console) as progress:
+        task = progress.add_task("tokens written", total=tokens)
+        start = make(
+            target,
+            tokenizer,
+            tokens,
+            folder,
+            prompts=messages,
+            writing=writing,
+            on_tokens=lambda count: progress.advance(task, count),
+        )
+    about = {"model": name or model, "command": _command(), **start.about}
+    start.with_about(about).save(out)
+    console.print(
+        f"{out}: {start.num_tokens} tokens of text, {out.stat().st_size / 1e6:.1f} MB; the text is in {folder}"
+    )
+
+
+def main() -> None:
+    """The entry point; what treespec raises on purpose becomes a message."""
+    try:
+        app()
+    except TreespecError as error:
+        sys.exit(f"treespec: {error}")
+
+
+def _packed(model, batch_size: int):
+    """Packed linear layers where the model has any: small batches on a CPU are twice as fast."""
+    from treespec.hf.cpu import prepack_linears
+
+    try:
+        return prepack_linears(model, batch_size)
+    except TreespecError:
+        return nullcontext()
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console)
+
+
+def _command() -> str:
+    """The command as given, paths without their folders: they say nothing elsewhere."""
+    arguments = [Path(argument).name if argument.startswith(("/", "~")) else argument for argument in sys.argv[1:]]
+    return " ".join(["treespec", *arguments])
+
+
+if __name__ == "__main__":
+    main()
