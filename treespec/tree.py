@@ -327,11 +327,17 @@ class TreeBatch:
     @cached_property
     def trees(self) -> list[TokenTree]:
         """The rows as single trees, unchecked (`is_valid` tells): one host copy for all of them."""
-        parents = self.parents.tolist()
-        return [self._row(b, sum(p != PADDING_PARENT for p in parents[b])) for b in range(self.num_rows)]
+        tokens, parents = torch.stack([self.tokens, self.parents]).tolist()
+        return [self._row(*row) for row in zip(range(self.num_rows), tokens, parents, strict=True)]
 
-    def _row(self, row: int, size: int) -> TokenTree:
-        tree = object.__new__(TokenTree)
+    def keep_trees(self, tokens: list[list[int]], parents: list[list[int]]) -> None:
+        """Build `trees` from lists [B][N] that came to the host with something else: they are not read again."""
+        if "trees" not in vars(self):
+            vars(self)["trees"] = [self._row(*row) for row in zip(range(self.num_rows), tokens, parents, strict=True)]
+
+    def _row(self, row: int, tokens: list[int], parents: list[int]) -> TokenTree:
+        tree, size = object.__new__(TokenTree), sum(parent != PADDING_PARENT for parent in parents)
+        vars(tree).update(token_list=tokens[:size], parent_list=parents[:size])
         cut = {name: getattr(self, name) for name in ("tokens", "parents", "law_index", "is_without_replacement")}
         for name, value in cut.items():
             object.__setattr__(tree, name, None if value is None else value[row, :size])

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verification.toys import as_batch, drafted_batch, law_pairs, random_drafted
 
 from treespec.errors import InvalidTreeError, LogitsError
+from treespec.stats import SpeculationStats
 from treespec.testing import MIXED, FixedShape, ToyDrafter
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxChooser, TargetWalk, verify_dense
@@ -79,6 +80,29 @@ def test_greedy_never_waits_for_the_device() -> None:
     with NoHostReads():
         packed = pack_greedy(dataclasses.replace(trees), target_probs)
     assert len(decode(packed)) == 1
+
+
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_the_trees_come_with_the_verdicts(is_greedy: bool, monkeypatch) -> None:
+    """What the engine and its statistics ask for after verification is on the host already, and is the same."""
+    rng = np.random.default_rng(4)
+    trees, target_probs = as_batch([random_drafted(rng, 4) for _ in range(30)])
+    expected, fresh = trees.trees, dataclasses.replace(trees)
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    if is_greedy:
+        verdicts = decode(pack_greedy(fresh, target_probs), fresh)
+    else:
+        verdicts = verify_dense(RULES["traversal"], fresh, target_probs, coins, draws)
+    emitted = [[0] * len(verdict.path) for verdict in verdicts]
+    counted, stats = SpeculationStats(), SpeculationStats()
+    counted.record(expected, verdicts, emitted)
+    for name in ("tolist", "item", "cpu", "numpy", "__int__", "__bool__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"{name} waits for the device"))
+    stats.record(fresh.trees, verdicts, emitted)
+    for tree, verdict, other in zip(fresh.trees, verdicts, expected, strict=True):
+        assert [tree.token(node) for node in verdict.path] == [other.token(node) for node in verdict.path]
+        assert (tree.token_list, tree.parent_list) == (other.token_list, other.parent_list)
+    assert stats == counted
 
 
 def test_the_watch_sees_host_reads() -> None:

@@ -64,7 +64,7 @@ def verify_dense(
         InvalidTreeError, LogitsError: see `decode`.
     """
     if has_dense_form(rule):
-        return decode(pack(rule, trees, target_probs, coins, draws))
+        return decode(pack(rule, trees, target_probs, coins, draws), trees)
     _check_flags(*torch.stack([is_drafted_tree(trees, target_probs.shape[-1]), is_law(trees, target_probs)]).tolist())
     return walk_rows(rule, trees, target_probs, coins, draws)
 
@@ -85,7 +85,7 @@ def has_dense_form(rule: VerificationRule) -> bool:
 
 
 def pack(rule: VerificationRule, trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor) -> Tensor:
-    """The verdicts and the validity flags as one tensor on the device, int64 [B, 4 + N]; `decode` reads it.
+    """Verdicts, validity flags and the trees as one tensor on the device, int64 [B, 4 + 3 N]; `decode` reads it.
 
     Arguments as for `verify_dense`. Never waits for the device.
     """
@@ -102,8 +102,8 @@ def pack_greedy(trees: TreeBatch, scores: Tensor) -> Tensor:
     return _packed(trees, judgement, is_drafted_tree(trees, scores.shape[-1]), is_finite)
 
 
-def decode(packed: Tensor) -> list[Verdict]:
-    """One host copy of what `pack` made.
+def decode(packed: Tensor, trees: TreeBatch | None = None) -> list[Verdict]:
+    """One host copy of what `pack` made; the batch that it was made of need not be read again by those who come after.
 
     Raises:
         InvalidTreeError: a batch whose values are not those of drafted trees.
@@ -111,10 +111,19 @@ def decode(packed: Tensor) -> list[Verdict]:
     """
     rows = packed.tolist()
     _check_flags(*rows[0][:2])
+    size = (len(rows[0]) - _NUM_HEADERS) // 3
+    kept, tokens, parents = ([row[first : first + size] for row in rows] for first in _starts(size))
+    if trees is not None:
+        trees.keep_trees(tokens, parents)
     return [
-        Verdict(tuple(node for node, is_kept in enumerate(row[_NUM_HEADERS:]) if is_kept), row[2], bool(row[3]))
-        for row in rows
+        Verdict(tuple(node for node, is_kept in enumerate(flags) if is_kept), row[2], bool(row[3]))
+        for row, flags in zip(rows, kept, strict=True)
     ]
+
+
+def _starts(size: int) -> range:
+    """Where the three columns of a packed row start."""
+    return range(_NUM_HEADERS, _NUM_HEADERS + 3 * size, size)
 
 
 def is_drafted_tree(trees: TreeBatch, vocab_size: int) -> Tensor:
@@ -295,7 +304,8 @@ def _packed(trees: TreeBatch, judgement: Judgement, is_tree: Tensor, is_law: Ten
     rows = torch.arange(trees.num_rows, device=trees.device)
     is_bonus = ~(trees.parents == judgement.last.unsqueeze(1)).any(1)
     headers = [is_tree.expand(trees.num_rows), is_law.expand(trees.num_rows), judgement.next_tokens, is_bonus]
-    return torch.cat([torch.stack([h.long() for h in headers], 1), trees.ancestors[rows, judgement.last].long()], 1)
+    is_kept = trees.ancestors[rows, judgement.last].long()
+    return torch.cat([torch.stack([h.long() for h in headers], 1), is_kept, trees.tokens, trees.parents], 1)
 
 
 def _check_flags(is_tree: int | bool, is_law: int | bool) -> None:
