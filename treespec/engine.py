@@ -220,6 +220,7 @@ class _Run:
             vocab_size=target.vocab_size,
             row_ids=self.rows,
             policy=as_chain(request.policy) if is_chain_only else request.policy,
+            target=target,
         )
 
     def draft(self) -> TreeBatch:

@@ -98,6 +98,26 @@ class CausalScorer(Protocol):
         ...
 
 
+@runtime_checkable
+class EarlyExitScorer(CausalScorer, Protocol):
+    """A scorer whose first layers draft what its later layers go on to verify."""
+
+    @property
+    def exit_layer(self) -> int:
+        """How many layers draft."""
+        ...
+
+    def draft(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Logits [B, F, V] of the head on the first layers' hidden states, for F more drafted nodes.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F], numbers of drafted nodes, counted over all calls since the last commit; -1 attaches
+                a node to the last committed token, -2 is padding.
+        """
+        ...
+
+
 class History:
     """The committed tokens of every row, left padding included: what logits processors and drafters look back on.
 
@@ -190,6 +210,8 @@ class Session:
     """How this call's trees are to be shaped; a drafter built with a policy of its own keeps that."""
     prompt_states: HiddenStates = field(default_factory=dict)
     """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
+    target: CausalScorer | None = None
+    """The target's scorer, for drafters that draft with the target itself."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +253,16 @@ class FeatureDrafter(Drafter, Protocol):
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The layers it reads; see `HiddenStates`."""
+        ...
+
+
+@runtime_checkable
+class EarlyExitDrafter(Drafter, Protocol):
+    """A drafter that drafts with the target's first layers: its session's target must be an `EarlyExitScorer`."""
+
+    @property
+    def exit_layer(self) -> int:
+        """How many layers draft."""
         ...
 
 
@@ -365,6 +397,8 @@ __all__ = [
     "Chooser",
     "DraftSource",
     "Drafter",
+    "EarlyExitDrafter",
+    "EarlyExitScorer",
     "FeatureDrafter",
     "HiddenStates",
     "History",

@@ -25,17 +25,20 @@ from treespec.drafters import DraftModel, Merge
 from treespec.engine import Request, Result, hidden_layers, speculate
 from treespec.errors import ConfigError, TreespecError, UnsupportedModeError
 from treespec.hf.cache import is_filled, twin_cache
+from treespec.hf.early_exit import make_exit_scorer
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
 from treespec.hf.processors import TreeProcessors
 from treespec.hf.recording import EmittedScores
+from treespec.hf.recurrent import RecurrentLM
 from treespec.hf.stopping import TreeStopping
-from treespec.hf.target import make_scorer
+from treespec.hf.target import CausalLM, make_scorer
 from treespec.policies import as_policy
-from treespec.protocols import Drafter, TreePolicy, VerificationRule
+from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
 from treespec.stats import SpeculationStats, StepRecord
 from treespec.verification import get_rule
 
 AnyDrafter = Drafter | PreTrainedModel
+AnyScorer = CausalLM | RecurrentLM
 Output = Tensor | GenerateDecoderOnlyOutput
 
 
@@ -162,9 +165,7 @@ class _Call:
             criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
         # The rows of a batch end raggedly, which no cache of the caller's could go on from: theirs stays as it is.
         own = twin_cache(cache) if num_rows > 1 and cache is not None and is_filled(cache) else cache
-        self.target = make_scorer(
-            model, cache=own, max_cache_len=self._num_slots(), hidden_layers=hidden_layers(options.drafter)
-        )
+        self.target = _make_target(model, options.drafter, own, self._num_slots())
         scores_of = self.recorder.scores_of if self.recorder else None
         self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
         self.request = Request(
@@ -234,6 +235,14 @@ class _Call:
     def _stream(self, row: int, tokens: list[int]) -> None:
         assert self.options.streamer is not None
         self.options.streamer.put(torch.tensor([tokens]))
+
+
+def _make_target(model: PreTrainedModel, drafter: Drafter, cache: Cache | None, max_cache_len: int | None) -> AnyScorer:
+    """The scorer that returns what the drafter reads, and that drafts if the drafter has it draft."""
+    options: dict[str, Any] = {"cache": cache, "max_cache_len": max_cache_len, "hidden_layers": hidden_layers(drafter)}
+    if isinstance(drafter, EarlyExitDrafter):
+        return make_exit_scorer(model, drafter.exit_layer, **options)
+    return make_scorer(model, **options)
 
 
 def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:

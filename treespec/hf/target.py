@@ -186,6 +186,11 @@ class CausalLM:
         return self._slots
 
     @property
+    def _model_cache(self) -> Cache:
+        """What a pass reads and writes."""
+        return self._state.cache
+
+    @property
     def _is_compact(self) -> bool:
         return self._capability != Capability.TREE
 
@@ -211,7 +216,7 @@ class CausalLM:
         if self._hidden_layers:
             options["output_hidden_states"] = True
         output = self._model(
-            input_ids=tokens, attention_mask=attention.mask, past_key_values=self._state.cache, **options
+            input_ids=tokens, attention_mask=attention.mask, past_key_values=self._model_cache, **options
         )
         return Scores(output.logits, pick_layers(output, self._hidden_layers))
 

@@ -1,0 +1,116 @@
+"""A model's decoder layers, run in part: some of them are told to pass on what they get for the time of one pass.
+
+Nothing of the model is changed outside the pass, and passes of other threads are left alone. Axis letters: B rows, F
+nodes, H hidden size; a leading axis "..." stands for models that carry several streams.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treespec.errors import ConfigError, UnsupportedModelError
+
+
+class SplitLayers:
+    """The decoder layers of a model, split behind the first `num_early` of them.
+
+    Raises:
+        ConfigError: fewer than one early or one late layer.
+        UnsupportedModelError: the model has no list of decoder layers.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_early: int) -> None:
+        layers = decoder_layers(model)
+        if not 1 <= num_early < len(layers):
+            raise ConfigError(
+                f"{type(model).__name__} has {len(layers)} layers: an early exit needs 1 to {len(layers) - 1} of them, "
+                f"got {num_early}"
+            )
+        self.num_layers, self.num_early = len(layers), num_early
+        self._early, self._late = list(layers)[:num_early], list(layers)[num_early:]
+        self._head = model.get_output_embeddings()
+        self._rest: tuple[Any, ...] | None = None
+        self._hidden: Tensor | None = None
+
+    @contextmanager
+    def early_only(self, has_head: bool) -> Iterator[None]:
+        """A pass leaves out the late layers, and the head too unless `has_head`: its logits mean nothing then."""
+        last = self._early[-1]
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(last, self._noting(last.forward)))
+            for layer in self._late:
+                stack.enter_context(_replaced(layer, self._passing_on))
+            if not has_head and self._head is not None:
+                stack.enter_context(_replaced(self._head, lambda hidden: hidden[..., :1]))
+            yield
+
+    @contextmanager
+    def late_only(self, hidden: Tensor) -> Iterator[None]:
+        """A pass leaves out the early layers: `hidden` [..., B, F, H] stands for what the last of them leaves."""
+        with ExitStack() as stack:
+            for layer in self._early[:-1]:
+                stack.enter_context(_replaced(layer, self._passing_on))
+            stack.enter_context(_replaced(self._early[-1], lambda *_, **__: self._as_output(hidden)))
+            yield
+
+    def take_hidden(self) -> Tensor:
+        """What the last early layer left in the latest early pass, [..., B, F, H]."""
+        hidden, self._hidden = self._hidden, None
+        if hidden is None:
+            raise UnsupportedModelError("the model's layers were not called in an early pass")
+        return hidden
+
+    def _noting(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            is_tuple = isinstance(output, tuple)
+            self._hidden, self._rest = (output[0], output[1:]) if is_tuple else (output, None)
+            return output
+
+        return run
+
+    def _passing_on(self, *args: Any, **kwargs: Any) -> Any:
+        return self._as_output(args[0] if args else kwargs["hidden_states"])
+
+    def _as_output(self, hidden: Tensor) -> Any:
+        """A hidden state in the form in which the model's layers return it."""
+        return hidden if self._rest is None else (hidden, *self._rest)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The outermost list of as many modules as the configuration counts layers.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    text = model.config.get_text_config()
+    count = getattr(text, "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UnsupportedModelError(f"{type(model).__name__} has no list of its {count} decoder layers: no early exit")
+
+
+@contextmanager
+def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let calls of the module from this thread run `forward`."""
+    owner, before, own = threading.get_ident(), module.forward, vars(module).get("forward")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        chosen = forward if threading.get_ident() == owner else before
+        return chosen(*args, **kwargs)
+
+    vars(module)["forward"] = run
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = own
