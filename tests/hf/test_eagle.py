@@ -8,6 +8,8 @@ from eagle_files import SAFEAILAB, SPECULATORS, PlainEagle, random_tensors, shap
 from tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
+from benchmarks.joint_law import Case, run_case, tiny_models
+from benchmarks.joint_law_cases import PLAIN, VOCAB_SIZE, WARPED
 from treespec import BestFirst, Chain, KAry, Paths, TreeSpeculation, load_drafter
 from treespec.drafters import Eagle3
 from treespec.policies import SpecExec, StochasticBeam
@@ -48,7 +50,7 @@ def make(folder, target, made, format_name=SPECULATORS, seed=0, policy=None, **o
     tensors = random_tensors(made, seed)
     loaded = load_drafter(write(folder, made, tensors, format_name), target, hidden_layers=LAYERS[: made["features"]])
     plain = PlainEagle(made, tensors, target.get_input_embeddings().weight)
-    return Watched(loaded._head, loaded.hidden_layers, policy, **options), plain
+    return Watched(loaded.head, loaded.hidden_layers, policy, **options), plain
 
 
 def left_padded(lengths, seed=5):
@@ -117,7 +119,7 @@ def test_laws_equal_the_plain_reading(tmp_path, target, name, do_sample):
     format_name, made = HEADS[name]
     drafter, plain = make(tmp_path, target, made, format_name, policy=KAry((3, 2, 1)))
     options = {"top_k": 0} if do_sample else {}
-    run(target, drafter, left_padded([9, 4, 6]), 9, do_sample, **options)
+    run(target, drafter, left_padded([9, 4, 6]), 7, do_sample, **options)
     assert check_laws(target, drafter, plain) > 60
 
 
@@ -207,6 +209,28 @@ def test_drafting_ends_with_the_context(tmp_path, target):
 def test_a_budget_grows_no_deeper_than_with_any_other_draft_model(tmp_path, target):
     drafter, _ = make(tmp_path, target, shape(hidden=32, draft_vocab=64), seed=4)
     with torch.no_grad():
-        drafter._head.lm_head.weight *= 40  # so sure of itself that every tree is a chain
+        drafter.head.lm_head.weight *= 40  # so sure of itself that every tree is a chain
     run(target, drafter, {"input_ids": prompt(1, 6)}, 24, tree=20)
     assert max(int(step.trees.depths.max()) for step in drafter.steps) == 8
+
+
+JOINT = {
+    "chain": ("token", Chain(2), PLAIN),
+    "tree": ("traversal", KAry((2, 2)), PLAIN),
+    "warped tree": ("traversal", BestFirst(6), WARPED),
+    "selected": ("target_walk", KAry((2, 1), children="selected"), WARPED),
+}
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_law_is_the_targets(tmp_path, name):
+    """Three tokens sampled by a head that lacks three of eight tokens."""
+    rule, policy, options = JOINT[name]
+    models = tiny_models()
+    size = models.target.config.hidden_size
+    made = shape(hidden=size, target_hidden=size, vocab=VOCAB_SIZE, draft_vocab=VOCAB_SIZE - 3, features=2)
+    write(tmp_path, made, random_tensors(made, seed=1), SPECULATORS)
+    case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=(0, 1)))
+    result = run_case(case, models, num_batches=1, num_rows=1000)
+    assert result["p"] > 1e-3
+    assert result["block_efficiency"] > 1.1

@@ -74,6 +74,11 @@ class Eagle3(SessionSource):
         self._max_length = max_length
 
     @property
+    def head(self) -> Eagle3Head:
+        """The module that drafts."""
+        return self._head
+
+    @property
     def hidden_layers(self) -> tuple[int, ...]:
         """See `FeatureDrafter`."""
         return self._hidden_layers

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError
 from treespec.hf.draft import draft_model
+from treespec.hf.heads import load_drafter
 from treespec.hf.loading import load_model, load_tokenizer
 from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain, Paths
@@ -19,6 +20,7 @@ from treespec.tree import parse_paths
 
 _KEYS: dict[str, set[str]] = {
     "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
+    "eagle3": {"model"},
     "medusa": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
     "suffix": set(),
@@ -27,16 +29,17 @@ _KEYS: dict[str, set[str]] = {
 _COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
 
 
-def from_config(config: Mapping[str, Any], **options: Any) -> TreeSpeculation:
+def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = None, **options: Any) -> TreeSpeculation:
     """Build a `TreeSpeculation` from a configuration in vLLM's words.
 
     Args:
-        config: `method` ("draft_model", "medusa", "ngram", "suffix", or treespec's own "token_recycling"), `model` (a
-            name, a folder or a loaded model for "draft_model", the heads' folder or file for "medusa"),
-            `num_speculative_tokens` (draft tokens a step) and optionally
+        config: `method` ("draft_model", "eagle3", "medusa", "ngram", "suffix", or treespec's own "token_recycling"),
+            `model` (a name, a folder or a loaded model for "draft_model", the head's name or folder for "eagle3", the
+            heads' folder or file for "medusa"), `num_speculative_tokens` (draft tokens a step) and optionally
             `speculative_token_tree` (a list of rank paths as a literal, by default a chain); "ngram" also takes
             `prompt_lookup_max` and `prompt_lookup_min`. A draft model with another tokenizer than the target's takes
             `tokenizer` (the target's) and `assistant_tokenizer` (its own): transformers' words, names or tokenizers.
+        target: the model to be sped up, which "eagle3" needs: its head reads that model's embedding and states.
         options: keyword arguments of `TreeSpeculation` beside `tree`.
 
     Raises:
@@ -55,7 +58,7 @@ def from_config(config: Mapping[str, Any], **options: Any) -> TreeSpeculation:
     if unknown:
         raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | _KEYS[method])}")
     tree = _tree(config)  # Checked before a model is loaded.
-    return TreeSpeculation(_drafter(method, config), tree=tree, **options)
+    return TreeSpeculation(_drafter(method, config, target), tree=tree, **options)
 
 
 def _tree(config: Mapping[str, Any]) -> Chain | Paths:
@@ -71,7 +74,7 @@ def _tree(config: Mapping[str, Any]) -> Chain | Paths:
     return Paths(paths)
 
 
-def _drafter(method: str, config: Mapping[str, Any]) -> Drafter | PreTrainedModel:
+def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | None) -> Drafter | PreTrainedModel:
     if method == "draft_model":
         model = config.get("model")
         if not isinstance(model, (str, PreTrainedModel)):
@@ -81,6 +84,13 @@ def _drafter(method: str, config: Mapping[str, Any]) -> Drafter | PreTrainedMode
         if tokenizers == [None, None]:
             return model
         return draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
+    if method == "eagle3":
+        head = config.get("model")
+        if not isinstance(head, (str, Path)):
+            raise ConfigError(f"method 'eagle3' needs 'model': the head's name or folder, got {head!r}")
+        if target is None:
+            raise ConfigError("method 'eagle3' needs the model to be sped up: from_config(config, target=model)")
+        return load_drafter(head, target)
     if method == "medusa":
         heads = config.get("model")
         if not isinstance(heads, (str, Path)):
