@@ -1,7 +1,9 @@
 """Merge: the union of trees against a plain recomputation, and calibration that finds out who is right, and where."""
 
+import itertools
 import random
-from itertools import pairwise
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +15,14 @@ from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration
-from treespec.drafters.union import UnionTree
+from treespec.drafters.union import Offer, UnionTree, source_cells
 from treespec.errors import ConfigError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry
 from treespec.policies.heap import HostTree
 from treespec.protocols import FeatureDrafter
 from treespec.tree import SELECTED, TokenTree, TreeBatch
+
+PAGE = (Path(__file__).parent.parent / "docs" / "drafters.md").read_text()
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
 
@@ -145,6 +149,13 @@ def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
         assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(float(is_hit), abs=0.05)
 
 
+def test_every_source_rank_size_and_depth_has_its_cell():
+    promises = itertools.product((0, 1), (1, 2), (0, 1), (0.1, 0.3, 0.6, 0.9))
+    cells = [source_cells(source, depth, Offer(rank, promise)) for source, depth, rank, promise in promises]
+    assert len({fine for _, fine in cells}) == len(cells)
+    assert len({coarse for coarse, _ in cells}) == len(cells) / 2, "depths share the coarse one"
+
+
 def test_merge_learns_whom_to_believe_and_keeps_it_across_calls():
     good, bad = promised(1), valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
     merge = Merge([Fixed(good), Fixed(bad)])
@@ -176,12 +187,12 @@ def test_pruned_tokens_are_judged():
 
 
 def test_sources_that_err_together_are_not_counted_twice():
-    """Two copies of a source that is right half the time are worth .5, not .75: the third, right at .6, goes first."""
+    """Two copies of a source that is right at .4 are worth .4 and not .64: the third, right at .55, goes first."""
     first, twin, third = [promised(1), promised(2)], [promised(1), promised(2)], [promised(3, prob=0.6)]
     calls = 400
     merge = Merge([Fixed(*first * calls), Fixed(*twin * calls), Fixed(*third)])
     random_ = random.Random(3)
-    loop = run(merge, lambda step: [random_.choices([1 + step % 2, 3, 4], [0.3, 0.5, 0.2])[0]], calls)
+    loop = run(merge, lambda step: [random_.choices([1 + step % 2, 3, 4], [0.4, 0.55, 0.05])[0]], calls)
     assert loop.propose().tokens.tolist() == [[0, 3]]
 
 
@@ -263,7 +274,7 @@ def test_under_a_chain_one_path_of_its_length_is_kept(policy):
         assert batch.is_chain
         lengths.add(batch.max_nodes)
         values = batch.values[0].tolist()
-        assert all(above >= below for above, below in pairwise(values))
+        assert all(above >= below for above, below in itertools.pairwise(values))
         loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
     assert max(lengths) == 4, "cut where the call's policy ends, though a part went deeper"
 
@@ -288,3 +299,11 @@ def test_merge_refuses_sampled_children():
     for bad in ([], [SuffixLookup()], [SuffixLookup(), "ngram"]):
         with pytest.raises(ConfigError, match="two or more drafters"):
             Merge(bad)
+
+
+def test_the_snippet_of_the_docs_runs():
+    section = PAGE.split("## Several drafters in one tree")[1].split("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names: dict = {}
+    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    assert names["speculation"].stats.mean_acceptance_length > 1.2
