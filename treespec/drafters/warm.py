@@ -103,14 +103,15 @@ class WarmStart:
         tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
         vocab_size = read_vocab_size(metadata, path)
         table = unpack_table(tensors, vocab_size, path)
-        tokens, lengths = unpack_ids(tensors["tokens"], "tokens", vocab_size, path), tensors["lengths"].tolist()
-        if tokens.ndim != 1 or bool((tokens < 0).any()) or min(lengths, default=1) < 1 or sum(lengths) != len(tokens):
+        tokens, lengths = unpack_ids(tensors["tokens"], "tokens", vocab_size, path), tensors["lengths"]
+        is_listed = lengths.dtype == torch.int32 and lengths.ndim == 1 and bool((lengths > 0).all())
+        if tokens.ndim != 1 or bool((tokens < 0).any()) or not is_listed or int(lengths.sum()) != len(tokens):
             raise CheckpointError(f"{path}: tokens must be ids [N] and lengths sum to N, got {list(tokens.shape)}")
         try:
             about = dict(json.loads(metadata.get("about", "{}")))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: what it says about itself is not JSON ({error})") from error
-        return cls(table, tokens.split(lengths), about)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: what it says about itself is no JSON object ({error})") from error
+        return cls(table, tokens.split(lengths.tolist()), about)
 
     @classmethod
     def shipped(cls, name: str) -> WarmStart:

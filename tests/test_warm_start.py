@@ -1,0 +1,251 @@
+"""Tables and texts that are kept: counted as by plain loops, saved and loaded whole, refused when damaged."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from drafter_loop import Loop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from treespec.drafters import SuffixStore, TokenRecycling, WarmStart
+from treespec.drafters.recycling_table import WARM_TRIALS, Table, count_table, pack_ids, unpack_ids
+from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
+from treespec.laws import NoProcessors
+from treespec.policies import BestFirst
+from treespec.protocols import History, Scores, Session, VerifiedStep
+from treespec.tensor_file import read_tensors
+from treespec.tree import TreeBatch, Verdict
+
+VOCAB = 7
+
+
+def random_table(seed=0, vocab_size=VOCAB, width=3):
+    random = np.random.default_rng(seed)
+    rows = np.stack([random.permutation(vocab_size)[:width] for _ in range(vocab_size)])
+    rows[random.random(vocab_size) < 0.4] = -1
+    return Table(torch.from_numpy(rows), torch.arange(width + 1, 0, -1).float())
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.permutations(range(5)), st.booleans()), min_size=1, max_size=30))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_counted_tables_equal_a_loop(places):
+    tokens = torch.tensor([token for token, _, _ in places])
+    top = torch.tensor([order[:3] if is_asked else [-1] * 3 for _, order, is_asked in places])
+    table = count_table(tokens, top, 5)
+    votes, asked = np.zeros((5, 5)), 0
+    for token, order, is_asked in places:
+        for rank, candidate in enumerate(order[:3] if is_asked else []):
+            votes[token, candidate] += 0.5**rank
+        asked += is_asked
+    hits = np.zeros(4)
+    for token in range(5):
+        row = table.candidates[token].tolist()
+        known = [candidate for candidate in row if candidate >= 0]
+        assert len(set(known)) == len(known) == min(3, (votes[token] > 0).sum())
+        assert row[len(known) :] == [-1] * (3 - len(known))
+        assert votes[token][known].tolist() == sorted(votes[token], reverse=True)[: len(known)]
+    for token, order, is_asked in places:
+        if is_asked:
+            hits[:3] += table.candidates[token].numpy() == order[0]
+            hits[3] += 1
+    np.testing.assert_allclose(table.hits, hits * min(1, WARM_TRIALS / max(asked, 1)), rtol=1e-6)
+
+
+def test_counts_of_long_texts_weigh_like_a_thousand_trials():
+    tokens = torch.zeros(5000, dtype=torch.int64)
+    table = count_table(tokens, torch.ones(5000, 1, dtype=torch.int64), 2)
+    assert table.hits.tolist() == [WARM_TRIALS, WARM_TRIALS]
+
+
+def test_a_warm_table_drafts_at_once_and_goes_on_learning():
+    table = random_table()
+    drafter = TokenRecycling(table=table)
+    assert drafter.num_candidates == 3
+    known = int((table.candidates[:, 0] >= 0).nonzero()[0])
+    loop = Loop(drafter, [[known]], BestFirst(4), vocab_size=VOCAB)
+    batch = loop.propose()
+    assert batch.max_nodes == 4
+    assert batch.tokens[0, 1] == table.candidates[known, 0]
+    loop.step(batch, torch.randn(1, 4, VOCAB, generator=torch.Generator().manual_seed(0)))
+    assert not torch.equal(drafter.table, table.candidates)
+    assert torch.equal(table.candidates, random_table().candidates), "the given table stays as it is"
+    with pytest.raises(VocabularyMismatchError, match="7 tokens and the model has 9"):
+        Loop(drafter, [[1]], BestFirst(4), vocab_size=9)
+
+
+def test_recycling_is_saved_and_loaded(tmp_path):
+    path = tmp_path / "table.safetensors"
+    with pytest.raises(ConfigError, match="first call"):
+        TokenRecycling().save(path)
+    drafter = TokenRecycling(num_candidates=3)
+    loop = Loop(drafter, [[1, 2]], BestFirst(5), vocab_size=VOCAB)
+    for step in range(8):
+        batch = loop.propose()
+        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
+    drafter.save(path)
+    loaded = TokenRecycling.load(path, policy=5)
+    assert torch.equal(loaded.table, drafter.table)
+    assert torch.equal(loaded.rank_probs, drafter.rank_probs)
+    text = [1, 2, 5]
+    twins = [Loop(part, [text], BestFirst(5), vocab_size=VOCAB).propose().tokens.tolist() for part in (drafter, loaded)]
+    assert twins[0] == twins[1]
+    assert [file.name for file in tmp_path.iterdir()] == ["table.safetensors"]
+
+
+def test_the_table_is_updated_without_a_host_copy():
+    """Tensors on the meta device have no values: reading one on the host would raise."""
+    drafter, meta = TokenRecycling(num_candidates=3), torch.device("meta")
+    history = History(torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool))
+    generator = torch.Generator().manual_seed(0)
+    session = Session(history, True, NoProcessors(), generator, meta, VOCAB, [0, 1], BestFirst(4))
+    drafter.start(session)
+    trees = TreeBatch(
+        torch.zeros(2, 4, dtype=torch.int64, device=meta), torch.zeros(2, 4, dtype=torch.int64, device=meta)
+    )
+    verdicts = [Verdict((0,), 1, False)] * 2
+    drafter.commit(VerifiedStep(trees, verdicts, Scores(torch.zeros(2, 4, VOCAB, device=meta)), [[1], [1]]))
+    assert drafter.table.device == meta
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        drafter.table.tolist()
+
+
+def warm_start(vocab_size=VOCAB):
+    texts = [torch.tensor([1, 2, 3, 4]), torch.tensor([5]), torch.tensor([0, 6, 1])]
+    top = torch.tensor([[2, 3], [3, 4], [4, 0], [-1, -1], [-1, -1], [6, 1], [1, 2], [-1, -1]])
+    return WarmStart.from_texts(texts, top, vocab_size, {"model": "toy"})
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 70_000])
+def test_warm_starts_are_saved_and_loaded(tmp_path, vocab_size):
+    start = warm_start(vocab_size)
+    start.save(tmp_path / "warm.safetensors")
+    loaded = WarmStart.load(tmp_path / "warm.safetensors")
+    assert loaded.vocab_size == vocab_size
+    assert loaded.num_tokens == 8
+    assert loaded.about == {"model": "toy"}
+    assert [text.tolist() for text in loaded.texts] == [text.tolist() for text in start.texts]
+    assert torch.equal(loaded.table.candidates, start.table.candidates)
+    assert torch.equal(loaded.table.hits, start.table.hits)
+    recycling, suffix = loaded.drafters()
+    assert Loop(recycling, [[2]], BestFirst(3), vocab_size=vocab_size).propose().tokens.tolist() == [[2, 3, 4]]
+    assert Loop(suffix, [[6, 2]], BestFirst(3), vocab_size=vocab_size).propose().tokens.tolist() == [[2, 3, 4]]
+    for part in loaded.drafters():
+        with pytest.raises(VocabularyMismatchError):
+            Loop(part, [[1]], BestFirst(3), vocab_size=4)
+
+
+def test_ids_are_packed_as_small_as_they_fit():
+    ids = torch.tensor([[0, -1], [65_534, 3]])
+    assert pack_ids(ids, 65_535).dtype == torch.uint16
+    assert pack_ids(ids, 65_536).dtype == torch.int32
+    for vocab_size in (65_535, 65_536):
+        assert torch.equal(unpack_ids(pack_ids(ids, vocab_size), "ids", vocab_size, "file"), ids)
+    with pytest.raises(CheckpointError, match="id 65534 in a vocabulary of 5 tokens"):
+        unpack_ids(pack_ids(ids, 5), "ids", 5, "file")
+
+
+def rewrite(path, tensors=None, **metadata):
+    """Change some tensors (None removes one) and some metadata of a file."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        kept = file.metadata() | metadata
+    changed = load_file(path) | (tensors or {})
+    save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path, metadata=kept)
+
+
+DAMAGE = {
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
+    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
+    "no safetensors": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "cannot be read"),
+    "foreign": (lambda path: save_file({"weight": torch.zeros(2)}, path), "has the format 'none'"),
+    "another version": (lambda path: rewrite(path, format="treespec-x-2"), "has the format 'treespec-x-2', expected"),
+    "a tensor missing": (lambda path: rewrite(path, {"hits": None}), "lacks the tensors hits"),
+    "no vocabulary": (lambda path: rewrite(path, vocab_size="many"), "vocab_size is 'many'"),
+    "a smaller vocabulary": (lambda path: rewrite(path, vocab_size="3"), "in a vocabulary of 3 tokens"),
+    "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "expected known"),
+    "hits that are no numbers": (lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}), "must be counts"),
+    "ids of another type": (lambda path: rewrite(path, {"known": torch.zeros(5)}), "must be torch.uint16"),
+    "rows of one token": (
+        lambda path: rewrite(path, {"known": torch.zeros(5, dtype=torch.uint16)}),
+        "a token has two rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [TokenRecycling, WarmStart])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_refused(tmp_path, kind, damage):
+    path = tmp_path / "file.safetensors"
+    start = warm_start()
+    (start if kind is WarmStart else start.recycling()).save(path)
+    assert len(load_file(path)["known"]) == 5
+    kind.load(path)
+    change, words = DAMAGE[damage]
+    change(path)
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        kind.load(path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "words"),
+    [
+        ({"lengths": torch.tensor([3, 4], dtype=torch.int32)}, {}, "lengths sum to N"),
+        ({"lengths": torch.tensor([9, -1], dtype=torch.int32)}, {}, "lengths sum to N"),
+        ({"lengths": torch.tensor([3.0, 5.0])}, {}, "lengths sum to N"),
+        ({"lengths": torch.tensor([[3], [5]], dtype=torch.int32)}, {}, "lengths sum to N"),
+        ({"tokens": torch.full((8,), 65_535, dtype=torch.uint16)}, {}, "must be ids"),
+        ({}, {"about": "{"}, "no JSON object"),
+        ({}, {"about": "[1]"}, "no JSON object"),
+    ],
+)
+def test_warm_starts_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):
+    path = tmp_path / "file.safetensors"
+    warm_start().save(path)
+    rewrite(path, tensors, **metadata)
+    with pytest.raises(CheckpointError, match=words):
+        WarmStart.load(path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "words"),
+    [
+        ({"tokens": torch.tensor([-1, -5], dtype=torch.int32)}, {}, "must be int32"),
+        ({"tokens": torch.zeros(0, dtype=torch.int32)}, {}, "must be int32"),
+        ({"tokens": torch.zeros(3)}, {}, "must be int32"),
+        ({}, {"capacity": "much"}, "lacks a store's capacity"),
+        ({}, {"capacity": "1"}, "lacks a store's capacity"),
+    ],
+)
+def test_stores_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):
+    path = tmp_path / "file.safetensors"
+    SuffixStore([[1, 2]]).save(path)
+    rewrite(path, tensors, **metadata)
+    with pytest.raises(CheckpointError, match=words):
+        SuffixStore.load(path)
+
+
+def test_files_are_read_by_their_format(tmp_path):
+    path = tmp_path / "file.safetensors"
+    warm_start().save(path)
+    assert set(read_tensors(path, "treespec-warm-start-1", ["lengths"])[0]) == {"lengths"}
+    for kind in (TokenRecycling, SuffixStore):
+        with pytest.raises(CheckpointError, match="has the format 'treespec-warm-start-1', expected"):
+            kind.load(path)
+    with pytest.raises(CheckpointError, match="there is no file"):
+        WarmStart.load(tmp_path / "none")
+
+
+def test_the_shipped_set():
+    start = WarmStart.shipped("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert start.vocab_size == 49_152
+    assert start.num_tokens > 150_000
+    assert json.loads(json.dumps(start.about)) == start.about
+    assert {"model", "command", "num_tokens", "num_prompts", "writing"} <= set(start.about)
+    assert start.about["num_prompts"] == 0, "no given prompt takes part"
+    with pytest.raises(CheckpointError, match=r"there are smollm2-135m-instruct.*treespec warm-up"):
+        WarmStart.shipped("other")
