@@ -5,7 +5,7 @@ Axis letters: N nodes, V vocabulary, L path length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 
 from treespec.optimum import path_bound
-from treespec.policies import BestFirst, Chain, Paths, StochasticBeam
+from treespec.policies import BestFirst, Chain, Paths, StochasticBeam, dyspec
 from treespec.protocols import Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_law
-from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES
 from treespec.verification.transport import MAX_SUPPORT
 
 Context = tuple[int, ...]
-"""Tokens below the root."""
+"""The number of a text and the tokens that follow it: the path from a root whose token is that number."""
 
 
 class Laws(Protocol):
-    """A target and a draft: the laws [V] of the token after each of some contexts, every one computed once."""
+    """A target and a draft: the laws [V] of the token after each of some contexts, every one computed once.
+
+    Contexts of several texts may be asked for together, which a model answers in one pass.
+    """
 
     def target(self, contexts: Sequence[Context]) -> list[Tensor]: ...
 
@@ -35,6 +38,10 @@ class Laws(Protocol):
 
 RANK_RATES = (0.65, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
 """About how often the first, second, ... of several siblings drawn without replacement is the one accepted."""
+
+
+BEAM = 8
+"""Nodes that sampled best-first trees expand per level; the deterministic tree, the reference, expands all it may."""
 
 
 class Kind(NamedTuple):
@@ -87,49 +94,54 @@ TREES: dict[str, Kind] = {
     f"binary, i.i.d., draft's top {MAX_SUPPORT}": binary(IID, MAX_SUPPORT),
     f"binary, without replacement, draft's top {MAX_SUPPORT}": binary(WITHOUT_REPLACEMENT, MAX_SUPPORT),
     "by rank, without replacement": Kind(lambda n: Paths(rank_paths(n), WITHOUT_REPLACEMENT)),
-    "best first, selected": Kind(lambda n: BestFirst(n, SELECTED), is_deterministic=True),
+    "best first, selected": Kind(lambda n: BestFirst(n, SELECTED, depth=n), is_deterministic=True),
     "stochastic beam": Kind(stochastic_beam),
-    "best first, sampled": Kind(lambda n: BestFirst(n, WITHOUT_REPLACEMENT)),
+    "dyspec": Kind(lambda n: dyspec(n, depth=n, beam=BEAM)),
+    "best first, sampled": Kind(lambda n: BestFirst(n, WITHOUT_REPLACEMENT, depth=n, beam=BEAM)),
 }
 
 
 class TreeSource:
-    """Serves a policy with the draft's laws; sampling is its own generator's business."""
+    """Serves a policy with the draft's laws, one row per text; sampling is its own generator's business."""
 
     is_sampling = True
 
-    def __init__(self, laws: Laws, generator: torch.Generator, support: int | None = None) -> None:
+    def __init__(
+        self, laws: Laws, texts: Sequence[int], generator: torch.Generator, support: int | None = None
+    ) -> None:
         self.generator, self._laws, self._support = generator, laws, support
-        self.root_tokens = torch.zeros(1, dtype=torch.int64)
-        self._contexts: list[Context] = []
+        self.root_tokens = torch.tensor(texts)
+        self._contexts: list[list[Context]] = [[] for _ in texts]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        fresh = [
-            (*self._contexts[parent], token) if parent >= 0 else ()
-            for token, parent in zip(tokens[0].tolist(), parents[0].tolist(), strict=True)
-        ]
-        self._contexts += fresh
-        probs = torch.stack(self._laws.draft(fresh))
-        return Proposal((probs if self._support is None else truncate_law(probs, self._support)).unsqueeze(0))
+        for contexts, *row in zip(self._contexts, tokens.tolist(), parents.tolist(), strict=True):
+            # Padding (parent -2) reads the root's law, which nobody looks at.
+            contexts += [
+                (*contexts[parent], token) if parent >= 0 else (contexts or [(token,)])[0]
+                for token, parent in zip(*row, strict=True)
+            ]
+        fresh = [context for contexts in self._contexts for context in contexts[-tokens.shape[1] :]]
+        probs = torch.stack(self._laws.draft(fresh)).unflatten(0, tuple(tokens.shape))
+        return Proposal(probs if self._support is None else truncate_law(probs, self._support))
 
 
-def grow(kind: Kind, num_nodes: int, laws: Laws, seed: int) -> TokenTree:
-    """One tree below a root whose token is not looked at; equal seeds draw equal paths as long as shapes agree."""
-    source = TreeSource(laws, torch.Generator().manual_seed(seed), kind.support)
-    return kind.policy(num_nodes).grow(source, num_nodes).trees[0]
+def grow(kind: Kind, num_nodes: int, laws: Laws, texts: Sequence[int], seed: int) -> list[TokenTree]:
+    """A tree below each of the texts, which may be given several times."""
+    source = TreeSource(laws, texts, torch.Generator().manual_seed(seed), kind.support)
+    return kind.policy(num_nodes).grow(source, num_nodes).trees
 
 
-def contexts_of(tree: TokenTree) -> list[Context]:
-    """The tokens below the root on the path to every node."""
-    return [tuple(tree.token(i) for i in tree.path_to(node)[1:]) for node in range(tree.num_nodes)]
+def inner_contexts(tree: TokenTree) -> dict[int, Context]:
+    """The path's tokens, the root's included, of every node with children."""
+    inner = (node for node, children in enumerate(tree.children_lists) if children)
+    return {node: tuple(tree.token(i) for i in tree.path_to(node)) for node in inner}
 
 
 def accepted_by_rule(tree: TokenTree, laws: Laws) -> dict[str, float]:
     """Mean number of accepted draft tokens for every rule that admits the tree."""
     batch = TreeBatch.from_trees([tree])
-    inner = [node for node, children in enumerate(tree.children_lists) if children]
-    contexts = contexts_of(tree)
-    known = dict(zip(inner, laws.target([contexts[node] for node in inner]), strict=True))
+    contexts = inner_contexts(tree)
+    known = dict(zip(contexts, laws.target(list(contexts.values())), strict=True))
     # The law after a leaf decides nothing that is counted here.
     after_leaf = torch.ones(1)
     cached = CachedTree(tree)
@@ -145,22 +157,92 @@ class CachedTree:
 
     def __init__(self, tree: TokenTree) -> None:
         self.num_nodes, self.children, self.token = tree.num_nodes, tree.children, tree.token
+        self.depths = tree.depths
         self.law = cache(tree.law)
 
 
+BOTTOM_UP = {"block", "traversal", "transport_traversal"}
+"""Rules that end where a coin accepts and go on otherwise."""
+WHOLE = {"typical_acceptance"}
+"""Rules that compare paths. All others start anew at every node that they accept."""
+
+
 def mean_accepted(rule: VerificationRule, tree: Any, target_law: Callable[[int], Tensor]) -> float:
-    """Mean number of accepted draft tokens over all coins and draws of a rule on one tree, by enumeration."""
-    total, script = 0.0, []
+    """Mean number of accepted draft tokens over all coins and draws of a rule on one tree, by enumeration.
+
+    One walk visits all outcomes of a bottom-up rule; those that start anew are enumerated node by node.
+    """
+    if rule.name in WHOLE:
+        return sum(weight * verdict.num_accepted for weight, verdict in outcomes(rule, tree, target_law))
+    if rule.name in BOTTOM_UP:
+        refusing = RefusingChooser(tree.depths)
+        rule.walk(tree, target_law, refusing)
+        return refusing.mean_depth
+    reached = {0: 1.0}
+    for node in range(tree.num_nodes):
+        if tree.children(node) and reached[node] > 0:
+            star = Star(tree, node)
+            shares = accepted_children(rule, star, lambda below, node=node: target_law(node if below == 0 else -1))
+            reached |= {child: reached[node] * share for child, share in zip(tree.children(node), shares, strict=True)}
+        else:
+            reached |= dict.fromkeys(tree.children(node), 0.0)
+    return sum(reached.values()) - 1
+
+
+class Star:
+    """One node of a tree and its children, numbered from 1, without what is below them."""
+
+    def __init__(self, tree: Any, node: int) -> None:
+        self._tree, self._nodes = tree, (node, *tree.children(node))
+        self.num_nodes = len(self._nodes)
+
+    def children(self, node: int) -> Sequence[int]:
+        return range(1, self.num_nodes) if node == 0 else ()
+
+    def token(self, node: int) -> int:
+        return self._tree.token(self._nodes[node])
+
+    def law(self, node: int) -> Tensor | None:
+        return self._tree.law(self._nodes[node])
+
+
+def accepted_children(rule: VerificationRule, star: Star, target_law: Callable[[int], Tensor]) -> list[float]:
+    """How often each of a star's children is accepted."""
+    shares = [0.0] * star.num_nodes
+    for weight, verdict in outcomes(rule, star, target_law):
+        shares[verdict.path[-1]] += weight
+    return shares[1:]
+
+
+def outcomes(rule: VerificationRule, tree: Any, target_law: Callable[[int], Tensor]) -> Iterator[tuple[float, Verdict]]:
+    """Every outcome of a rule with its probability, draws that decide nothing left out."""
+    script: list[int] = []
     while True:
         chooser = CountingChooser(tree, script)
         verdict = rule.walk(tree, target_law, chooser)
-        total += chooser.weight * verdict.num_accepted
+        yield chooser.weight, verdict
         script, is_last = chooser.taken, chooser.is_last
         while script and is_last[len(script) - 1]:
             script.pop()
         if not script:
-            return total
+            return
         script[-1] += 1
+
+
+class RefusingChooser:
+    """Refuses every coin and sums up what would have been accepted: the mean depth at which the walk ends."""
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        self._depths = depths
+        self._remaining, self.mean_depth = 1.0, 0.0
+
+    def flip(self, node: int, prob: Any) -> bool:
+        self.mean_depth += self._remaining * float(prob) * self._depths[node]
+        self._remaining *= 1 - float(prob)
+        return False
+
+    def pick(self, node: int, weights: Tensor) -> int:
+        return 0
 
 
 class CountingChooser:
@@ -200,25 +282,32 @@ class CountingChooser:
         return outcome
 
 
-def sampled_bound(kind: Kind, num_nodes: int, laws: Laws, generator: torch.Generator) -> float:
-    """One sample of the whole-tree bound for binary trees: its mean over calls bounds every lossless rule's acceptance.
+def target_paths(laws: Laws, texts: Sequence[int], length: int, seed: int) -> list[Context]:
+    """A path of `length` tokens below each of the texts, drawn from the target."""
+    generator = torch.Generator().manual_seed(seed)
+    paths: list[Context] = [(text,) for text in texts]
+    for _ in range(length):
+        uniforms = torch.rand(len(paths), dtype=torch.float64, generator=generator)
+        drawn = map(inverse_cdf, laws.target(paths), uniforms)
+        paths = [(*path, int(token)) for path, token in zip(paths, drawn, strict=True)]
+    return paths
 
-    A path is drawn from the target; see `treespec.optimum.path_bound`.
+
+def sampled_bound(kind: Kind, num_nodes: int, laws: Laws, path: Context) -> float:
+    """One sample of the whole-tree bound for binary trees: its mean over paths drawn from the target bounds every
+    lossless rule's acceptance; see `treespec.optimum.path_bound`.
     """
     parents = [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents[1:], start=1):
         children[parent].append(node)
     depth = num_nodes.bit_length() - 1
-    path: Context = ()
-    probs: list[float] = []
-    drafts: list[Tensor] = []
-    for _ in range(depth):
-        (target,), (draft,) = laws.target([path]), laws.draft([path])
-        drafts.append(draft if kind.support is None else truncate_law(draft, kind.support))
-        token = int(inverse_cdf(target, torch.rand((), dtype=torch.float64, generator=generator)))
-        probs.append((probs[-1] if probs else 1.0) * float(target[token]))
-        path = (*path, token)
+    prefixes = [path[: end + 1] for end in range(depth)]
+    path = path[1 : depth + 1]
+    targets, drafts = laws.target(prefixes), laws.draft(prefixes)
+    if kind.support is not None:
+        drafts = [truncate_law(draft, kind.support) for draft in drafts]
+    probs = torch.stack([law[token] for law, token in zip(targets, path, strict=True)]).double().cumprod(0)
 
     def held(node: int, start: int, end: int) -> float:
         """Pr(the subtree of `node`, reached by `path[:start]`, holds `path[:end]`)."""
@@ -234,7 +323,7 @@ def sampled_bound(kind: Kind, num_nodes: int, laws: Laws, generator: torch.Gener
         return sum(slot * rest for slot, rest in zip(slots, below, strict=True))
 
     inclusion = [held(0, 0, end) for end in range(1, depth + 1)]
-    return float(path_bound(torch.tensor(probs, dtype=torch.float64), torch.tensor(inclusion, dtype=torch.float64)))
+    return float(path_bound(probs, torch.tensor(inclusion, dtype=torch.float64)))
 
 
 def slot_probs(siblings: str | None, draft: Tensor, token: int, num_slots: int) -> list[float]:
@@ -257,7 +346,7 @@ class SyntheticLaws:
     """A target whose scores are normal in every context, and a draft whose scores are the target's plus normal noise.
 
     Args:
-        seed: of all contexts.
+        seed: of all texts.
         temperature: both models' temperature.
         vocab_size: V.
         spread: standard deviation of the target's scores.

@@ -16,18 +16,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from benchmarks.acceptance import Context
-from benchmarks.prompts import DEMO, encode
+from benchmarks.prompts import DEMO, Prompt, encode, gsm8k, human_eval
 from treespec.hf import CausalLM
 from treespec.hf.processors import TreeProcessors
 from treespec.protocols import CausalScorer
-from treespec.tree import ROOT_PARENT
+from treespec.tree import PADDING_PARENT, ROOT_PARENT
 
 LEFT_OUT = (14, 15, 16)
 NODES_PER_PASS = 64
+MANY_PENDING = 128
+"""Beyond so many pending nodes per text a scorer starts anew: a mask grows with their square."""
 
 
 def without_layers(model: PreTrainedModel, left_out: Sequence[int] = LEFT_OUT) -> PreTrainedModel:
@@ -45,6 +48,11 @@ def without_layers(model: PreTrainedModel, left_out: Sequence[int] = LEFT_OUT) -
         given.lm_head,
     )
     return draft
+
+
+def prompts() -> list[Prompt]:
+    """The demo's, and some of HumanEval and of GSM8K: 23 in all."""
+    return [*DEMO, *human_eval()[7::23], *gsm8k()[7::14]]
 
 
 class Text:
@@ -67,11 +75,11 @@ def sample_texts(
     seed: int,
     cache_file: Path | None = None,
 ) -> list[Text]:
-    """The demo prompts, each continued by the target at a temperature; kept in `cache_file` once sampled."""
+    """The prompts, each continued by the target at a temperature; kept in `cache_file` once sampled."""
     if cache_file is not None and cache_file.is_file():
         return [Text(ids, start) for ids, start in torch.load(cache_file)]
     torch.manual_seed(seed)
-    inputs = encode(tokenizer, DEMO)
+    inputs = encode(tokenizer, prompts())
     width = inputs["input_ids"].shape[1]
     options: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     model_: Any = model
@@ -89,39 +97,60 @@ def sample_texts(
 
 
 class ModelLaws:
-    """The laws of one scorer below a context; what it has scored stays pending, so nothing is scored twice."""
+    """The laws of one scorer below some texts; every law is kept, and nodes stay pending for those below them."""
 
-    def __init__(self, scorer: CausalScorer, ids: Tensor, temperature: float) -> None:
-        """ids: int64 [L], the root last."""
+    def __init__(self, scorer: CausalScorer, texts: Sequence[Tensor], temperature: float) -> None:
+        """texts: int64 [L] each, the roots last."""
         self._scorer = scorer
         warpers = [] if temperature == 1 else [TemperatureLogitsWarper(temperature)]
-        self._processors = TreeProcessors(warpers, num_rows=1)
-        scorer.prefill(ids[None, :-1], torch.ones(1, len(ids) - 1, dtype=torch.bool))
-        self._root = int(ids[-1])
-        self._numbers: dict[Context, int] = {}
+        self._processors = TreeProcessors(warpers, num_rows=len(texts))
+        padded = pad_sequence([ids[:-1] for ids in texts], batch_first=True, padding_side="left")
+        lengths = torch.tensor([len(ids) - 1 for ids in texts])
+        mask = torch.arange(padded.shape[1]).flip(0) < lengths.unsqueeze(1)
+        scorer.prefill(padded, mask)
+        self._roots = [int(ids[-1]) for ids in texts]
+        self._numbers: list[dict[Context, int]] = [{} for _ in texts]
+        self._num_pending = 0
         self._laws: dict[Context, Tensor] = {}
 
     def of(self, contexts: Sequence[Context]) -> list[Tensor]:
-        missing = sorted({c[:end] for c in contexts for end in range(len(c) + 1)} - set(self._laws), key=len)
-        for first in range(0, len(missing), NODES_PER_PASS):
-            self._score(missing[first : first + NODES_PER_PASS])
+        missing = [context for context in contexts if context not in self._laws]
+        if missing and self._num_pending > MANY_PENDING:
+            self._scorer.commit([()] * len(self._roots))
+            self._numbers, self._num_pending = [{} for _ in self._roots], 0
+        by_text: list[list[Context]] = [[] for _ in self._roots]
+        for context in sorted({c[:end] for c in missing for end in range(1, len(c) + 1)}, key=lambda c: (len(c), c)):
+            if context not in self._numbers[context[0]]:
+                by_text[context[0]].append(context)
+        for first in range(0, max(map(len, by_text)), NODES_PER_PASS):
+            self._score([contexts[first : first + NODES_PER_PASS] for contexts in by_text])
         return [self._laws[context] for context in contexts]
 
-    def _score(self, contexts: Sequence[Context]) -> None:
-        for context in contexts:
-            self._numbers[context] = len(self._numbers)
-        tokens = torch.tensor([[context[-1] if context else self._root for context in contexts]])
-        parents = torch.tensor([[self._numbers[c[:-1]] if c else ROOT_PARENT for c in contexts]])
-        logits = self._scorer.extend(tokens, parents).logits[0]
-        laws = self._processors(tokens.view(-1, 1), logits, 0).softmax(-1)
-        self._laws.update(zip(contexts, laws, strict=True))
+    def _score(self, by_text: Sequence[Sequence[Context]]) -> None:
+        """One pass over new contexts of every text, parents first."""
+        shape = len(by_text), max(map(len, by_text))
+        tokens, parents = torch.zeros(shape, dtype=torch.int64), torch.full(shape, PADDING_PARENT)
+        for text, contexts in enumerate(by_text):
+            numbers = self._numbers[text]
+            for column, context in enumerate(contexts):
+                # Padding is a pending node too: rows count in step.
+                numbers[context] = self._num_pending + column
+                tokens[text, column] = context[-1] if len(context) > 1 else self._roots[text]
+                parents[text, column] = numbers[context[:-1]] if len(context) > 1 else ROOT_PARENT
+        self._num_pending += shape[1]
+        logits = self._scorer.extend(tokens, parents).logits
+        for row, contexts in enumerate(by_text):
+            if contexts:
+                kept = logits[row, : len(contexts)]
+                laws = self._processors(tokens[row, : len(contexts)].view(-1, 1), kept, row).softmax(-1)
+                self._laws.update(zip(contexts, laws, strict=True))
 
 
 class RecordedLaws:
-    """Target and draft below one context of a text."""
+    """Target and draft below some texts."""
 
-    def __init__(self, target: CausalScorer, draft: CausalScorer, ids: Tensor, temperature: float) -> None:
-        self._target, self._draft = (ModelLaws(scorer, ids, temperature) for scorer in (target, draft))
+    def __init__(self, target: CausalScorer, draft: CausalScorer, texts: Sequence[Tensor], temperature: float) -> None:
+        self._target, self._draft = (ModelLaws(scorer, texts, temperature) for scorer in (target, draft))
 
     def target(self, contexts: Sequence[Context]) -> list[Tensor]:
         return self._target.of(contexts)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,12 +30,15 @@ import treespec.verification
 from benchmarks import smollm2
 from benchmarks.acceptance import (
     TREES,
+    Context,
     Kind,
     Laws,
     SyntheticLaws,
     accepted_by_rule,
     grow,
+    inner_contexts,
     sampled_bound,
+    target_paths,
 )
 from benchmarks.recorded import PairLaws, RecordedLaws, Text, record_pairs, sample_texts, scorers, without_layers
 from benchmarks.settings import RESULTS, load_average, parser, settings, write_json
@@ -51,9 +54,13 @@ from treespec.verification.transport import MAX_SUPPORT
 TEMPERATURES = (1.0, 0.6)
 SIZES = (8, 16, 32)
 WIDTHS = (1, 2, 4, 8)
+TEXTS_PER_PASS = 8
 SYNTHETIC, REAL = "synthetic", smollm2.NAME
 OPTIMUM, BOUND = "optimum", "bound"
 
+LAWS = "laws"
+
+Rules = dict[str, float]
 Samples = dict[str, list[float]]
 """One number per context, by rule; `optimum` and `bound` stand beside the rules."""
 
@@ -71,7 +78,7 @@ NODES: dict[str, Kind] = {
 
 def node_optimum(kind: Kind, k: int, laws: Laws) -> float:
     """The most that any lossless rule accepts of k children drawn in this way."""
-    (target,), (draft,) = laws.target([()]), laws.draft([()])
+    (target,), (draft,) = laws.target([(0,)]), laws.draft([(0,)])
     if kind.support is not None:
         draft = truncate_law(draft, kind.support)
     if kind.siblings == SELECTED:
@@ -84,38 +91,59 @@ def node_optimum(kind: Kind, k: int, laws: Laws) -> float:
     return float(optimum_mixed(target, normalise(draft.scatter(-1, selected, 0.0)), selected))
 
 
-def measure_node(laws: Laws, num_draws: int, seed: int) -> dict[str, dict[str, float]]:
+def measure_node(laws: Laws, num_draws: int, seed: int) -> dict[str, Rules]:
     """Accepted children at one pair of laws, by "k=.., kind" and rule: means over `num_draws` sibling groups."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Rules] = {}
     for k in WIDTHS:
         for name, kind in NODES.items():
             if (kind.support is not None and k > 2) or (kind.siblings == MIXED and k == 1):
                 continue  # Optimal transport takes two siblings; one mixed child is an i.i.d. one.
-            found[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, laws)} | _mean_accepted(
-                kind, k, laws, num_draws, seed
-            )
+            (rules,) = _mean_accepted(kind, k, laws, 1, num_draws, seed)
+            found[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, laws)} | rules
     return found
 
 
-def measure_trees(laws: Laws, num_draws: int, num_bounds: int, seed: int) -> dict[str, dict[str, float]]:
-    """Accepted tokens below one context, by "n=.., kind" and rule: means over `num_draws` trees."""
-    found: dict[str, dict[str, float]] = {}
+def measure_trees(laws: Laws, num_texts: int, num_draws: int, num_bounds: int, seed: int) -> list[dict[str, Rules]]:
+    """For each of the texts: accepted tokens by "n=.., kind" and rule, means over `num_draws` trees, and how the two
+    laws are along paths of the target, under `LAWS`.
+    """
+    depth = max(SIZES).bit_length() - 1
+    paths = target_paths(laws, [text for text in range(num_texts) for _ in range(num_bounds)], depth, seed)
+    paths = [paths[first : first + num_bounds] for first in range(0, len(paths), num_bounds)]
+    found = [{LAWS: likeness(laws, own)} for own in paths]
     for n in SIZES:
         for name, kind in TREES.items():
-            rules = _mean_accepted(kind, n, laws, num_draws, seed)
-            if kind.siblings is not None:
-                generator = torch.Generator().manual_seed(seed)
-                samples = [sampled_bound(kind, n, laws, generator) for _ in range(num_bounds)]
-                rules[BOUND] = sum(samples) / num_bounds
-            found[f"n={n}, {name}"] = rules
+            for cells, rules, own in zip(
+                found, _mean_accepted(kind, n, laws, num_texts, num_draws, seed), paths, strict=True
+            ):
+                if kind.siblings is not None:
+                    rules[BOUND] = fmean(sampled_bound(kind, n, laws, path) for path in own)
+                cells[f"n={n}, {name}"] = rules
     return found
 
 
-def _mean_accepted(kind: Kind, size: int, laws: Laws, num_draws: int, seed: int) -> dict[str, float]:
+def likeness(laws: Laws, paths: Sequence[Context]) -> Rules:
+    """Means over the inner nodes of paths: `sum min(P, q)`, and the entropy of the target in nats."""
+    contexts = [path[:end] for path in paths for end in range(1, len(path))]
+    pairs = list(zip(laws.target(contexts), laws.draft(contexts), strict=True))
+    return {
+        "overlap": fmean(float(torch.minimum(*pair).sum()) for pair in pairs),
+        "entropy": fmean(float(torch.special.entr(target).sum()) for target, _ in pairs),
+    }
+
+
+def _mean_accepted(
+    kind: Kind, size: int, laws: Laws, num_texts: int, num_draws: int, seed: int
+) -> list[dict[str, float]]:
     """Of the rules that admit every tree: a law may by chance have few tokens, or a tree a single path."""
     num_trees = 1 if kind.is_deterministic else num_draws
-    trees = [grow(kind, size, laws, seed * 1000 + number) for number in range(num_trees)]
+    trees = grow(kind, size, laws, [text for text in range(num_texts) for _ in range(num_trees)], seed)
+    laws.target([context for tree in trees for context in inner_contexts(tree).values()])  # All in one pass.
     found = [accepted_by_rule(tree, laws) for tree in trees]
+    return [_common_means(found[first : first + num_trees]) for first in range(0, len(found), num_trees)]
+
+
+def _common_means(found: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: fmean(rules[name] for rules in found) for name in found[0] if all(name in rules for rules in found)}
 
 
@@ -127,7 +155,7 @@ class Store:
         lines = path.read_text().splitlines() if path is not None and path.is_file() else []
         self._known = dict(map(json.loads, lines))
 
-    def get(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self._known:
             self._known[key] = compute()
             if self._path is not None:
@@ -152,21 +180,13 @@ def gather(found: Iterable[dict[str, dict[str, float]]]) -> dict[str, Samples]:
 
 
 def measure_synthetic(args: argparse.Namespace, store: Store) -> dict[str, Any]:
-    def laws(temperature: float, seed: int) -> SyntheticLaws:
-        return SyntheticLaws(seed, temperature)
-
     found: dict[str, Any] = {}
     for temperature in TEMPERATURES:
         for part, count in (("node", args.positions), ("trees", args.contexts)):
             if part in args.parts:
-                seeds = track(range(count), description=f"{part}, synthetic, T={temperature}")
-                found[f"{part}, {SYNTHETIC}, T={temperature}"] = gather(
-                    store.get(
-                        f"{part}, {SYNTHETIC}, T={temperature}, {seed}",
-                        lambda part=part, seed=seed, t=temperature: _measure(part, laws(t, seed), args, seed),
-                    )
-                    for seed in seeds
-                )
+                case = f"{part}, {SYNTHETIC}, T={temperature}"
+                all_laws = (SyntheticLaws(seed, temperature) for seed in range(count))
+                found |= measure_case(case, all_laws, [1] * count, list(range(count)), args, store)
     return found
 
 
@@ -174,53 +194,66 @@ def measure_real(
     args: argparse.Namespace, store: Store, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cache: Path
 ) -> dict[str, Any]:
     draft = without_layers(model)
-    target_scorer, draft_scorer = scorers(model, draft)
+    pair = scorers(model, draft)
     found: dict[str, Any] = {}
     with prepack_linears(model), prepack_linears(draft):
         for temperature in TEMPERATURES:
-            texts_file = cache / f"texts-{temperature}-{args.new_tokens}-{args.seed}.pt"
+            texts_file = cache / f"mixed-texts-{temperature}-{args.new_tokens}-{args.seed}.pt"
             texts = sample_texts(model, tokenizer, temperature, args.new_tokens, args.seed, texts_file)
             if "node" in args.parts:
+                case = f"node, {REAL}, T={temperature}"
                 pairs = record_pairs(model, draft, texts, temperature, args.positions)
                 found[f"laws, T={temperature}"] = agreement(pairs)
-                items = track(list(enumerate(pairs)), description=f"node, {REAL}, T={temperature}")
-                found[f"node, {REAL}, T={temperature}"] = gather(
-                    store.get(
-                        f"node, {REAL}, T={temperature}, {number}",
-                        lambda laws=laws, number=number: _measure("node", laws, args, number),
-                    )
-                    for number, laws in items
-                )
+                found |= measure_case(case, pairs, [1] * len(pairs), list(range(len(pairs))), args, store)
             if "trees" in args.parts:
-                contexts = list(enumerate(spread_contexts(texts, args.contexts)))
-                items = track(contexts, description=f"trees, {REAL}, T={temperature}")
-                found[f"trees, {REAL}, T={temperature}"] = gather(
-                    store.get(
-                        f"trees, {REAL}, T={temperature}, {number}",
-                        lambda ids=ids, number=number, t=temperature: _measure(
-                            "trees", RecordedLaws(target_scorer, draft_scorer, ids, t), args, number
-                        ),
-                    )
-                    for number, ids in items
-                )
+                case = f"trees, {REAL}, T={temperature}"
+                numbers, contexts = zip(*spread_contexts(texts, args.contexts), strict=True)
+                groups = [contexts[i : i + TEXTS_PER_PASS] for i in range(0, len(contexts), TEXTS_PER_PASS)]
+                all_laws = (RecordedLaws(*pair, group, temperature) for group in groups)
+                found |= measure_case(case, all_laws, list(map(len, groups)), numbers, args, store)
     return found
 
 
-def _measure(part: str, laws: Laws, args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
-    if part == "node":
-        return measure_node(laws, args.draws, seed)
-    return measure_trees(laws, args.draws, args.bound_paths, seed)
+def measure_case(
+    case: str,
+    all_laws: Iterable[Laws],
+    sizes: Sequence[int],
+    texts: Sequence[int],
+    args: argparse.Namespace,
+    store: Store,
+) -> dict[str, Any]:
+    """The contexts of a case side by side.
+
+    Args:
+        all_laws: laws below `sizes[i]` contexts each; nothing is computed before they are asked for.
+        texts: which text each context is from, kept with the trees, beside how alike the laws are there.
+    """
+    found: list[dict[str, Rules]] = []
+    for number, (laws, size) in enumerate(zip(track(all_laws, case, len(sizes)), sizes, strict=True)):
+        found += store.get(
+            f"{case}, {number}", lambda laws=laws, size=size, number=number: _measure(case, laws, size, args, number)
+        )
+    cells = gather(found)
+    laws = cells.pop(LAWS, None)
+    return {case: cells} if laws is None else {case: cells, f"contexts, {case}": {"text": list(texts), **laws}}
 
 
-def spread_contexts(texts: list[Text], count: int) -> Iterator[torch.Tensor]:
-    """`count` prefixes over all texts, evenly."""
+def _measure(case: str, laws: Laws, num_texts: int, args: argparse.Namespace, seed: int) -> list[dict[str, Rules]]:
+    if case.startswith("node"):
+        return [measure_node(laws, args.draws, seed)]
+    return measure_trees(laws, num_texts, args.draws, args.bound_paths, seed)
+
+
+def spread_contexts(texts: list[Text], count: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """`count` prefixes over all texts, evenly, each after the number of its text."""
     for number, text in enumerate(texts):
-        yield from text.contexts((number + 1) * count // len(texts) - number * count // len(texts))
+        share = (number + 1) * count // len(texts) - number * count // len(texts)
+        yield from ((number, ids) for ids in text.contexts(share))
 
 
 def agreement(pairs: list[PairLaws]) -> dict[str, float]:
     """How alike the two models are."""
-    laws = [(pair.target([()])[0], pair.draft([()])[0]) for pair in pairs]
+    laws = [(pair.target([(0,)])[0], pair.draft([(0,)])[0]) for pair in pairs]
     overlap = [float(torch.minimum(*pair).sum()) for pair in laws]
     same_top = [float(target.argmax() == draft.argmax()) for target, draft in laws]
     return {"overlap": sum(overlap) / len(laws), "top-1 agreement": sum(same_top) / len(laws), "positions": len(laws)}
@@ -244,10 +277,10 @@ def options() -> argparse.ArgumentParser:
     found = parser("Acceptance, share of the optimum and cost of every verification rule.", threads=1)
     found.add_argument("--parts", nargs="+", choices=["node", "trees", "time"], default=["node", "trees", "time"])
     found.add_argument("--positions", type=int, default=120, help="pairs of laws per temperature")
-    found.add_argument("--contexts", type=int, default=27, help="contexts of whole trees per temperature")
+    found.add_argument("--contexts", type=int, default=104, help="contexts of whole trees per temperature")
     found.add_argument("--draws", type=int, default=2, help="drafted trees per context and kind")
     found.add_argument("--bound-paths", type=int, default=8, help="target paths per context for the whole-tree bound")
-    found.add_argument("--new-tokens", type=int, default=96, help="tokens sampled after each prompt")
+    found.add_argument("--new-tokens", type=int, default=64, help="tokens sampled after each prompt")
     found.add_argument("--rounds", type=int, default=18, help="timed passes per number of threads")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,18 +17,12 @@ from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 OPTIMUM, BOUND = "optimum", "bound"
 DETERMINISTIC = "best first, selected"
+DEFAULT = ("best first, sampled", "traversal")
 AIM = 1.3
 
 
 def standard_error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-
-
-def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
-    """A paired ratio of means and its standard error by the delta method."""
-    a, b = np.asarray(above), np.asarray(below)
-    ratio = a.mean() / b.mean()
-    return float(ratio), standard_error((a - ratio * b).tolist()) / float(b.mean())
 
 
 def cells_of(part: dict[str, Any], letter: str) -> tuple[list[int], dict[str, dict[int, dict[str, list[float]]]]]:
@@ -64,29 +58,67 @@ def _cell(rules: dict[str, list[float]], name: str) -> str:
     return f"{text} ({100 * fmean(rules[name]) / fmean(most):.0f} %)"
 
 
-def factors(part: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """By tree size: the best sampled tree with its best lossless rule over the deterministic tree's target walk."""
+class Factor(NamedTuple):
+    """Over the deterministic tree with the target walk: `choices` (tree, rule), of how many, on how many contexts;
+    mean lengths; factors in tokens per pass and in accepted draft tokens, each with a 95 % interval."""
+
+    choices: list[tuple[str, str]]
+    num_choices: int
+    num_contexts: int
+    length: float
+    reference_length: float
+    tokens: tuple[float, float, float]
+    accepted: tuple[float, float, float]
+
+
+def factors(part: dict[str, Any], texts: Sequence[int]) -> dict[tuple[int, str], Factor]:
+    """By tree size: the default sampled tree with its default rule, and the best pair, chosen without hindsight.
+
+    Texts of even and of odd numbers choose for each other: what counts of a context is what the pair accepts there that
+    accepts most on the other half.
+    """
     sizes, kinds = cells_of(part, "n")
+    half = np.asarray(texts) % 2
     found = {}
     for size in sizes:
-        reference = kinds[DETERMINISTIC][size]["target_walk"]
-        choices = [
-            (kind, name, by_size[size][name])
+        reference = np.asarray(kinds[DETERMINISTIC][size]["target_walk"])
+        pairs = {
+            (kind, name): np.asarray(by_size[size][name])
             for kind, by_size in kinds.items()
             for name in by_size[size]
             if kind != DETERMINISTIC and name in RULES and RULES[name].is_lossless
-        ]
-        kind, name, best = max(choices, key=lambda choice: fmean(choice[2]))
-        found[size] = {
-            "tree": kind,
-            "rule": name,
-            "choices": len(choices),
-            "length": 1 + fmean(best),
-            "reference length": 1 + fmean(reference),
-            "tokens per pass": ratio_of_means([1 + x for x in best], [1 + x for x in reference]),
-            "accepted tokens": ratio_of_means(best, reference),
         }
+        best = [max(pairs, key=lambda pair, side=side: pairs[pair][half == side].mean()) for side in (1, 0)]
+        chosen = np.where(half == 0, pairs[best[0]], pairs[best[1]])
+        found[size, "best"] = _factor(best, len(pairs), chosen, reference, texts)
+        found[size, "default"] = _factor([DEFAULT], 1, pairs[DEFAULT], reference, texts)
     return found
+
+
+def _factor(
+    choices: list[tuple[str, str]], num_choices: int, above: np.ndarray, below: np.ndarray, texts: Sequence[int]
+) -> Factor:
+    return Factor(
+        list(dict.fromkeys(choices)),
+        num_choices,
+        len(above),
+        1 + above.mean(),
+        1 + below.mean(),
+        paired_ratio(1 + above, 1 + below, texts),
+        paired_ratio(above, below, texts),
+    )
+
+
+def paired_ratio(
+    above: np.ndarray, below: np.ndarray, texts: Sequence[int], num_samples: int = 4000
+) -> tuple[float, float, float]:
+    """A ratio of means over contexts, and the middle 95 % of it when whole texts are drawn with replacement."""
+    groups = np.asarray(texts)
+    sums = np.array([[side[groups == text].sum() for side in (above, below)] for text in np.unique(groups)])
+    draws = np.random.default_rng(0).integers(len(sums), size=(num_samples, len(sums)))
+    totals = sums[draws].sum(1)
+    low, high = np.quantile(totals[:, 0] / totals[:, 1], (0.025, 0.975))
+    return float(above.mean() / below.mean()), float(low), float(high)
 
 
 def factor_table(results: dict[str, Any]) -> str:
@@ -94,17 +126,45 @@ def factor_table(results: dict[str, Any]) -> str:
         [
             case.removeprefix("trees, "),
             str(size),
-            f"{f['tree']}, {f['rule']} (of {f['choices']})",
-            f"{f['length']:.2f}",
-            f"{f['reference length']:.2f}",
-            *(f"{f[key][0]:.2f} ± {f[key][1]:.2f}" for key in ("tokens per pass", "accepted tokens")),
+            f"{name} of {f.num_choices}" if name == "best" else name,
+            " / ".join(f"{kind}: {rule}" for kind, rule in f.choices),
+            f"{f.length:.2f}",
+            f"{f.reference_length:.2f}",
+            *(_interval(factor) for factor in (f.tokens, f.accepted)),
         ]
         for case, part in results.items()
         if case.startswith("trees, ")
-        for size, f in factors(part).items()
+        for (size, name), f in factors(part, _texts(results, case)).items()
     ]
-    header = ["laws", "nodes", "best sampled tree, best lossless rule", "length", "deterministic tree, target walk"]
+    header = ["laws", "nodes", "", "sampled tree: rule", "length", "deterministic tree, target walk"]
     return markdown_table([*header, "factor, tokens per pass", "factor, accepted draft tokens"], rows)
+
+
+def law_table(results: dict[str, Any]) -> str:
+    """The default's factor where the target is sure, in between, and where it is not: contexts in thirds by entropy."""
+    rows, header = [], ["laws", "target", "contexts", "entropy, nats", "sum min(P, q)"]
+    for case in (case for case in results if case.startswith("trees, ")):
+        sizes, kinds = cells_of(results[case], "n")
+        about = {key: np.asarray(values) for key, values in results[f"contexts, {case}"].items()}
+        thirds = np.array_split(np.argsort(about["entropy"], kind="stable"), 3)
+        for name, third in zip(("sure", "between", "unsure"), thirds, strict=True):
+            row = [case.removeprefix("trees, "), name, str(len(third))]
+            row += [f"{about[key][third].mean():.2f}" for key in ("entropy", "overlap")]
+            for size in sizes:
+                above = np.asarray(kinds[DEFAULT[0]][size][DEFAULT[1]])[third]
+                below = np.asarray(kinds[DETERMINISTIC][size]["target_walk"])[third]
+                row.append(_interval(paired_ratio(above, below, about["text"][third].tolist())))
+            rows.append(row)
+        header = [*header[:5], *(f"n = {size}" for size in sizes)]
+    return markdown_table(header, rows)
+
+
+def _interval(factor: tuple[float, float, float]) -> str:
+    return f"{factor[0]:.2f} ({factor[1]:.2f} to {factor[2]:.2f})"
+
+
+def _texts(results: dict[str, Any], case: str) -> list[int]:
+    return results[f"contexts, {case}"]["text"]
 
 
 def time_table(measured: dict[str, Any]) -> str:
@@ -143,7 +203,8 @@ def report(data: dict[str, Any]) -> str:
                 "",
             ]
     if any(case.startswith("trees, ") for case in results):
-        lines += ["## Sampled trees beside the deterministic tree", "", _factor_text(), "", factor_table(results)]
+        lines += ["## Sampled trees beside the deterministic tree", "", _FACTOR_TEXT, "", factor_table(results)]
+        lines += [_LAW_TEXT, "", law_table(results)]
     for prefix, letter, header, about in (
         ("node, ", "k", "children", _NODE_TEXT),
         ("trees, ", "n", "tree", _TREE_TEXT),
@@ -167,16 +228,18 @@ def report(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _factor_text() -> str:
-    return (
-        "Mean acceptance length (1 + accepted draft tokens). The deterministic tree holds the draft's most probable "
-        "paths (best first), and the target walk is the best lossless rule there. The sampled tree and its rule are "
-        "the best of all cells of that size below, chosen with hindsight on these very contexts: the factor is biased "
-        "upwards, and its standard error (paired over contexts) knows nothing of the choice. The aim at T = 1 is "
-        f"{AIM}."
-    )
-
-
+_FACTOR_TEXT = (
+    "Mean acceptance length (1 + accepted draft tokens). The deterministic tree holds the draft's most probable paths "
+    "(best first, no limit of depth), and the target walk is the best lossless rule there. *Default*: `BestFirst` with "
+    "sampled children (8 nodes expanded per level at most) and traversal. *Best*: of all sampled trees and lossless "
+    "rules the pair that accepts most on the texts of even number counts on those of odd number, and the other way "
+    "round, so no context chooses for itself; two pairs where the halves choose differently. In brackets 95 % of a "
+    f"bootstrap over whole texts, paired. The aim at T = 1 is {AIM} times the tokens per pass."
+)
+_LAW_TEXT = (
+    "The default's factor in accepted draft tokens, contexts in thirds by the mean entropy of the target along paths "
+    "drawn from it (the thirds look at the laws and not at what was accepted):"
+)
 _NODE_TEXT = (
     "Mean acceptance length 1 + Pr(a child is accepted) ± standard error over positions; in brackets the share of the "
     "optimum, accepted over the most that any lossless rule accepts of such children."
@@ -226,10 +289,10 @@ _TREE_LINES = (
     (DETERMINISTIC, "target_walk", REFERENCE, "-"),
     ("chain", "block", INK, "-"),
     ("binary, without replacement", "traversal", NEXT_EDGE, "-"),
-    ("by rank, without replacement", "recursive", ACCEPTED, "--"),
-    ("by rank, without replacement", "traversal", ACCEPTED, "-"),
+    ("by rank, without replacement", "traversal", NEXT_EDGE, ":"),
     ("stochastic beam", "traversal", GREY, "-."),
-    ("best first, sampled", "traversal", GREY, ":"),
+    ("dyspec", "traversal", GREY, ":"),
+    (*DEFAULT, ACCEPTED, "-"),
 )
 
 

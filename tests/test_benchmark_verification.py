@@ -17,14 +17,15 @@ from benchmarks.acceptance import (
     SyntheticLaws,
     accepted_by_rule,
     binary_paths,
-    contexts_of,
     grow,
+    inner_contexts,
     rank_paths,
     sampled_bound,
     slot_probs,
+    target_paths,
 )
 from benchmarks.recorded import RecordedLaws, Text, scorers, without_layers
-from benchmarks.verification_report import draw, factors, ratio_of_means, report
+from benchmarks.verification_report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
 from tests.tiny import noisy_copy, prompt, tiny_llama
 from treespec.optimum import shape_inclusion, tree_bound
 from treespec.sampling import draw_without_replacement
@@ -40,8 +41,10 @@ def toy_laws(seed: int, vocab_size: int = 5) -> SyntheticLaws:
 @pytest.mark.parametrize("kind", TREES)
 def test_mean_accepted_equals_plain_enumeration(kind):
     laws = toy_laws(seed=1)
-    tree = grow(TREES[kind], 6, laws, seed=2)
-    target_laws = [law.double() for law in laws.target(contexts_of(tree))]
+    tree = grow(TREES[kind], 6, laws, [0, 1], seed=2)[1]
+    paths = [tuple(tree.token(i) for i in tree.path_to(node)) for node in range(tree.num_nodes)]
+    assert {paths[node] for node in inner_contexts(tree)} == set(inner_contexts(tree).values())
+    target_laws = [law.double() for law in laws.target(paths)]
     found = accepted_by_rule(tree, laws)
     assert {"target_walk", "recursive", "traversal"} <= set(found)
     for name, accepted in found.items():
@@ -54,19 +57,19 @@ def test_shapes():
     assert rank_paths(5) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     for size in verification.SIZES:
         for name, kind in TREES.items():
-            num_nodes = grow(kind, size, toy_laws(0, vocab_size=40), seed=0).num_nodes
+            num_nodes = grow(kind, size, toy_laws(0, vocab_size=40), [0], seed=0)[0].num_nodes
             assert num_nodes == size or (name == "stochastic beam" and size - 2 < num_nodes < size)
 
 
 @pytest.mark.parametrize("siblings", [IID, WITHOUT_REPLACEMENT])
 def test_sampled_bound_has_the_mean_of_the_whole_tree_bound(siblings):
     laws, size = SyntheticLaws(3, 1.0, vocab_size=6, spread=1.5, noise=2.0), 6
-    kind, generator = Kind(lambda n: None, siblings=siblings), torch.Generator().manual_seed(0)  # pyright: ignore
-    samples = [sampled_bound(kind, size, laws, generator) for _ in range(2000)]
+    kind = Kind(lambda n: None, siblings=siblings)  # pyright: ignore
+    samples = [sampled_bound(kind, size, laws, path) for path in target_paths(laws, [0] * 2000, 3, seed=0)]
     inclusion = shape_inclusion(
-        [-1, 0, 0, 1, 1, 2], lambda path: laws.draft([path])[0].numpy(), siblings == WITHOUT_REPLACEMENT
+        [-1, 0, 0, 1, 1, 2], lambda path: laws.draft([(0, *path)])[0].numpy(), siblings == WITHOUT_REPLACEMENT
     )
-    exact = tree_bound(lambda path: laws.target([path])[0].numpy(), inclusion, 2)
+    exact = tree_bound(lambda path: laws.target([(0, *path)])[0].numpy(), inclusion, 2)
     assert exact < 1.9
     assert np.mean(samples) == pytest.approx(exact, abs=4 * np.std(samples) / 2000**0.5)
 
@@ -93,14 +96,18 @@ def test_layers_are_left_out():
 
 
 @torch.no_grad()
-def test_recorded_laws_are_those_of_plain_passes():
+def test_recorded_laws_are_those_of_plain_passes(monkeypatch):
+    """Texts of several lengths, one of which is asked for more, and a scorer that starts anew in between."""
+    monkeypatch.setattr(recorded, "MANY_PENDING", 3)
     model, ids = tiny_llama(), prompt()[0]
-    laws = RecordedLaws(*scorers(model, noisy_copy(model)), ids, temperature=0.6)
-    contexts = [(5, 6, 7), (), (5,), (5, 8), (5, 6, 7)]
-    for context, law in zip(contexts, laws.target(contexts), strict=True):
-        logits = model(torch.cat([ids, torch.tensor(context, dtype=torch.int64)])[None]).logits[0, -1]
-        assert torch.allclose(law, (logits / 0.6).softmax(-1), atol=1e-5)
-    assert not torch.allclose(laws.draft([()])[0], laws.target([()])[0], atol=1e-3)
+    texts = [ids, ids[:-4]]
+    laws = RecordedLaws(*scorers(model, noisy_copy(model)), texts, temperature=0.6)
+    for contexts in ([(0, 5, 6, 7), (0,), (1, 5), (0, 5, 8)], [(1,), (1, 5, 9), (0, 5, 6, 7)], [(1, 5, 9, 2)]):
+        for context, law in zip(contexts, laws.target(contexts), strict=True):
+            path = torch.tensor(context[1:], dtype=torch.int64)
+            logits = model(torch.cat([texts[context[0]], path])[None]).logits[0, -1]
+            assert torch.allclose(law, (logits / 0.6).softmax(-1), atol=1e-5)
+    assert not torch.allclose(laws.draft([(0,)])[0], laws.target([(0,)])[0], atol=1e-3)
 
 
 def test_prefixes_of_a_text_start_after_the_prompt():
@@ -115,10 +122,26 @@ def test_finished_contexts_are_not_measured_again(tmp_path):
     assert again.get("a", lambda: pytest.fail("measured again")) == {"x": 1}
 
 
-def test_ratio_of_means_is_paired():
-    ratio, error = ratio_of_means([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
-    assert (ratio, error) == (2.0, 0.0)
-    assert ratio_of_means([2.0, 4.0, 6.0], [3.0, 2.0, 1.0])[1] > 0.5
+def test_ratios_are_paired_and_whole_texts_are_drawn():
+    above, below = np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0])
+    assert paired_ratio(above, below, [0, 1, 2]) == (2.0, 2.0, 2.0)
+    ratio, low, high = paired_ratio(above, below[::-1], [0, 1, 2])
+    assert low < ratio < high
+    assert paired_ratio(above, below[::-1], [5, 5, 5]) == (2.0, 2.0, 2.0), "one text alone says nothing of the spread"
+
+
+def test_halves_choose_for_each_other():
+    """Two rules, each the best on one half only: with hindsight either half would take its own."""
+    best, worst = [3.0, 1.0, 3.0, 1.0], [1.0, 3.0, 1.0, 3.0]
+    part = {
+        f"n=8, {DETERMINISTIC}": {"target_walk": [1.0] * 4},
+        f"n=8, {DEFAULT[0]}": {"traversal": best, "recursive": worst, "threshold": [9.0] * 4},
+    }
+    found = factors(part, [0, 1, 2, 3])
+    assert found[8, "best"].accepted[0] == 1.0
+    assert set(found[8, "best"].choices) == {(DEFAULT[0], "traversal"), (DEFAULT[0], "recursive")}
+    assert found[8, "default"].accepted[0] == 2.0
+    assert found[8, "best"].num_choices == 2
 
 
 def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
@@ -127,6 +150,7 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     for module in (verification, verification_time):
         monkeypatch.setattr(module, "without_layers", lambda model: without_layers(model, (1,)))
     monkeypatch.setattr(recorded, "encode", lambda *_: encoded)
+    monkeypatch.setattr(recorded, "prompts", list)
     monkeypatch.setattr(verification_time, "encode", lambda *_: {"input_ids": prompt(vocab_size=97)})
     monkeypatch.setattr(verification_time, "THREADS", (1,))
     monkeypatch.setattr(verification, "SyntheticLaws", lambda seed, t: SyntheticLaws(seed, t, vocab_size=30))
@@ -134,7 +158,7 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     monkeypatch.setattr(verification, "WIDTHS", (1, 2))
     tokenizer = SimpleNamespace(eos_token_id=0)
     args = argparse.Namespace(
-        positions=2, contexts=2, draws=1, bound_paths=2, new_tokens=6, seed=0, parts=["node", "trees"]
+        positions=2, contexts=4, draws=1, bound_paths=2, new_tokens=6, seed=0, parts=["node", "trees"]
     )
     store = verification.Store(None)
     results = verification.measure_synthetic(args, store)
@@ -148,7 +172,10 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
                     assert rules[name] == pytest.approx(rules["optimum"], abs=1e-4)
     trees = results[f"trees, {verification.REAL}, T=1.0"]
     assert trees["n=8, chain"]["block"] == pytest.approx(trees["n=8, chain"]["traversal"], abs=1e-5)
-    assert set(factors(trees)) == {4, 8}
+    about = results[f"contexts, trees, {verification.REAL}, T=1.0"]
+    assert set(factors(trees, about["text"])) == {(4, "best"), (4, "default"), (8, "best"), (8, "default")}
+    assert about["text"] == [0, 0, 1, 1]
+    assert 0 < min(about["overlap"]) <= max(about["overlap"]) <= 1
     run = vars(args) | {"rounds": 2, "seconds": 1, "load_average": 0.0, "load_average_after": 0.0, "threads": 1}
     run |= {"command": "c", "processor": "p", "versions": {}}
     data = json.loads(json.dumps({"runs": {"node": run}, "results": results}))
