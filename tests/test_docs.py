@@ -18,7 +18,7 @@ VERIFICATION = (DOCS / "verification.md").read_text()
 
 def test_snippets_of_verification_run_in_order(capsys) -> None:
     snippets = re.findall(r"```python\n(.*?)```", VERIFICATION, flags=re.DOTALL)
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     names: dict = {}
     for snippet in snippets:
         exec(compile(snippet, "docs/verification.md", "exec"), names)
