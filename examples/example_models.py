@@ -34,8 +34,11 @@ def load(name: str | None) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(name).eval(), tokenizer
 
 
-def tiny_model(noise: float = 0.0) -> LlamaForCausalLM:
-    """A random llama over single characters; with noise, a stand-in for its draft model: it often agrees."""
+def tiny_model(noise: float = 0.0, is_reversed: bool = False) -> LlamaForCausalLM:
+    """A random llama over single characters; with noise, a stand-in for its draft model: it often agrees.
+
+    Reversed, it is the same model for the reversed vocabulary of `tiny_tokenizer(is_reversed=True)`.
+    """
     config = LlamaConfig(
         vocab_size=len(CHARACTERS) + 1,
         hidden_size=32,
@@ -53,11 +56,15 @@ def tiny_model(noise: float = 0.0) -> LlamaForCausalLM:
     with torch.no_grad():
         for weight in model.parameters():
             weight += noise * weight.std(correction=0) * torch.randn_like(weight)
+        if is_reversed:
+            for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+                weight[: len(CHARACTERS)] = weight[: len(CHARACTERS)].flip(0)
     return model
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character, and padding."""
-    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
+def tiny_tokenizer(is_reversed: bool = False) -> PreTrainedTokenizerFast:
+    """One token per printable ASCII character, in either order, and padding."""
+    characters = CHARACTERS[::-1] if is_reversed else CHARACTERS
+    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(characters)}, []))
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", padding_side="left")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SCRIPTS = ("batch", "draft_model", "hand_written_loop", "streaming")
+SCRIPTS = ("batch", "draft_model", "hand_written_loop", "other_tokenizer", "streaming")
 
 
 def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -24,6 +24,12 @@ def test_no_example_is_left_out():
 @pytest.mark.parametrize("name", ["draft_model", "hand_written_loop"])
 def test_greedy_examples_equal_plain_generate(name, capsys, monkeypatch):
     assert "identical to plain generate: True" in run(name, capsys, monkeypatch)
+
+
+def test_a_draft_model_with_another_tokenizer(capsys, monkeypatch):
+    lines = run("other_tokenizer", capsys, monkeypatch).splitlines()
+    assert sum(line == "  identical to plain generate: True" for line in lines) == 2
+    assert all(float(line.split()[-1]) > 1.5 for line in lines if "mean acceptance length" in line)
 
 
 def test_batch_prints_every_row(capsys, monkeypatch):

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
 from treespec.drafters.codec import Translator, shared_tokens
 from treespec.drafters.shared import Shape
 from treespec.errors import ConfigError, TreespecWarning
+from treespec.hf.static import StaticLM
 from treespec.hf.target import make_scorer
 from treespec.hf.tokenizers import Spelling
+from treespec.policies.checks import check_count
+from treespec.protocols import CausalScorer
 
 INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
 SMALL_SHARE = 0.1
 """A smaller part of the smaller vocabulary leaves a draft model little to say."""
+
+MAX_SHAPES = 64
+"""PyTorch's own limit of 8 is soon reached by a batch whose rows finish one by one; beyond it passes run plainly."""
 
 
 def draft_model(
@@ -26,12 +34,14 @@ def draft_model(
     target_tokenizer: Any = None,
     method: str = INTERSECTION,
     is_same_tokenizer: bool = False,
+    static_cache_len: int | None = None,
+    compile: bool | Mapping[str, Any] = False,
     policy: Shape | None = None,
     max_length: int | None = None,
 ) -> DraftModel | ReEncoding:
     """A drafter from a causal language model.
 
-    `treespec.TreeSpeculation(model)` is enough for a model of the target's vocabulary; this is for all others.
+    `treespec.TreeSpeculation(model)` is enough for a model with the target's vocabulary; here are the options.
 
     Args:
         model: the draft model.
@@ -40,11 +50,16 @@ def draft_model(
             draft's text is cut into the target's tokens; for greedy decoding).
         is_same_tokenizer: the draft model has the target's tokenizer although its head has another size: heads are
             often padded, and the padding is then cut off or left without probability.
+        static_cache_len: slots of a cache of fixed size, None for a growing one. It needs room for the longest text in
+            draft tokens, and for the nodes of one step's passes, each rounded up to a power of two; when it is full,
+            the target decodes alone.
+        compile: run the passes over new nodes through `torch.compile`, with a static cache only; a mapping holds its
+            options. There is one compilation per number of rows and power of two up to the widest pass.
         policy, max_length: see `DraftModel`.
 
     Raises:
         ConfigError: one tokenizer without the other, both for one and the same, an unknown method, tokenizers that
-            share no token, or something that is no model.
+            share no token, `compile` without a static cache, or something that is no model.
         UnsupportedModelError: see `make_scorer`.
     """
     if method not in (INTERSECTION, RE_ENCODING):
@@ -58,12 +73,24 @@ def draft_model(
         raise ConfigError("method 're-encoding' needs tokenizer= (the draft model's) and target_tokenizer=")
     codecs = (Spelling(tokenizer), Spelling(target_tokenizer)) if has_tokenizers else None
     vocabulary = _intersection(*codecs) if codecs and method == INTERSECTION else None
-    scorer = make_scorer(model)
+    scorer = _scorer(model, static_cache_len, compile)
     if codecs and method == RE_ENCODING:
         return ReEncoding(scorer, *codecs, policy=policy, max_length=max_length)
     if is_same_tokenizer:
         vocabulary = SharedVocabulary.of_one_tokenizer(scorer.vocab_size)
     return DraftModel(scorer, policy, max_length, vocabulary)
+
+
+def _scorer(model: PreTrainedModel, static_cache_len: int | None, compile: bool | Mapping[str, Any]) -> CausalScorer:
+    if static_cache_len is None:
+        if compile is not False:
+            raise ConfigError("compile=... needs static_cache_len=...: a growing cache has another shape at every pass")
+        return make_scorer(model)
+    check_count("static_cache_len", static_cache_len)
+    options = {} if isinstance(compile, bool) else compile
+    settings = {"dynamic": False, "recompile_limit": MAX_SHAPES, **options}
+    compiled: Any = model if compile is False else torch.compile(model, **settings)
+    return StaticLM(make_scorer(compiled, max_cache_len=static_cache_len))
 
 
 def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,8 @@ class CausalLM:
         """Wrap a model; its weights, mode and configuration stay as they are.
 
         Args:
-            model: on any device or devices.
+            model: on any device or devices. Of what `torch.compile(model)` returned, passes over new nodes run
+                compiled and prompts, each of another length, run plainly.
             capability: what the model is known to score rightly, see `make_scorer`.
             cache: a caller's own cache of the first tokens of the prompt, continued by the first `prefill`; its
                 layers must be growing ones that keep all tokens. An empty one is not used.
@@ -56,7 +58,8 @@ class CausalLM:
                 wanted for a model that counts slots.
         """
         _check_model(model)
-        self._model = model
+        self._model, self._compiled = plain_model(model), model
+        model = self._model
         self._capability = capability
         self._max_cache_len = max_cache_len
         self._hidden_layers = tuple(hidden_layers)
@@ -73,6 +76,7 @@ class CausalLM:
         self._device, self._dtype = input_device(model), model.dtype
         self._max_positions = _position_table_size(model)
         self._slots: SlotCache | None = None
+        self._static_cache: Cache | None = None
         self._parents = torch.empty(0, 0, dtype=torch.int64)
 
     @property
@@ -127,7 +131,7 @@ class CausalLM:
         start = 0 if given is not None else min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
-        cache = new_cache(self._text_config.num_hidden_layers, self._max_cache_len) if given is None else given
+        cache = self._empty_cache(ids.shape[0]) if given is None else given
         self._forget_pending(ids.shape[0])
         self._slots = SlotCache(cache, mask[:, :0], [0] * ids.shape[0], self._is_compact)
         self._slots.append(ids.shape[1])
@@ -194,13 +198,28 @@ class CausalLM:
     def _is_compact(self) -> bool:
         return self._capability != Capability.TREE
 
+    def _empty_cache(self, num_rows: int) -> Cache:
+        """A new cache, or a static one's slots again, whose addresses recorded passes may hold."""
+        used = self._static_cache
+        if used is not None and is_filled(used) and cache_shape(used)[0] == num_rows:
+            used.reset()
+            return used
+        cache = new_cache(self._text_config.num_hidden_layers, self._max_cache_len)
+        self._static_cache = None if self._max_cache_len is None else cache
+        return cache
+
     def _forget_pending(self, num_rows: int) -> None:
         self._parents = torch.empty(num_rows, 0, dtype=torch.int64)
 
     def _attend(self, slots: CachedSlots, parents: Tensor, num_new: int) -> TreeAttention:
         """Mask and positions of the last `num_new` of the pending nodes `parents` int64 [B, M + F]."""
         if self._layout is not None:
-            return pending_attention(slots, parents, num_new, self._layout, self._dtype)
+            if self._max_cache_len is None:
+                return pending_attention(slots, parents, num_new, self._layout, self._dtype)
+            # Always a mask, always the same strides: a compiled model is compiled anew for others.
+            slots = replace(slots, is_contiguous=False)
+            attention = pending_attention(slots, parents, num_new, self._layout, self._dtype)
+            return replace(attention, position_ids=attention.position_ids.clone(memory_format=torch.contiguous_format))
         num_pending = parents.shape[1]
         steps = torch.arange(num_pending - num_new, num_pending, device=slots.mask.device)
         positions = slots.lengths.unsqueeze(1) + steps
@@ -215,9 +234,8 @@ class CausalLM:
             options["logits_to_keep"] = 1
         if self._hidden_layers:
             options["output_hidden_states"] = True
-        output = self._model(
-            input_ids=tokens, attention_mask=attention.mask, past_key_values=self._model_cache, **options
-        )
+        forward = self._model if is_prefill else self._compiled
+        output = forward(input_ids=tokens, attention_mask=attention.mask, past_key_values=self._model_cache, **options)
         return Scores(output.logits, pick_layers(output, self._hidden_layers))
 
     def _check_shape(self, parents: Tensor, num_new: int) -> None:
@@ -252,6 +270,11 @@ def _check_model(model: object) -> None:
             f"expected a transformers model, got {type(model).__name__}: load it first with "
             "AutoModelForCausalLM.from_pretrained"
         )
+
+
+def plain_model(model: Any) -> Any:
+    """The model itself, where `torch.compile` has wrapped it."""
+    return getattr(model, "_orig_mod", model)
 
 
 def _cached_prefix(cache: Cache, ids: Tensor) -> int:
@@ -300,6 +323,7 @@ def make_scorer(
             a model that cannot verify trees from a static cache.
     """
     _check_model(model)
+    compiled, model = model, plain_model(model)
     detection = detect(model)
     is_static = max_cache_len is not None
     if keeps_states(model):
@@ -314,7 +338,7 @@ def make_scorer(
             "cache_implementation='static'"
         )
     return CausalLM(
-        model,
+        compiled,
         capability=found.capability,
         cache=cache,
         max_cache_len=max_cache_len,
