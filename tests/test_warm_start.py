@@ -103,10 +103,8 @@ def test_the_table_is_updated_without_a_host_copy():
     generator = torch.Generator().manual_seed(0)
     session = Session(history, True, NoProcessors(), generator, meta, VOCAB, [0, 1], BestFirst(4))
     drafter.start(session)
-    trees = TreeBatch(
-        torch.zeros(2, 4, dtype=torch.int64, device=meta), torch.zeros(2, 4, dtype=torch.int64, device=meta)
-    )
-    verdicts = [Verdict((0,), 1, False)] * 2
+    nodes = torch.zeros(2, 4, dtype=torch.int64, device=meta)
+    trees, verdicts = TreeBatch(nodes, nodes), [Verdict((0,), 1, False)] * 2
     drafter.commit(VerifiedStep(trees, verdicts, Scores(torch.zeros(2, 4, VOCAB, device=meta)), [[1], [1]]))
     assert drafter.table.device == meta
     with pytest.raises((NotImplementedError, RuntimeError)):

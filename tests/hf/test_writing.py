@@ -1,0 +1,216 @@
+"""Text that a model writes by itself: its own continuations after its own template, and the command around it."""
+
+import copy
+import re
+
+import pytest
+import torch
+from grown_trees import g_test
+from safetensors.torch import load_file
+from text_tokenizers import byte_level
+from tiny import tiny_llama
+from toy_models import TableLM, ToyScorer
+from typer.testing import CliRunner
+
+from treespec.cli import app, main
+from treespec.drafters import WarmStart
+from treespec.errors import CheckpointError, ConfigError
+from treespec.hf import CausalLM
+from treespec.hf.warm_up import end_tokens, warm_up
+from treespec.hf.writing import Turns, Writing, chat_turns, draw, read_folder, read_texts, write_batch
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+END = 2  # </s>
+
+
+def chat_tokenizer():
+    tokenizer = copy.deepcopy(byte_level(400))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+TOKENIZER = chat_tokenizer()
+TARGET = tiny_llama(vocab_size=len(TOKENIZER), seed=5, eos_token_id=END)
+WRITING = Writing(
+    message_temperature=1.5, temperatures=(0.0, 1.0), max_message=6, max_length=30, batch_size=8, num_candidates=3
+)
+
+
+def spell(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def split(texts):
+    lengths = texts.lengths.tolist()
+    return list(zip(texts.tokens.split(lengths), texts.top.split(lengths), strict=True))
+
+
+def test_turns_are_the_templates_own_tokens():
+    turns = chat_turns(TOKENIZER)
+    assert turns == Turns(spell("<s>user\n"), spell("</s>\n<s>assistant\n"))
+    assert chat_turns(byte_level(400)) == Turns([1], []), "without a template a text begins as texts do"
+    mute = chat_tokenizer()
+    mute.chat_template = "{{ 'Hello' }}"
+    with pytest.raises(ConfigError, match="does not show the user's message"):
+        chat_turns(mute)
+    bare = copy.deepcopy(byte_level(400))
+    bare.bos_token = bare.eos_token = None
+    with pytest.raises(ConfigError, match="no first token"):
+        chat_turns(bare)
+
+
+def test_texts_are_the_models_own():
+    turns, given = chat_turns(TOKENIZER), spell("What is a licence?")
+    counts = []
+    texts = write_batch(CausalLM(TARGET), turns, [END], [given, None, None, None], WRITING, on_tokens=counts.append)
+    assert int(texts.lengths.sum()) == len(texts.tokens) == len(texts.top)
+    written = split(texts)
+    assert len(written) == 4
+    num_given = 3 * len(turns.opening) + len([*turns.opening, *given, *turns.reply])
+    assert sum(counts) == len(texts.tokens) - num_given
+    for number, (text, top) in enumerate(written):
+        ids = text.tolist()
+        assert ids[: len(turns.opening)] == turns.opening
+        assert len(ids) <= WRITING.max_length
+        plain = TARGET(text.unsqueeze(0)).logits[0]
+        asked = top[:, 0] >= 0
+        assert torch.equal(top[asked], plain.topk(3).indices[asked])
+        prompt = [*turns.opening, *given, *turns.reply] if number == 0 else turns.opening
+        assert asked.tolist() == [len(prompt) - 1 <= i < len(ids) - 1 for i in range(len(ids))]
+        if number:
+            message = re.match(r"<s>user\n(.*?)</s>\n<s>assistant\n", TOKENIZER.decode(ids), flags=re.DOTALL)[1]
+            start = next(i for i in range(len(ids)) if ids[i : i + len(turns.reply)] == turns.reply)
+            assert start - len(turns.opening) <= WRITING.max_message
+            assert (message == "") == (start == len(turns.opening))
+            start += len(turns.reply)
+        else:
+            start = len(prompt)
+        if number % 2 == 0:  # a greedy answer
+            options = {"do_sample": False, "max_length": WRITING.max_length, "max_new_tokens": None}
+            assert TARGET.generate(text[:start].unsqueeze(0), **options)[0].tolist() == ids
+        assert END not in ids[start:-1]
+        assert len(ids) == WRITING.max_length or ids[-1] == END
+
+
+def test_rows_that_leave_do_not_disturb_the_others():
+    """A scorer that rejects holes and repeated work; texts of a model without a template end one by one."""
+    scorer = ToyScorer(TableLM(6))
+    writing = Writing(temperatures=(1.0,), max_length=40, batch_size=1, num_candidates=2)
+    texts = write_batch(scorer, Turns([1], []), [0], [None] * 24, writing)
+    assert len(set(texts.lengths.tolist())) > 5
+    for text, top in split(texts):
+        for end in range(1, len(text)):
+            expected = scorer.model.logits(tuple(text[:end].tolist())).topk(2).indices
+            assert torch.equal(top[end - 1], expected)
+
+
+def test_draws_follow_the_law_at_every_temperature():
+    logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
+    temperatures = torch.tensor([0.0, 0.5, 1.0]).repeat(20_000)
+    drawn = draw(logits.expand(60_000, 4).contiguous(), temperatures, torch.Generator().manual_seed(0)).view(-1, 3)
+    assert (drawn[:, 0] == 3).all()
+    for column, temperature in ((1, 0.5), (2, 1.0)):
+        law = dict(enumerate((logits / temperature).softmax(0).tolist()))
+        counts = dict(enumerate(drawn[:, column].bincount(minlength=4).tolist()))
+        assert g_test(counts, law, 20_000) > 1e-3
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    start = warm_up(TARGET, TOKENIZER, 500, whole, writing=WRITING)
+    shards = sorted(whole.iterdir())
+    assert len(shards) >= 3
+    parts.mkdir()
+    (parts / shards[0].name).write_bytes(shards[0].read_bytes())
+    counts = []
+    again = warm_up(TARGET, TOKENIZER, 500, parts, writing=WRITING, on_tokens=counts.append)
+    assert counts[0] == len(read_texts(shards[0]).tokens)
+    assert [path.name for path in sorted(parts.iterdir())] == [path.name for path in shards]
+    assert torch.equal(torch.cat(list(again.texts)), torch.cat(list(start.texts)))
+    assert torch.equal(again.table.candidates, start.table.candidates)
+    assert torch.equal(read_folder(parts).tokens, torch.cat(list(start.texts)))
+    first, second = (read_texts(path).tokens.tolist() for path in shards[:2])
+    assert first != second, "every batch has a seed of its own"
+    with pytest.raises(CheckpointError, match="other settings"):
+        warm_up(TARGET, TOKENIZER, 500, parts, writing=Writing(seed=1))
+
+
+def test_the_table_knows_what_the_model_thinks(tmp_path):
+    start = warm_up(TARGET, TOKENIZER, 300, tmp_path, prompts=["Why?", "Who grants what?"], writing=WRITING)
+    assert start.about["num_prompts"] == 2
+    assert start.vocab_size == len(TOKENIZER)
+    assert TOKENIZER.decode(start.texts[1]).startswith("<s>user\nWho grants what?</s>\n<s>assistant\n")
+    texts = read_folder(tmp_path)
+    seen = texts.tokens[texts.top[:, 0] >= 0].unique()
+    assert torch.equal((start.table.candidates[:, 0] >= 0).nonzero().squeeze(1), seen)
+
+
+def test_damaged_texts_are_refused(tmp_path):
+    warm_up(TARGET, TOKENIZER, 50, tmp_path, writing=WRITING)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    assert set(load_file(path)) == {"tokens", "lengths", "top"}
+    path.write_bytes(whole[:-20])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        warm_up(TARGET, TOKENIZER, 50, tmp_path, writing=WRITING)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="write some text first"):
+        read_folder(tmp_path)
+
+
+def test_options_out_of_range_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="num_tokens"):
+        warm_up(TARGET, TOKENIZER, 0, tmp_path)
+    for options in ({"max_length": 0}, {"batch_size": True}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            Writing(**options)
+    for options in ({"temperatures": ()}, {"temperatures": (-1.0,)}, {"message_temperature": -0.1}):
+        with pytest.raises(ConfigError, match="temperatures"):
+            Writing(**options)
+    endless = tiny_llama(vocab_size=8)
+    nameless = copy.deepcopy(byte_level(400))
+    nameless.eos_token = None
+    with pytest.raises(ConfigError, match="never end"):
+        end_tokens(endless, nameless)
+    assert end_tokens(endless, TOKENIZER) == [END]
+    endless.generation_config.eos_token_id = [3, 4]
+    assert end_tokens(endless, TOKENIZER) == [3, 4]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    folder = tmp_path / "model"
+    TARGET.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def test_the_command(saved, tmp_path):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "warm.safetensors"
+    prompts.write_text("What is this?\n\nAnd that?\n")
+    arguments = ["warm-up", str(saved), "--out", str(out), "--tokens", "200", "--prompts", str(prompts)]
+    arguments += ["--batch-size", "4", "--max-length", "24", "--seed", "3", "--name", "toy"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    start = WarmStart.load(out)
+    assert start.num_tokens >= 200
+    assert start.about["model"] == "toy"
+    assert start.about["num_prompts"] == 2
+    assert start.about["writing"]["seed"] == 3
+    assert (tmp_path / "warm-texts" / "text-00000.safetensors").is_file()
+    out.unlink()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    again = WarmStart.load(out)
+    assert torch.equal(again.table.candidates, start.table.candidates)
+    assert again.about == start.about
+
+
+def test_the_command_says_what_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["treespec", "warm-up", str(tmp_path), "--out", str(tmp_path / "x.safetensors")])
+    with pytest.raises(SystemExit, match="treespec: cannot load"):
+        main()
+    result = CliRunner().invoke(app, ["warm-up", "--help"])
+    assert result.exit_code == 0
