@@ -1,5 +1,9 @@
 """Draft models with another tokenizer, through `generate`: the output is the target's, and the maps are right."""
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from text_tokenizers import (
@@ -244,3 +248,13 @@ def test_from_config_takes_both_tokenizers(tmp_path):
         treespec.from_config({**config, "tokenizer": None})
     with pytest.raises(CheckpointError, match="tokenizer"):
         treespec.from_config({**config, "assistant_tokenizer": str(tmp_path / "none")})
+
+
+def test_the_documented_snippet_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
+    section = page.split("\n## A draft model\n")[1].split("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    exec(compile(snippet, "docs/drafters.md", "exec"), {})
+    assert float(capsys.readouterr().out) >= 1
+    options = re.findall(r"`(\w+)=", section.split("**Another tokenizer.**")[0])
+    assert set(options) == set(inspect.signature(draft_model).parameters) - {"model"}
