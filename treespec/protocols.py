@@ -261,8 +261,8 @@ class EarlyExitDrafter(Drafter, Protocol):
     """A drafter that drafts with the target's first layers: its session's target must be an `EarlyExitScorer`."""
 
     @property
-    def exit_layer(self) -> int:
-        """How many layers draft."""
+    def exit_layer(self) -> int | None:
+        """How many layers draft; None: none do, after all."""
         ...
 
 

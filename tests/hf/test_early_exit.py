@@ -1,6 +1,8 @@
 """Early exit: the target's own output, each node through each layer once, and clear words where it cannot be done."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -173,6 +175,16 @@ def test_another_stored_law_would_be_found(two_layers):
     assert run_case(case, two_layers, num_batches=1, num_rows=2000)["p"] < 1e-6
 
 
+def test_it_can_be_merged(deep, ragged):
+    speculation = TreeSpeculation([EarlyExit(3), treespec.SuffixLookup(), treespec.TokenRecycling()], tree=10)
+    assert torch.equal(
+        deep.generate(**ragged, **GREEDY, custom_generate=speculation), deep.generate(**ragged, **GREEDY)
+    )
+    assert speculation.stats.num_accepted_tokens > 0
+    with pytest.raises(ConfigError, match="one target has one early exit"):
+        deep.generate(**ragged, **GREEDY, custom_generate=TreeSpeculation([EarlyExit(3), EarlyExit(2)]))
+
+
 def test_same_seed_same_output(deep):
     options = {"do_sample": True, "max_new_tokens": 20}
     outs = [
@@ -255,3 +267,11 @@ def test_wrong_use_is_named(deep):
     request = Request(ids, torch.ones_like(ids, dtype=torch.bool), TreeStopping([], 1, None), BestFirst(4))
     with pytest.raises(ConfigError, match=r"make_exit_scorer\(model, 2\)"):
         speculate(make_scorer(deep), EarlyExit(2), request)
+
+
+def test_the_snippet_of_the_docs_runs():
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page.split("## Early exit")[1].split("\n## ")[0], flags=re.DOTALL)
+    names: dict = {}
+    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    assert names["speculation"].stats.mean_acceptance_length > 1

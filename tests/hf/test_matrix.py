@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from medusa_files import random_heads
 from tiny import noisy_copy, prompt, tiny_llama
 
 import treespec
 from treespec import policies
-from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, EarlyExit, Medusa, Merge, SuffixLookup, TokenRecycling
 from treespec.policies import (
     AdaptiveChain,
     BestFirst,
@@ -46,11 +47,14 @@ POLICIES = {
 NEEDS_A_LAW = {"mixed", "dyspec"}
 DRAFTERS = {
     "draft model": lambda draft: DraftModel(draft),
+    "early exit": lambda draft: EarlyExit(1),
+    "medusa": lambda draft: Medusa(random_heads(3)),
     "recycling": lambda draft: TokenRecycling(),
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
-PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d == "draft model" or p not in NEEDS_A_LAW]
+HAVE_LAWS = ("draft model", "early exit", "medusa")
+PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d in HAVE_LAWS or p not in NEEDS_A_LAW]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 

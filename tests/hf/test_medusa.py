@@ -1,6 +1,8 @@
 """Medusa heads as a drafter: the right head at the right depth, the best products, the target's own output."""
 
+import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,6 +164,13 @@ def test_a_prompts_own_feature_is_used(target, heads):
     assert speculation.steps[0].trees[0].num_nodes == 8
 
 
+def test_heads_can_be_merged(target, heads):
+    speculation = TreeSpeculation([Medusa(heads), treespec.SuffixLookup()], tree=10)
+    plain = target.generate(prompt(2, 8), **GREEDY)
+    assert torch.equal(target.generate(prompt(2, 8), **GREEDY, custom_generate=speculation), plain)
+    assert speculation.stats.mean_acceptance_length > 1.5
+
+
 def test_heads_of_another_model_are_refused(target):
     for heads, error in (
         (random_heads(vocab_size=60), VocabularyMismatchError),
@@ -197,3 +206,15 @@ def test_more_draft_tokens_than_heads(target, heads):
 def test_paths_deeper_than_the_heads(target, heads):
     deep = Paths([(0,) * depth for depth in range(1, 8)])
     assert acceptance(target, MedusaHeads(heads.heads[:2]), deep) > 1.5
+
+
+def test_the_snippet_of_the_docs_runs(target, heads, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page.split("## Medusa heads")[1].split("\n## ")[0], flags=re.DOTALL)
+    (tmp_path / "medusa-vicuna-7b-v1.3").mkdir()
+    write(tmp_path / "medusa-vicuna-7b-v1.3", authors_tensors(heads))
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"treespec": treespec}
+    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    target.generate(prompt(2, 8), **GREEDY, custom_generate=names["speculation"])
+    assert names["speculation"].stats.mean_acceptance_length > 1.8

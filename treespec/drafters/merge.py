@@ -12,7 +12,7 @@ from treespec.errors import ConfigError
 from treespec.policies import Chain
 from treespec.policies.checks import check_count
 from treespec.policies.heap import HostTree
-from treespec.protocols import Drafter, FeatureDrafter, Session, VerifiedStep
+from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
 
 
@@ -47,6 +47,18 @@ class Merge:
         """The layers that any of the drafters reads; see `FeatureDrafter`."""
         parts = [part for part in self._drafters if isinstance(part, FeatureDrafter)]
         return tuple(sorted({layer for part in parts for layer in part.hidden_layers}))
+
+    @property
+    def exit_layer(self) -> int | None:
+        """The early exit of the target that a drafter drafts with; see `EarlyExitDrafter`.
+
+        Raises:
+            ConfigError: two drafters with different exits.
+        """
+        exits = {part.exit_layer for part in self._drafters if isinstance(part, EarlyExitDrafter)} - {None}
+        if len(exits) > 1:
+            raise ConfigError(f"one target has one early exit, the drafters want {sorted(map(str, exits))}")
+        return next(iter(exits), None)
 
     def start(self, session: Session) -> None:
         """Start every part, told that the call does not sample; what was learned of them stays."""

@@ -240,7 +240,7 @@ class _Call:
 def _make_target(model: PreTrainedModel, drafter: Drafter, cache: Cache | None, max_cache_len: int | None) -> AnyScorer:
     """The scorer that returns what the drafter reads, and that drafts if the drafter has it draft."""
     options: dict[str, Any] = {"cache": cache, "max_cache_len": max_cache_len, "hidden_layers": hidden_layers(drafter)}
-    if isinstance(drafter, EarlyExitDrafter):
+    if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
         return make_exit_scorer(model, drafter.exit_layer, **options)
     return make_scorer(model, **options)
 
