@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,6 +101,32 @@ def mixed(num_prompts: int, spec_bench_path: str | Path | None, say: Callable[[s
         third = _medians(spec_bench(spec_bench_path))[: num_prompts // 3]
     rest = num_prompts - len(third)
     return spread(human_eval(), rest - rest // 2) + spread(gsm8k(), rest // 2) + third
+
+
+class PromptSets(NamedTuple):
+    """Prompts for different ends; none is in two of them."""
+
+    timed: list[Prompt]
+    replayed: list[Prompt]
+    measuring: list[Prompt]
+    pilot: list[Prompt]
+
+
+def disjoint_sets(sources: Sequence[Sequence[Prompt]], sizes: Sequence[int]) -> PromptSets:
+    """Sets of the given total sizes, of all sources by turns (the first ones give the remainder)."""
+    left, sets = [list(source) for source in sources], []
+    for size in sizes:
+        shares = [(size + len(left) - 1 - number) // len(left) for number in range(len(left))]
+        chosen = by_turns([spread(source, share) for source, share in zip(left, shares, strict=True)])
+        sets.append(chosen)
+        left = [[prompt for prompt in source if prompt not in chosen] for source in left]
+    return PromptSets(*sets)
+
+
+def by_turns(groups: Iterable[Sequence[Prompt]]) -> list[Prompt]:
+    """One prompt of every group, then another of every one that has more, and so on."""
+    rounds = zip_longest(*groups)
+    return [prompt for turn in rounds for prompt in turn if prompt is not None]
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

@@ -1,0 +1,85 @@
+"""The drafters that the benchmarks compare, by name.
+
+Cold drafters know nothing at the start of a prompt; warm ones start from what ships with treespec for this model, which
+was written by the model itself and holds no benchmark prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple, Protocol
+
+from benchmarks.smollm2 import NAME
+from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
+from treespec.protocols import CausalScorer, Drafter
+
+DRAFT, EXIT = "draft", "exit"
+EXIT_LAYERS = 24
+"""Where early exit leaves: the head, never trained for it, agrees there with the last layer's in two of five places."""
+
+
+class Kit(Protocol):
+    """What drafters are made of: scorers of the draft models, for one call of generation at a time."""
+
+    def scorer(self, name: str) -> CausalScorer:
+        """Of `DRAFT` (the target without some layers) or `EXIT` (its first layers and its head)."""
+        ...
+
+
+class Entry(NamedTuple):
+    """`make(kit)` gives a fresh drafter.
+
+    `sources`: how the names of its modules in `treespec/drafters` begin. `reads_logits`: it learns from the target's
+    logits at nodes that were rejected. `scorer`: the draft model whose law it has, None for drafters that only give
+    candidates. `is_timed`: whether the wall-clock benchmark takes it by default; `timed` makes the drafter there, where
+    it is another than the replayed one that proposes the same.
+    """
+
+    make: Callable[[Kit], Drafter]
+    sources: tuple[str, ...]
+    reads_logits: bool = False
+    scorer: str | None = None
+    is_timed: bool = False
+    timed: Callable[[], Drafter] | None = None
+
+
+@cache
+def warm_start() -> WarmStart:
+    """What ships for the benchmarks' model, read once."""
+    return WarmStart.shipped(NAME)
+
+
+MODEL, TABLE = ("draft_model", "pending", "path_laws"), ("recycling",)
+SUFFIX, MERGE = ("suffix", "trie_source"), ("merge", "calibration", "union")
+
+DRAFTERS: dict[str, Entry] = {
+    "suffix, request only": Entry(lambda _: SuffixLookup(), SUFFIX),
+    "recycling, cold": Entry(lambda _: TokenRecycling(), TABLE, reads_logits=True),
+    "recycling + suffix, cold": Entry(
+        lambda _: Merge([TokenRecycling(), SuffixLookup()]),
+        (*TABLE, *SUFFIX, *MERGE),
+        reads_logits=True,
+    ),
+    "suffix, warm": Entry(lambda _: warm_start().suffix(), (*SUFFIX, "warm"), is_timed=True),
+    "recycling, warm": Entry(lambda _: warm_start().recycling(), (*TABLE, "warm"), reads_logits=True, is_timed=True),
+    "recycling + suffix, warm": Entry(
+        lambda _: Merge([warm_start().recycling(), warm_start().suffix()]),
+        (*TABLE, *SUFFIX, *MERGE, "warm"),
+        reads_logits=True,
+        is_timed=True,
+    ),
+    "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), MODEL, scorer=DRAFT, is_timed=True),
+    "draft model + recycling + suffix, warm": Entry(
+        lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_start().suffix()]),
+        (*MODEL, *TABLE, *SUFFIX, *MERGE, "warm"),
+        reads_logits=True,
+    ),
+    "early exit": Entry(
+        lambda kit: DraftModel(kit.scorer(EXIT)),
+        MODEL,
+        scorer=EXIT,
+        is_timed=True,
+        timed=lambda: EarlyExit(EXIT_LAYERS),
+    ),
+}

@@ -1,0 +1,64 @@
+"""Bootstrap intervals of paired measurements: one number per prompt or context for each of several contestants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 10_000
+
+
+class Estimate(NamedTuple):
+    """A statistic and its 95 % bootstrap interval (percentiles)."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 2, sign: str = "") -> str:
+        value, low, high = (f"{x:{sign}.{digits}f}" for x in self)
+        return f"{value} ({low} to {high})"
+
+
+def bootstrap(
+    values: Sequence[float], statistic: Callable[..., np.ndarray] = np.mean, seed: int = 0, resamples: int = RESAMPLES
+) -> Estimate:
+    """Resample `values` with replacement; `statistic` takes an array and an axis. Give differences for a paired one."""
+    array = np.asarray(values, dtype=float)
+    picks = np.random.default_rng(seed).integers(0, len(array), (resamples, len(array)))
+    low, high = np.percentile(statistic(array[picks], axis=1), [2.5, 97.5])
+    return Estimate(float(statistic(array, axis=0)), float(low), float(high))
+
+
+def difference(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean paired difference."""
+    return bootstrap(np.subtract(above, below).tolist(), seed=seed)
+
+
+def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """The median paired ratio."""
+    return bootstrap(np.divide(above, below).tolist(), np.median, seed)
+
+
+def cross_fitted(candidates: dict[str, Sequence[float]], num_folds: int = 4) -> tuple[list[float], list[str]]:
+    """The best candidate's measurements without hindsight: in every fold the one that is best on the other folds.
+
+    With no more prompts than folds it is the best of all, hindsight included.
+
+    Args:
+        candidates: by name, one number per prompt, more is better; of equals the first is chosen.
+
+    Returns:
+        One number per prompt, and the name chosen in every fold.
+    """
+    size = len(next(iter(candidates.values())))
+    folds = np.arange(size) % num_folds
+    values, names = np.zeros(size), []
+    for fold in range(num_folds):
+        is_other = folds != fold if size > num_folds else folds >= 0
+        others = {name: np.asarray(found)[is_other] for name, found in candidates.items()}
+        names.append(max(others, key=lambda name: float(np.mean(others[name]))))
+        values[folds == fold] = np.asarray(candidates[names[-1]])[folds == fold]
+    return values.tolist(), names

@@ -1,0 +1,240 @@
+"""Trees against chains at test size: the replay against the engine with real passes, the statistics, the reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import drafters, tree_acceptance, tree_report, tree_time
+from benchmarks.paired import bootstrap, cross_fitted, difference, ratio
+from benchmarks.prompts import Prompt, PromptSets, disjoint_sets
+from benchmarks.recorded import Text
+from benchmarks.replay import RecordedScorer, TextWalk, replay
+from benchmarks.tree_policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
+from tests.tiny import noisy_copy, prompt, tiny_llama
+from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
+from treespec.hf import CausalLM
+from treespec.policies import BestFirst, Chain
+
+TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    model = tiny_llama()
+    return model, noisy_copy(model, noise=0.15)
+
+
+@pytest.fixture(scope="module")
+def text(pair):
+    """A greedy text of the model, longer than what is replayed of it."""
+    ids = prompt()
+    return Text(pair[0].generate(ids, max_new_tokens=60, do_sample=False)[0], ids.shape[1])
+
+
+@torch.no_grad()
+def test_recorded_logits_are_those_of_plain_passes(pair, text):
+    model = pair[0]
+    scorer = RecordedScorer(model, text)
+    start = text.start
+    scorer.prefill(text.ids[None, : start - 1], torch.ones(1, start - 1, dtype=torch.bool))
+    true = text.ids.tolist()
+    # Root, the text's next token, another token below either, and padding; then a level below those.
+    first = [true[start - 1], true[start], 5, 6, 0]
+    logits = scorer.extend(torch.tensor([first]), torch.tensor([[-1, 0, 0, 1, -2]])).logits[0]
+    deeper = scorer.extend(torch.tensor([[7, 8]]), torch.tensor([[2, 3]])).logits[0]
+    paths = [[0], [0, 1], [0, 2], [0, 1, 3]]
+    prefix = true[: start - 1]
+    for path, found in zip(paths, logits, strict=False):
+        ids = torch.tensor([prefix + [first[node] for node in path]])
+        assert torch.allclose(found, model(ids).logits[0, -1], atol=1e-4)
+    for tail, found in zip(([true[start - 1], 5, 7], [true[start - 1], true[start], 6, 8]), deeper, strict=True):
+        assert torch.allclose(found, model(torch.tensor([prefix + tail])).logits[0, -1], atol=1e-4)
+    scorer.commit([[0, 1]])
+    count = scorer.num_scored
+    again = scorer.extend(torch.tensor([[6, 9]]), torch.tensor([[-1, 0]])).logits[0]
+    assert torch.equal(again[0], logits[3])
+    assert scorer.num_scored == count + 1
+    ids = torch.tensor([[*prefix, true[start - 1], true[start], 6, 9]])
+    assert torch.allclose(again[1], model(ids).logits[0, -1], atol=1e-4)
+
+
+def test_only_the_text_can_be_committed(pair, text):
+    scorer = RecordedScorer(pair[0], text)
+    scorer.prefill(text.ids[None, :4], torch.ones(1, 4, dtype=torch.bool))
+    scorer.extend(torch.tensor([[int(text.ids[4]) ^ 1]]), torch.tensor([[-1]]))
+    with pytest.raises(AssertionError, match="recorded text"):
+        scorer.commit([[0]])
+
+
+def test_highest_logits_are_kept(pair, text):
+    scorer = RecordedScorer(pair[0], text, num_kept=4)
+    full = RecordedScorer(pair[0], text)
+    for each in (scorer, full):
+        each.prefill(text.ids[None, :-8], torch.ones(1, len(text.ids) - 8, dtype=torch.bool))
+    tokens, parents = torch.tensor([[3, 4]]), torch.tensor([[-1, 0]])
+    few, all_of = scorer.extend(tokens, parents).logits[0], full.extend(tokens, parents).logits[0]
+    assert torch.equal(few.topk(4).indices, all_of.topk(4).indices)
+    assert ((few > -torch.inf).sum(-1) == 4).all()
+
+
+def test_states_are_the_models(pair, text):
+    scorer = RecordedScorer(pair[0], text, hidden_layers=(1,))
+    prefix = text.ids[None, : text.start - 1]
+    states = scorer.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1]
+    real = CausalLM(pair[0], hidden_layers=(1,))
+    assert torch.allclose(states, real.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1], atol=1e-5)
+    tokens, parents = torch.tensor([[int(text.ids[text.start - 1]), 9]]), torch.tensor([[-1, 0]])
+    found, expected = scorer.extend(tokens, parents), real.extend(tokens, parents)
+    assert torch.allclose(found.hidden_states[1], expected.hidden_states[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "family"),
+    [*(("draft model", family) for family in FAMILIES), ("merged", CHAIN), ("merged", "best first")],
+)
+def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, family):
+    model, draft = pair
+
+    def make(scorer):
+        model_drafter = DraftModel(scorer)
+        return model_drafter if drafter == "draft model" else Merge([model_drafter, TokenRecycling(), SuffixLookup()])
+
+    policy = FAMILIES[family].policy(6, TABLE)
+    speculation = TreeSpeculation(make(CausalLM(draft)), tree=policy)
+    ids = text.ids[None, : text.start]
+    out = model.generate(ids, max_new_tokens=24, do_sample=False, custom_generate=speculation)
+    assert torch.equal(out[0], text.ids[: text.start + 24])
+    target, recorded = RecordedScorer(model, text, num_kept=16), RecordedScorer(draft, text)
+    recorded.is_text_enough = FAMILIES[family].is_fixed and drafter == "draft model"
+    stats = replay(target, make(recorded), policy, text, num_new=24)
+    # The engine's last tree was cut where generation ended, the replay's was not.
+    assert stats.num_drafts == speculation.stats.num_drafts
+    assert 0 <= stats.num_accepted_tokens - speculation.stats.num_accepted_tokens <= 6
+    assert stats.num_accepted_tokens > 3
+
+
+def test_text_walk_follows_the_text():
+    tree = TokenTree.from_paths([(0,), (1,), (1, 0)], [5, 6, 7, 8])
+    walk = TextWalk([4, 5, 7, 8, 9, 1], position=1)
+    verdict = walk.walk(tree, lambda node: None, None)  # pyright: ignore[reportArgumentType]
+    assert (verdict.path, verdict.next_token, verdict.is_bonus) == ((0, 2, 3), 9, True)
+    assert walk.position == 4
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *SAMPLED])
+def test_no_policy_drafts_more_than_its_budget(name):
+    family = (FAMILIES | SAMPLED)[name]
+    for n in BUDGETS:
+        assert family.policy(n, TABLE).max_nodes <= n + 1
+    assert measuring_policy().max_nodes == 65
+
+
+def test_intervals():
+    values = np.random.default_rng(0).normal(2.0, 1.0, 400).tolist()
+    mean = bootstrap(values)
+    error = np.std(values) / 20
+    assert mean.value == pytest.approx(np.mean(values))
+    assert mean.high - mean.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert difference([3.0, 5.0], [2.0, 4.0]) == (1.0, 1.0, 1.0)
+    assert ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]).value == 2.0
+    assert difference([1.5], [1.0]).text(sign="+") == "+0.50 (+0.50 to +0.50)"
+
+
+def test_the_best_is_chosen_without_hindsight():
+    values, names = cross_fitted({"a": [9.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0, 1.0]}, num_folds=2)
+    assert names == ["b", "a"]  # Without the first prompt a is the worse one, and with it the better one.
+    assert values == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_prompt_sets_are_disjoint_and_of_all_sources():
+    sources = [[Prompt(f"{letter}{i}", "") for i in range(20)] for letter in "ab"]
+    sets = disjoint_sets(sources, (9, 4, 3, 2))
+    assert [len(chosen) for chosen in sets] == [9, 4, 3, 2]
+    names = [p.name for chosen in sets for p in chosen]
+    assert len(set(names)) == len(names)
+    assert [name[0] for name in names[:9]] == list("ababababa")
+
+
+@pytest.fixture
+def tiny_models(pair, monkeypatch):
+    """`Models` on tiny ones, a stand-in for the tokenizer, prompts that are numbers."""
+    model, draft = pair
+
+    def encode(_, prompts):
+        ids = torch.cat([prompt(seed=int(p.text)) for p in prompts])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    for module in (tree_acceptance, tree_time):
+        monkeypatch.setattr(module, "encode", encode)
+        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4] if module is tree_acceptance else (8,))
+    monkeypatch.setattr(tree_report, "BUDGETS", BUDGETS[:4])
+    monkeypatch.setattr(tree_report, "SEQUOIA_BUDGETS", (4, 8))
+    monkeypatch.setattr(tree_acceptance, "WARM_CLAIM", ("recycling + suffix, cold",))
+    monkeypatch.setattr(tree_time, "CHAIN_LENGTHS", (2, 4))
+    monkeypatch.setattr(tree_time, "TREE_SIZES", (8,))
+    models = object.__new__(tree_acceptance.Models)
+    models.target, models.drafts = model, {drafters.DRAFT: draft, drafters.EXIT: draft}
+    models.tokenizer, models.end = SimpleNamespace(), -1
+    return models
+
+
+def test_whole_run_on_tiny_models(tiny_models, tmp_path):
+    sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,), (7,))))
+    names = ["suffix, request only", "recycling + suffix, cold", "draft model"]
+    args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, places=2, minutes=5.0, threads=1)
+    progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
+    found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
+    assert set(found["selected"]["T=0"]) == set(names)
+    assert len(found["warm"]["recycling + suffix, cold"]) == 4
+    lengths = tree_report.lengths_of(found["selected"]["T=0"]["draft model"])
+    assert all(value >= 1 for cells in lengths.values() for values in cells.values() for value in values)
+    assert lengths["best first"][1] == lengths[CHAIN][1]
+    again = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
+    assert again == found
+    args.drafters = names[1:]
+    times = tree_time.measure(args, tiny_models, sets, tmp_path, found, progress)  # pyright: ignore
+    assert len(times["runs"]["1"]) == 4
+    assert len(times["runs"]["4"]) == 1
+    for runs in (*times["runs"]["1"].values(), *times["runs"]["4"].values()):
+        assert all(run["right"] == run["rows"] for run in runs.values()), runs
+    run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seed": 0, "new_tokens": 8, "seconds": 1}
+    run |= {"load_average": 0.0, "load_average_after": 0.0}
+    data = json.loads(json.dumps({"acceptance": found | {"run": run}, "time": times | {"run": run}}))
+    report = tree_report.write(data, tmp_path)
+    assert "of 18 cells" in report
+    assert "plain generate" in report
+    for picture in ("acceptance", "time"):
+        assert (tmp_path / f"tree_vs_chain_{picture}.png").stat().st_size > 10_000
+
+
+def test_finalists_fit_their_budgets(tiny_models):
+    bench = tree_time.Bench(tiny_models, {"tables": {"T=0": {}}, "selected": {"T=0": {}}}, 8)
+    costs = {"x: chain of 2": 3.0, "x: chain of 4": 2.0, "x: best first of 8": 1.0}
+    chosen = tree_time.finalists(bench, "x", [costs])["8"]
+    assert {kind: contestant.name for kind, contestant in chosen.items()} == {
+        "chain": "x: chain of 4",
+        "tree": "x: best first of 8",
+        "best": "x: best first of 8",
+    }
+
+
+def test_same_shape_policies_need_the_text_only(pair, text):
+    """The shortcut for fixed shapes, on its own: the same acceptance with and without passes beside the text."""
+    model, draft = pair
+    counts = []
+    for is_text_enough in (True, False):
+        recorded = RecordedScorer(draft, text)
+        recorded.is_text_enough = is_text_enough
+        stats = replay(RecordedScorer(model, text), DraftModel(recorded), Chain(5), text, 40)
+        counts.append((stats.num_drafts, stats.num_accepted_tokens))
+        assert (recorded.num_scored == 0) == is_text_enough
+    assert counts[0] == counts[1]
+    dynamic = RecordedScorer(draft, text)
+    replay(RecordedScorer(model, text), DraftModel(dynamic), BestFirst(6), text, 40)
+    assert dynamic.num_scored > 0
