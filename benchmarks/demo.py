@@ -2,7 +2,8 @@
 
 All contestants share the model, its packed linear layers, threads, arguments and stopping criteria. Rounds are paired
 and interleaved: each round decodes every prompt once with every contestant, in rotating order. The drafters need no
-training; they start cold in every round and learn over its prompts. Best chain and best tree are the fastest of a few
+training; in every round they start anew from text that the model wrote by itself, which holds none of these prompts
+(`treespec warm-up`), and learn over the round's prompts. Best chain and best tree are the fastest of a few
 sizes on the first prompts. Pictures go to demo/.
 """
 
@@ -28,7 +29,7 @@ from benchmarks import prompts, smollm2
 from benchmarks.progress import progress_bar
 from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
 from benchmarks.settings import load_average, parser, settings, write_json
-from treespec import Chain, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import Chain, TreeSpeculation, WarmStart
 from treespec.hf.cpu import prepack_linears
 from treespec.stats import StepRecord
 from treespec.viz import Measured, draw_tree, plot_comparison
@@ -121,8 +122,8 @@ def main() -> None:
 
 
 def drafters() -> list[Any]:
-    """Fresh ones: they know nothing yet."""
-    return [TokenRecycling(), SuffixLookup()]
+    """Fresh ones: they know what the model wrote by itself, and nothing of the prompts."""
+    return list(WarmStart.shipped(smollm2.NAME).drafters())
 
 
 def chain_of(num_drafted: int) -> Contestant:

@@ -1,7 +1,7 @@
 """treespec: exact tree speculative decoding for any Hugging Face causal language model."""
 
 from treespec import errors, protocols
-from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.hf import (
     CausalLM,
@@ -32,6 +32,7 @@ __all__ = [
     "Sequoia",
     "SpeculativeDecoder",
     "SuffixLookup",
+    "SuffixStore",
     "TokenRecycling",
     "TokenTree",
     "TreeBatch",
@@ -39,6 +40,7 @@ __all__ = [
     "TreespecError",
     "TreespecWarning",
     "Verdict",
+    "WarmStart",
     "commit_cache",
     "errors",
     "from_config",

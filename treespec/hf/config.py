@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
+from treespec.drafters import Medusa, SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
 from treespec.hf.draft import draft_model
 from treespec.hf.heads import load_drafter
@@ -99,9 +99,9 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":
-        return SuffixLookup()
+        return SuffixLookup(store=SuffixStore())
     longest, shortest = config.get("prompt_lookup_max", 5), config.get("prompt_lookup_min", 1)
-    return SuffixLookup(max_match=longest, min_match=shortest)
+    return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
 
 
 def _tokenizer(given: Any) -> Any:
