@@ -161,7 +161,7 @@ def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Ten
     is_cheap = trees.max_nodes * laws.logits.shape[-1] <= DENSE_ON_CPU and has_dense_form(rule)
     if trees.device.type != "cpu" or is_cheap:
         if is_greedy_walk:
-            return decode(pack_greedy(trees, laws.dense_scores()))
+            return decode(pack_greedy(trees, laws.dense_scores()), trees)
         return verify_dense(rule, trees, laws.dense(), coins, draws)
     if not bool(trees.is_valid):
         if trees.laws is not None and bool(trees.laws.isnan().any()):
