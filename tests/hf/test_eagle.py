@@ -1,6 +1,8 @@
 """EAGLE-3 drafts: laws equal to a slow plain reading of the files, output equal to the target's own."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -234,3 +236,13 @@ def test_joint_law_is_the_targets(tmp_path, name):
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-3
     assert result["block_efficiency"] > 1.1
+
+
+def test_the_snippet_of_the_docs_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
+    section = page.split("## EAGLE-3 heads")[1].split("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names: dict = {}
+    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    assert capsys.readouterr().out.startswith("(2, 4, 5)")
+    assert names["speculation"].stats.num_draft_tokens > 0
