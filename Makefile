@@ -16,7 +16,8 @@ help:
 	@echo "make test     run the tests (ARGS=... goes to pytest, WORKERS=2)"
 	@echo "make lint     ruff, pyright, import-linter"
 	@echo "make demo     SmolLM2-135M on nine prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
-	@echo "make bench    measure pass times and greedy identity again (about an hour; SPEC_BENCH=question.jsonl for its prompts)"
+	@echo "make bench    measure again: pass times, greedy identity, trees against chains, an ablation (about three hours;"
+	@echo "              SPEC_BENCH=question.jsonl for its prompts)"
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -37,6 +38,9 @@ demo: $(VENV)/.bench
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.pass_time
 	$(BIN)/python -m benchmarks.greedy_identity $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
+	$(BIN)/python -m benchmarks.tree_vs_chain acceptance --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
+	$(BIN)/python -m benchmarks.tree_vs_chain time $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
+	$(BIN)/python -m benchmarks.ablate
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
