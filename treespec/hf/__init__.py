@@ -4,6 +4,7 @@ from treespec.hf.cache import commit_cache, new_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model
+from treespec.hf.early_exit import make_exit_scorer
 from treespec.hf.heads import load_drafter, load_head
 from treespec.hf.mask import tree_attention_mask
 from treespec.hf.speculation import TreeSpeculation, generate
@@ -19,6 +20,7 @@ __all__ = [
     "generate",
     "load_drafter",
     "load_head",
+    "make_exit_scorer",
     "make_scorer",
     "new_cache",
     "tree_attention_mask",

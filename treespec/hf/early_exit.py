@@ -25,7 +25,7 @@ from treespec.hf.cache import SlotCache
 from treespec.hf.layers import SplitLayers
 from treespec.hf.mask import TreeAttention
 from treespec.hf.selfcheck import self_check
-from treespec.hf.target import CausalLM, make_scorer
+from treespec.hf.target import CausalLM, make_scorer, plain_model
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -221,13 +221,14 @@ def make_exit_scorer(
     At the first use of a model with this exit, trees that are drafted and then verified are compared with plain passes.
 
     Args:
-        model, exit_layer, cache, hidden_layers: see `EarlyExitLM`.
+        model, exit_layer, cache, hidden_layers: see `EarlyExitLM`. What `torch.compile` has wrapped runs plainly.
         max_cache_len: must be None.
 
     Raises:
         ConfigError: see `EarlyExitLM`.
         UnsupportedModelError: the model verifies no trees, does not split, or a static cache is wanted.
     """
+    model = plain_model(model)
     name = type(model).__name__
     if max_cache_len is not None:
         raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
