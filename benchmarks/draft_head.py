@@ -123,9 +123,10 @@ def report(data: dict) -> str:
     ]
     return (
         "# CPU time of an EAGLE-3 head of SmolLM2-135M's size, ms per pass\n\n"
-        f"Text of {data['length']} tokens and more, medians of {data['repeats']}, one thread; head: the draft vocabulary, or `bookkeeping` for a head of next to "
-        "no weights; packed: `treespec.hf.cpu.prepack_linears(drafter.head)`; laws: what sampled children are drawn "
-        f"from, over {VOCAB_SIZE} tokens.\n\n"
+        f"Text of {data['length']} tokens and more, medians of {data['repeats']}, one thread; head: the draft "
+        "vocabulary, or `bookkeeping` for a head of next to no weights; packed: "
+        "`treespec.hf.cpu.prepack_linears(drafter.head)`; laws: what sampled children are drawn from, over "
+        f"{VOCAB_SIZE} tokens.\n\n"
         + markdown_table(["head", "weights", "gives", *columns], rows)
         + f"\nLoad average {data['load_average']} before, {data['load_average_after']} after. {settings_lines(data)}\n"
     )

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.joint_law import Case, run_case, tiny_models
 from benchmarks.joint_law_cases import PLAIN, VOCAB_SIZE, WARPED
-from treespec import BestFirst, Chain, KAry, Paths, TreeSpeculation, load_drafter
+from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, TreeSpeculation, load_drafter
 from treespec.drafters import Eagle3
 from treespec.policies import SpecExec, StochasticBeam
 
@@ -173,6 +173,22 @@ def test_greedy_output_is_plain_output(tmp_path, target, name):
     assert stats.num_draft_tokens > 0
 
 
+def test_merged_with_a_drafter_that_reads_no_states(tmp_path, target):
+    drafter, plain = make(tmp_path, target, shape(hidden=32), seed=2)
+    inputs = left_padded([9, 5])
+    out, _ = run(target, Merge([drafter, TokenRecycling()]), inputs, 16)
+    assert torch.equal(out, target.generate(**inputs, max_new_tokens=16, do_sample=False))
+    assert check_laws(target, drafter, plain) > 20
+
+
+def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target):
+    drafter, plain = make(tmp_path, target, shape(hidden=32), seed=2)
+    inputs = left_padded([9, 5])
+    out, _ = run(target, drafter, inputs, 6, cache_implementation="static")
+    assert torch.equal(out, target.generate(**inputs, max_new_tokens=6, do_sample=False))
+    assert check_laws(target, drafter, plain) > 10
+
+
 def test_prompts_of_one_token_are_drafted_from_the_second_step_on(tmp_path, target):
     drafter, plain = make(tmp_path, target, shape(hidden=32))
     run(target, drafter, left_padded([1, 1]), 6)
@@ -181,7 +197,7 @@ def test_prompts_of_one_token_are_drafted_from_the_second_step_on(tmp_path, targ
 
 
 def test_long_prompts_are_read_in_parts(tmp_path, target, monkeypatch):
-    monkeypatch.setattr("treespec.drafters.eagle.MAX_COLUMNS", 4)
+    monkeypatch.setattr("treespec.drafters.committed.MAX_COLUMNS", 4)
     monkeypatch.setattr("treespec.heads.row_keys.FIRST_SLOTS", 4)
     drafter, plain = make(tmp_path, target, shape(hidden=32))
     run(target, drafter, left_padded([15, 6, 1]), 6)

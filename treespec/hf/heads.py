@@ -40,8 +40,6 @@ def load_drafter(
             head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    if not isinstance(target, PreTrainedModel):
-        raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
     head = load_head(name, target)
     return Eagle3(head, _fused_layers(head.config, target, name, hidden_layers), policy, max_length)
 
@@ -53,8 +51,11 @@ def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head:
         name, target: see `load_drafter`.
 
     Raises:
-        CheckpointError: see `load_drafter`.
+        CheckpointError, ConfigError: see `load_drafter`.
     """
+    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
+    if not hasattr(target, "get_input_embeddings"):
+        raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
     checkpoint = find_checkpoint(name)
     embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
     head = build_eagle3(
