@@ -13,35 +13,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from treespec.drafters.path_laws import PathLaws
+from treespec.drafters.committed import CommittedStates, take_columns
+from treespec.drafters.head_laws import HeadLaws, needs_laws
 from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
 from treespec.errors import VocabularyMismatchError
 from treespec.heads.eagle3 import Eagle3Head, Eagle3Output
 from treespec.heads.row_keys import RowKeys
-from treespec.policies import BestFirst, Chain, KAry, Paths
+from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
-from treespec.policies.checks import AUTO
-from treespec.protocols import HiddenStates, Proposal, Session, TreePolicy, VerifiedStep
-from treespec.tree import SELECTED, TreeBatch
-
-MAX_COLUMNS = 512
-"""A pass catches up with so many tokens at most, which bounds the attention's memory on long prompts."""
-
-
-class Pairs(NamedTuple):
-    """Committed tokens that the head has not read, beside the states before them.
-
-    `states` [B, M, L J]; `tokens` int64 [B, M]; row b has `counts[b]` of them, first.
-    """
-
-    states: Tensor
-    tokens: Tensor
-    counts: list[int]
+from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.tree import TreeBatch
 
 
 class Eagle3(SessionSource):
@@ -96,21 +81,18 @@ class Eagle3(SessionSource):
             )
         self._session = session
         self._policy = policy_of_call(self._own_policy, session)
-        self._has_laws = session.is_sampling or not session.processors.is_path_free or not _selects(self._policy)
+        is_selecting = not needs_laws(session, self._policy)
+        self._num_candidates = self._policy.max_nodes - 1 if is_selecting else None
         self._keys = RowKeys(head.config.layer, head.config.num_layers, history.num_rows, head.fc.weight)
-        self._unread: list[Pairs] = []
-        self._offsets = [0] * history.num_rows
+        self._committed = CommittedStates(session, self._hidden_layers)
         self._tree: _Tree | None = None
-        if session.prompt_states:
-            self._unread.append(self._prompt_pairs(session.prompt_states))
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
-        is_known = bool(self._unread) and min(self._unread[-1].counts) > 0
         depth = min(max_depth, self._room())
         if isinstance(self._policy, BestFirst) and self._policy.depth is None:
             depth = min(depth, DENSE_DEPTH)  # A level costs a pass, whether its laws are dense or not.
-        if not is_known or depth < 1:
+        if not self._committed.reaches_roots or depth < 1:
             return single_nodes(self.root_tokens)
         return self._policy.grow(self, depth)
 
@@ -119,50 +101,39 @@ class Eagle3(SessionSource):
         tell_policy(self._own_policy, step)
         self._tree = None
         self._keys.drop_pending()
-        counts = [len(tokens) for tokens in step.emitted]
-        width = max(counts)
-        paths = [[*v.path[:n], *[0] * (width - n)] for v, n in zip(step.verdicts, counts, strict=True)]
-        emitted = [[*tokens, *[0] * (width - len(tokens))] for tokens in step.emitted]
-        index = torch.tensor([paths, emitted]).to(self._session.device, non_blocking=True)
-        states = _take_columns(self._beside(step.scores.hidden_states), index[0])
-        self._unread.append(Pairs(states, index[1], counts))
+        self._committed.add(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(list(rows), device=self._session.device)
         self._keys.select_rows(rows)
-        self._offsets = [self._offsets[b] for b in rows]
-        self._unread = [Pairs(p.states[index], p.tokens[index], [p.counts[b] for b in rows]) for p in self._unread]
+        self._committed.select_rows(rows)
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`; the first call reads the tokens that were committed since the last step."""
         with torch.no_grad():
             if self._tree is None:
                 output = self._catch_up()
-                self._tree = _Tree(output.features, PathLaws(self._session))
+                laws = HeadLaws(self._session, self._head.target_ids, self._num_candidates)
+                self._tree = _Tree(output.features, laws)
             else:
                 output = self._read_level(self._tree, tokens, parents)
-            return self._propose(self._tree.laws, output.logits, tokens, parents)
+            return self._tree.laws(output.logits, tokens, parents)
 
     def _catch_up(self) -> Eagle3Output:
         """What the head says after the roots: `logits` [B, 1, W], `features` [B, 1, H]."""
         roots: Tensor | None = None
-        for pairs in self._unread:
-            for start in range(0, pairs.tokens.shape[1], MAX_COLUMNS):
-                columns = slice(start, start + MAX_COLUMNS)
-                counts = [min(max(count - start, 0), MAX_COLUMNS) for count in pairs.counts]
-                states = self._read_committed(pairs.states[:, columns], pairs.tokens[:, columns], counts)
-                last = torch.tensor(counts).to(states.device, non_blocking=True).unsqueeze(1) - 1
-                ends = _take_columns(states, last.clamp(min=0))
-                roots = ends if roots is None else torch.where(last.unsqueeze(-1) >= 0, ends, roots)
-        self._unread = []
+        for states, tokens, counts in self._committed.take():
+            outputs = self._read_committed(states, tokens, counts)
+            last = torch.tensor(counts).to(outputs.device, non_blocking=True).unsqueeze(1) - 1
+            ends = take_columns(outputs, last.clamp(min=0))
+            roots = ends if roots is None else torch.where(last.unsqueeze(-1) >= 0, ends, roots)
         assert roots is not None
         return self._head.read(roots)
 
     def _read_committed(self, states: Tensor, tokens: Tensor, counts: list[int]) -> Tensor:
         """Outputs [B, M, H] of a pass over committed tokens, whose keys are kept."""
         device, num_columns = self._head.fc.weight.device, tokens.shape[1]
-        first = torch.tensor([self._keys.lengths, self._offsets]).to(device, non_blocking=True)
+        first = torch.tensor([self._keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
         num_slots = self._keys.begin_rows(counts, num_columns)
         own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
         mask = self._sees(own_slots, torch.arange(num_slots, device=device).expand(len(counts), -1))
@@ -173,7 +144,7 @@ class Eagle3(SessionSource):
         """What the head says after F more nodes int64 [B, F], children of expanded ones."""
         device, num_nodes = self._head.fc.weight.device, tokens.shape[1]
         features = tree.add(parents.to(device))
-        lengths = torch.tensor([self._keys.lengths, self._offsets]).to(device, non_blocking=True)
+        lengths = torch.tensor([self._keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
         num_committed = self._keys.num_committed
         self._keys.begin_pending(num_nodes)
         slots = torch.arange(num_committed, device=device).expand(len(tokens), -1)
@@ -193,36 +164,6 @@ class Eagle3(SessionSource):
         mask = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
         return mask.unsqueeze(1)
 
-    def _propose(self, laws: PathLaws, logits: Tensor, tokens: Tensor, parents: Tensor) -> Proposal:
-        """Laws over the target's vocabulary, or where they are not needed the best candidates."""
-        session, ids = self._session, self._head.target_ids
-        if not self._has_laws:
-            width = min(self._policy.max_nodes - 1, logits.shape[-1])
-            top = logits.float().softmax(-1).topk(max(width, 1), dim=-1)
-            return Proposal(top.values.to(session.device), ids[top.indices].to(session.device))
-        if len(ids) < session.vocab_size:
-            shape = (*logits.shape[:-1], session.vocab_size)
-            logits = logits.new_full(shape, -torch.inf).index_copy_(-1, ids, logits)
-        return Proposal(laws(logits.to(session.device), tokens, parents))
-
-    def _prompt_pairs(self, states: HiddenStates) -> Pairs:
-        """The prompt's pairs: those of its last columns, where a given cache held the first ones."""
-        history, beside = self._session.history, self._beside(states)
-        last = history.lengths[0] - 1
-        start = last - beside.shape[1]
-        firsts = [max(start, padding) for padding in history.num_padding]
-        self._offsets = [first - padding for first, padding in zip(firsts, history.num_padding, strict=True)]
-        tokens = history.rows(list(range(history.num_rows)))[:, start + 1 :]
-        if len(set(firsts)) > 1 or firsts[0] > start:
-            shift = torch.tensor(firsts, device=tokens.device).unsqueeze(1) - start
-            index = (shift + torch.arange(tokens.shape[1], device=tokens.device)).clamp(max=tokens.shape[1] - 1)
-            beside, tokens = _take_columns(beside, index), tokens.gather(1, index)
-        return Pairs(beside, tokens, [last - first for first in firsts])
-
-    def _beside(self, states: HiddenStates) -> Tensor:
-        """The wanted states, [B, N, L J]."""
-        return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
-
     def _room(self) -> int:
         """The depth that `max_length` allows the longest row: leaves are not read."""
         if self._max_length is None:
@@ -238,7 +179,7 @@ class _Tree:
     `depths` int64 [B, E]; `ancestors` bool [B, E, E], a node being its own; `laws`: of the step's nodes.
     """
 
-    def __init__(self, features: Tensor, laws: PathLaws) -> None:
+    def __init__(self, features: Tensor, laws: HeadLaws) -> None:
         """features [B, 1, H] for the roots' children."""
         self._features = features
         self.laws = laws
@@ -254,22 +195,12 @@ class _Tree:
         above = parents.clamp(min=0)
         num_rows, num_nodes = parents.shape
         self.depths = torch.cat([self.depths, self.depths.gather(1, above) + 1], 1)
-        lines = _take_columns(self.ancestors, above)
+        lines = take_columns(self.ancestors, above)
         own = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).expand(num_rows, -1, -1)
         known = torch.nn.functional.pad(self.ancestors, (0, num_nodes))
         self.ancestors = torch.cat([known, torch.cat([lines, own], -1)], 1)
-        return _take_columns(self._features, above)
+        return take_columns(self._features, above)
 
     def keep(self, features: Tensor) -> None:
         """The features [B, F, H] for the children of the nodes added last."""
         self._features = torch.cat([self._features, features], 1)
-
-
-def _take_columns(states: Tensor, index: Tensor) -> Tensor:
-    """[B, M, H] of [B, N, H] by columns int64 [B, M]."""
-    return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-
-
-def _selects(policy: TreePolicy) -> bool:
-    """Whether a policy selects children when the caller decodes greedily, so that candidates are enough."""
-    return isinstance(policy, (BestFirst, Chain, KAry, Paths)) and policy.children in (AUTO, SELECTED)

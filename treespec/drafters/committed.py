@@ -1,0 +1,101 @@
+"""Hidden states of committed tokens that a draft head has not read yet.
+
+Axis letters: B rows, M tokens to catch up with, N columns, J the target's hidden size, L layers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from treespec.protocols import HiddenStates, Session, VerifiedStep
+
+MAX_COLUMNS = 512
+"""A pass catches up with so many tokens at most, which bounds the attention's memory on long prompts."""
+
+
+class Pairs(NamedTuple):
+    """Committed tokens that the head has not read, beside the states before them.
+
+    `states` [B, M, L J]; `tokens` int64 [B, M]; row b has `counts[b]` of them, first.
+    """
+
+    states: Tensor
+    tokens: Tensor
+    counts: list[int]
+
+
+class CommittedStates:
+    """Collects what the target's passes leave of the layers that a head reads.
+
+    `offsets`: the position of the first state per row, above zero where a given cache held a prompt's first tokens.
+
+    Args:
+        session: of a call that begins.
+        hidden_layers: see `HiddenStates`.
+    """
+
+    def __init__(self, session: Session, hidden_layers: Sequence[int]) -> None:
+        self._session, self._hidden_layers = session, tuple(hidden_layers)
+        self.offsets = [0] * session.history.num_rows
+        self._unread: list[Pairs] = []
+        if session.prompt_states:
+            self._unread.append(self._prompt_pairs(session.prompt_states))
+
+    @property
+    def reaches_roots(self) -> bool:
+        """Whether every row's root is the token of a pair that was not taken yet."""
+        return bool(self._unread) and min(self._unread[-1].counts) > 0
+
+    def add(self, step: VerifiedStep) -> None:
+        """Keep the emitted tokens and the states before them."""
+        counts = [len(tokens) for tokens in step.emitted]
+        width = max(counts)
+        paths = [[*v.path[:n], *[0] * (width - n)] for v, n in zip(step.verdicts, counts, strict=True)]
+        emitted = [[*tokens, *[0] * (width - len(tokens))] for tokens in step.emitted]
+        index = torch.tensor([paths, emitted]).to(self._session.device, non_blocking=True)
+        states = take_columns(self._beside(step.scores.hidden_states), index[0])
+        self._unread.append(Pairs(states, index[1], counts))
+
+    def take(self) -> list[Pairs]:
+        """All that was not taken yet, in order, in parts of at most `MAX_COLUMNS` columns."""
+        parts = []
+        for pairs in self._unread:
+            for start in range(0, pairs.tokens.shape[1], MAX_COLUMNS):
+                columns = slice(start, start + MAX_COLUMNS)
+                counts = [min(max(count - start, 0), MAX_COLUMNS) for count in pairs.counts]
+                parts.append(Pairs(pairs.states[:, columns], pairs.tokens[:, columns], counts))
+        self._unread = []
+        return parts
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        index = torch.tensor(list(rows), device=self._session.device)
+        self.offsets = [self.offsets[b] for b in rows]
+        self._unread = [Pairs(p.states[index], p.tokens[index], [p.counts[b] for b in rows]) for p in self._unread]
+
+    def _prompt_pairs(self, states: HiddenStates) -> Pairs:
+        """The prompt's pairs: those of its last columns, where a given cache held the first ones."""
+        history, beside = self._session.history, self._beside(states)
+        last = history.lengths[0] - 1
+        start = last - beside.shape[1]
+        firsts = [max(start, padding) for padding in history.num_padding]
+        self.offsets = [first - padding for first, padding in zip(firsts, history.num_padding, strict=True)]
+        tokens = history.rows(list(range(history.num_rows)))[:, start + 1 :]
+        if len(set(firsts)) > 1 or firsts[0] > start:
+            shift = torch.tensor(firsts, device=tokens.device).unsqueeze(1) - start
+            index = (shift + torch.arange(tokens.shape[1], device=tokens.device)).clamp(max=tokens.shape[1] - 1)
+            beside, tokens = take_columns(beside, index), tokens.gather(1, index)
+        return Pairs(beside, tokens, [last - first for first in firsts])
+
+    def _beside(self, states: HiddenStates) -> Tensor:
+        """The wanted states, [B, N, L J]."""
+        return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
+
+
+def take_columns(states: Tensor, index: Tensor) -> Tensor:
+    """[B, M, J] of [B, N, J] by columns int64 [B, M]."""
+    return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
