@@ -15,7 +15,7 @@ import numpy as np
 SEPARATOR = -1
 """Stands before every text and behind the last one: no match and no continuation crosses it."""
 
-MAX_OCCURRENCES = 64
+MAX_OCCURRENCES = 32
 """So many of the unsorted occurrences of an ending are followed, the most recent ones, and as many of the sorted ones,
 evenly spaced in their order, in which similar contexts are neighbours: they bound the time of a step."""
 
