@@ -19,6 +19,7 @@ from treespec.policies import (
     Sequoia,
     SpecExec,
     StochasticBeam,
+    Truncated,
     delayed_branching,
     dyspec,
     eagle2,
@@ -43,6 +44,7 @@ POLICIES = {
     "dyspec": lambda: dyspec(10, depth=3),
     "SpecExec": lambda: SpecExec(10, beam=3, num_passes=4),
     "StochasticBeam": lambda: StochasticBeam(3, 3),
+    "Truncated": lambda: Truncated(KAry((2, 2, 1)), 5),
 }
 NEEDS_A_LAW = {"mixed", "dyspec"}
 DRAFTERS = {
