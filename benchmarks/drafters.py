@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.smollm2 import NAME
 from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
+from treespec.drafters.suffix_store import SuffixStore
+from treespec.drafters.suffix_text import SuffixText
 from treespec.protocols import CausalScorer, Drafter
 
 DRAFT, EXIT = "draft", "exit"
@@ -50,6 +52,22 @@ def warm_start() -> WarmStart:
     return WarmStart.shipped(NAME)
 
 
+class FrozenStore(SuffixStore):
+    """Texts that stay as they are: one store serves all prompts, and none learns from another."""
+
+    def follow(self, text: SuffixText, num_before: int) -> None:
+        """Take nothing."""
+
+
+@cache
+def warm_store() -> FrozenStore:
+    return FrozenStore([text.numpy() for text in warm_start().texts])
+
+
+def warm_suffix() -> SuffixLookup:
+    return SuffixLookup(store=warm_store())
+
+
 MODEL, TABLE = ("draft_model", "pending", "path_laws"), ("recycling",)
 SUFFIX, MERGE = ("suffix", "trie_source"), ("merge", "calibration", "union")
 
@@ -61,17 +79,17 @@ DRAFTERS: dict[str, Entry] = {
         (*TABLE, *SUFFIX, *MERGE),
         reads_logits=True,
     ),
-    "suffix, warm": Entry(lambda _: warm_start().suffix(), (*SUFFIX, "warm"), is_timed=True),
+    "suffix, warm": Entry(lambda _: warm_suffix(), (*SUFFIX, "warm"), is_timed=True),
     "recycling, warm": Entry(lambda _: warm_start().recycling(), (*TABLE, "warm"), reads_logits=True, is_timed=True),
     "recycling + suffix, warm": Entry(
-        lambda _: Merge([warm_start().recycling(), warm_start().suffix()]),
+        lambda _: Merge([warm_start().recycling(), warm_suffix()]),
         (*TABLE, *SUFFIX, *MERGE, "warm"),
         reads_logits=True,
         is_timed=True,
     ),
     "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), MODEL, scorer=DRAFT, is_timed=True),
     "draft model + recycling + suffix, warm": Entry(
-        lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_start().suffix()]),
+        lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_suffix()]),
         (*MODEL, *TABLE, *SUFFIX, *MERGE, "warm"),
         reads_logits=True,
     ),

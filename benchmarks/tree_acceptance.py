@@ -39,6 +39,8 @@ from treespec.verification import resolve
 
 KEYS = {0.0: "T=0", 1.0: "T=1"}
 """Temperatures and how results name them."""
+MEASUREMENTS = ("selected", "sampled", "warm")
+BY_KEY = ("selected", "tables")
 NUM_KEPT = 16
 RARELY = 1e-3
 """The least acceptance in a table: what was never accepted in the measuring texts still fills a large tree."""
@@ -162,12 +164,15 @@ def measure(
     names = args.drafters or list(DRAFTERS)
     run = Run(args, names, models, sets, cache)
     found: dict[str, Any] = {
-        "prompts": [],
-        "selected": {key: {name: [] for name in names} for key in KEYS.values()},
-        "tables": {key: run.tables(t) for t, key in KEYS.items()},
-        "sampled": {name: [] for name in names if DRAFTERS[name].scorer},
-        "warm": {name: [] for name in names if name in WARM_CLAIM},
+        "prompts": [prompt.name for prompt in sets.replayed],
+        "selected": {key: {} for key in KEYS.values()},
+        "tables": {key: {} for key in KEYS.values()},
+        "sampled": {name: [] for name in names if DRAFTERS[name].scorer and "sampled" in args.measurements},
+        "warm": {name: [] for name in names if name in WARM_CLAIM and "warm" in args.measurements},
     }
+    if "selected" in args.measurements:
+        found["tables"] = {key: run.tables(t) for t, key in KEYS.items()}
+        found["selected"] = {key: {name: [] for name in names} for key in KEYS.values()}
     task = progress.add_task(f"trees of {WARM_NODES}", total=len(found["warm"]) * len(sets.timed))
     for name, lengths in found["warm"].items():
         for number in range(len(sets.timed)):
@@ -175,9 +180,8 @@ def measure(
             progress.advance(task)
     task = progress.add_task("prompts", total=len(sets.replayed) * len(KEYS) * len(names))
     for number, prompt in enumerate(sets.replayed):
-        if time.perf_counter() > deadline:
+        if time.perf_counter() > deadline or "selected" not in args.measurements:
             break
-        found["prompts"].append(prompt.name)
         for temperature, key in KEYS.items():
             kit = run.kit(number, temperature)
             for name in names:
@@ -185,9 +189,23 @@ def measure(
                 table = found["tables"][key][name]
                 found["selected"][key][name].append(run.cells(kit, name, number, temperature, table))
                 progress.advance(task)
-        for name, cells in found["sampled"].items():
-            cells.append(run.sampled(name, number))
+    task = progress.add_task("sampled children", total=len(sets.replayed) * len(found["sampled"]))
+    for name, cells in found["sampled"].items():
+        for number in range(len(sets.replayed)):
+            if time.perf_counter() < deadline:
+                cells.append(run.sampled(name, number))
+                progress.advance(task)
+    for part in ("sampled", "warm"):  # What the time did not suffice for.
+        found[part] = {name: values for name, values in found[part].items() if values}
     return found
+
+
+def merged(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What was known, its drafters replaced by those found: drafters may be measured one by one."""
+    if not known or known["prompts"] != found["prompts"]:
+        return found
+    joined = {part: {key: known[part].get(key, {}) | new for key, new in found[part].items()} for part in BY_KEY}
+    return found | joined | {part: known[part] | found[part] for part in ("sampled", "warm")}
 
 
 class Run:

@@ -67,7 +67,7 @@ def acceptance_lines(found: dict[str, Any]) -> list[str]:
         lines += ["### Sampled children beside selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
     for key, drafters in found["selected"].items():
         lines += [f"### Every policy, {key}", "", policy_table(drafters)]
-    return [*lines, _run_text(found["run"])]
+    return [*lines, *map(_run_text, found["runs"])]
 
 
 def claim_lines(found: dict[str, Any]) -> list[str]:
@@ -121,7 +121,8 @@ def best_table(drafters: dict[str, Lengths]) -> str:
     """Rows: drafter; columns: sizes; the chain, the best tree, and the paired gain."""
     rows = []
     for name, lengths in drafters.items():
-        rows.append([name, CHAIN, *(f"{fmean(lengths[CHAIN][n]):.2f}" for n in BUDGETS)])
+        count = f"{name} ({len(lengths[CHAIN][1])} prompts)"
+        rows.append([count, CHAIN, *(f"{fmean(lengths[CHAIN][n]):.2f}" for n in BUDGETS)])
         best = {n: best_tree(lengths, n) for n in BUDGETS}
         rows.append(["", "best tree", *(f"{fmean(best[n][0]):.2f}" for n in BUDGETS)])
         rows.append(["", "gain", *(difference(best[n][0], lengths[CHAIN][n]).text(sign="+") for n in BUDGETS)])
@@ -157,7 +158,7 @@ def time_lines(found: dict[str, Any]) -> list[str]:
     for size, runs in found["runs"].items():
         if runs:
             lines += [f"### Batch {size}, {len(runs)} paired runs", "", time_table(runs, found["chosen"][size])]
-    return [*lines, _run_text(found["run"])]
+    return [*lines, *map(_run_text, found["runs"])]
 
 
 def ms_per_token(runs: dict[str, Any], name: str) -> list[float]:
@@ -289,7 +290,7 @@ def _plain_axes(axes: Axes) -> None:
 def _about_acceptance(found: dict[str, Any]) -> str:
     run, names = found["run"], found["prompts"]
     return (
-        f"Emitted tokens per target pass, means over {len(names)} prompts ({', '.join(names)}), {run['new_tokens']} "
+        f"Emitted tokens per target pass, means over prompts ({', '.join(names)}), {run['new_tokens']} "
         f"tokens each. {_ABOUT_REPLAY} Policies: {', '.join(FAMILIES)}; Sequoia's tables come from other prompts. "
         "Intervals: 95 %, bootstrap over prompts."
     )

@@ -42,10 +42,11 @@ def main() -> None:
     with progress_bar(console) as progress:
         if args.part == ACCEPTANCE:
             found = tree_acceptance.measure(args, models, sets, cache, progress)
+            found = tree_acceptance.merged(data[ACCEPTANCE], found)
         else:
             found = tree_time.measure(args, models, sets, cache, data[ACCEPTANCE], progress)
     run |= {"load_average_after": load_average(), "seconds": round(time.perf_counter() - start)}
-    data[args.part] = found | {"run": run}
+    data[args.part] = found | {"run": run, "runs": [*data[args.part].get("runs", []), run]}
     write_json(args.folder / f"tree_vs_chain_{args.part}.json", data[args.part])
     console.print(tree_report.write(data, args.folder), markup=False)
 
@@ -72,6 +73,13 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--new-tokens", type=int, default=24)
     options.add_argument("--places", type=int, default=4, help="places per text for sampled children")
     options.add_argument("--drafters", nargs="+", choices=list(DRAFTERS), default=None, metavar="NAME")
+    options.add_argument(
+        "--measurements",
+        nargs="+",
+        choices=tree_acceptance.MEASUREMENTS,
+        default=list(tree_acceptance.MEASUREMENTS),
+        help="acceptance: all or some of them",
+    )
     options.add_argument("--minutes", type=float, default=36.0, help="no prompt is begun later than this")
     options.add_argument("--folder", type=Path, default=RESULTS, help="for the results")
     return options.parse_args()

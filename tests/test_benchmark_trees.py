@@ -188,6 +188,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,), (7,))))
     names = ["suffix, request only", "recycling + suffix, cold", "draft model"]
     args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, places=2, minutes=5.0, threads=1)
+    args.measurements = tree_acceptance.MEASUREMENTS
     progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
     found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
     assert set(found["selected"]["T=0"]) == set(names)
@@ -205,7 +206,9 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
         assert all(run["right"] == run["rows"] for run in runs.values()), runs
     run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seed": 0, "new_tokens": 8, "seconds": 1}
     run |= {"load_average": 0.0, "load_average_after": 0.0}
-    data = json.loads(json.dumps({"acceptance": found | {"run": run}, "time": times | {"run": run}}))
+    data = json.loads(
+        json.dumps({"acceptance": found | {"run": run, "runs": [run]}, "time": times | {"run": run, "runs": [run]}})
+    )
     report = tree_report.write(data, tmp_path)
     assert "of 18 cells" in report
     assert "plain generate" in report
