@@ -67,7 +67,7 @@ def acceptance_lines(found: dict[str, Any]) -> list[str]:
         lines += ["### Sampled children beside selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
     for key, drafters in found["selected"].items():
         lines += [f"### Every policy, {key}", "", policy_table(drafters)]
-    return [*lines, *map(_run_text, found["runs"])]
+    return [*lines, *map(_run_text, found["calls"])]
 
 
 def claim_lines(found: dict[str, Any]) -> list[str]:
@@ -158,7 +158,7 @@ def time_lines(found: dict[str, Any]) -> list[str]:
     for size, runs in found["runs"].items():
         if runs:
             lines += [f"### Batch {size}, {len(runs)} paired runs", "", time_table(runs, found["chosen"][size])]
-    return [*lines, *map(_run_text, found["runs"])]
+    return [*lines, *map(_run_text, found["calls"])]
 
 
 def ms_per_token(runs: dict[str, Any], name: str) -> list[float]:

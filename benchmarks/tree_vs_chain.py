@@ -46,7 +46,7 @@ def main() -> None:
         else:
             found = tree_time.measure(args, models, sets, cache, data[ACCEPTANCE], progress)
     run |= {"load_average_after": load_average(), "seconds": round(time.perf_counter() - start)}
-    data[args.part] = found | {"run": run, "runs": [*data[args.part].get("runs", []), run]}
+    data[args.part] = found | {"run": run, "calls": [*data[args.part].get("calls", []), run]}
     write_json(args.folder / f"tree_vs_chain_{args.part}.json", data[args.part])
     console.print(tree_report.write(data, args.folder), markup=False)
 

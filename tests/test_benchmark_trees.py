@@ -173,6 +173,9 @@ def tiny_models(pair, monkeypatch):
     for module in (tree_acceptance, tree_time):
         monkeypatch.setattr(module, "encode", encode)
         monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4] if module is tree_acceptance else (8,))
+    few = {name: FAMILIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
+    monkeypatch.setattr(tree_acceptance, "FAMILIES", few)
+    monkeypatch.setattr(tree_time, "FAMILIES", few)
     monkeypatch.setattr(tree_report, "BUDGETS", BUDGETS[:4])
     monkeypatch.setattr(tree_report, "SEQUOIA_BUDGETS", (4, 8))
     monkeypatch.setattr(tree_acceptance, "WARM_CLAIM", ("recycling + suffix, cold",))
@@ -207,7 +210,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seed": 0, "new_tokens": 8, "seconds": 1}
     run |= {"load_average": 0.0, "load_average_after": 0.0}
     data = json.loads(
-        json.dumps({"acceptance": found | {"run": run, "runs": [run]}, "time": times | {"run": run, "runs": [run]}})
+        json.dumps({"acceptance": found | {"run": run, "calls": [run]}, "time": times | {"run": run, "calls": [run]}})
     )
     report = tree_report.write(data, tmp_path)
     assert "of 18 cells" in report
