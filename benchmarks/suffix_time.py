@@ -56,7 +56,7 @@ def main() -> None:
 def replay(
     text: Sequence[int], length: int, vocab_size: int, store: SuffixStore | None
 ) -> tuple[list[float], list[int]]:
-    """Milliseconds of processor time and emitted tokens of every step from `length` tokens of context to the end of the text."""
+    """Milliseconds of processor time and emitted tokens of every step, from `length` tokens to the end of the text."""
     history = History(torch.tensor([text[:length]]), torch.ones(1, length, dtype=torch.bool))
     generator, cpu = torch.Generator(), torch.device("cpu")
     lookup = SuffixLookup(store=store)

@@ -16,8 +16,9 @@ from treespec.cli import app, main
 from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf import CausalLM
+from treespec.hf.texts import read_folder, read_texts
 from treespec.hf.warm_up import end_tokens, warm_up
-from treespec.hf.writing import Turns, Writing, chat_turns, draw, read_folder, read_texts, write_batch
+from treespec.hf.writing import Turns, Writing, chat_turns, draw, write_batch
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"

@@ -1,0 +1,72 @@
+"""Written texts on disk: one safetensors shard per batch.
+
+Axis letters: N tokens of all texts, C texts, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from treespec.errors import CheckpointError
+from treespec.tensor_file import read_tensors
+
+FORMAT = "treespec-text-1"
+
+
+class Texts(NamedTuple):
+    """Written texts, one after the other.
+
+    `tokens` int64 [N]; `lengths` int64 [C], of each text; `top` int64 [N, K], the most probable next tokens after every
+    token, -1 where the model was not asked (the template's opening, given prompts, the last token of a text).
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    top: Tensor
+
+
+def save_texts(path: Path, texts: Texts, settings: str) -> None:
+    """Write one shard, whole or not at all."""
+    scratch = path.with_suffix(".partial")
+    tensors = {name: tensor.to(torch.int32).contiguous() for name, tensor in texts._asdict().items()}
+    save_file(tensors, scratch, metadata={"format": FORMAT, "settings": settings})
+    scratch.replace(path)
+
+
+def read_texts(path: Path, settings: str | None = None) -> Texts:
+    """Read one shard.
+
+    Raises:
+        CheckpointError: damaged, of another format, or written with other settings than the given ones.
+    """
+    tensors, metadata = read_tensors(path, FORMAT, Texts._fields)
+    if settings is not None and metadata.get("settings") != settings:
+        raise CheckpointError(f"{path} was written with other settings: give another folder, or delete this one")
+    texts = Texts(*(tensors[name].long() for name in Texts._fields))
+    if texts.top.ndim != 2 or len(texts.top) != len(texts.tokens) or int(texts.lengths.sum()) != len(texts.tokens):
+        shapes = {name: list(tensors[name].shape) for name in Texts._fields}
+        raise CheckpointError(f"{path} holds tensors that do not fit each other: {shapes}")
+    return texts
+
+
+def read_folder(folder: Path) -> Texts:
+    """All shards of a folder, in order.
+
+    Raises:
+        CheckpointError: there is none, or one is damaged.
+    """
+    shards = [read_texts(path) for path in sorted(folder.glob("text-*.safetensors"))]
+    if not shards:
+        raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec warm-up)")
+    return join(shards)
+
+
+def join(shards: Sequence[Texts]) -> Texts:
+    """The texts of several shards, one after the other."""
+    return Texts(*map(torch.cat, zip(*shards, strict=True)))
