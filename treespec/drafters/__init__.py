@@ -1,5 +1,6 @@
 """Sources of token trees."""
 
+from treespec.drafters.block import BlockDrafter
 from treespec.drafters.draft_model import DraftModel
 from treespec.drafters.eagle import Eagle3
 from treespec.drafters.early_exit import EarlyExit
@@ -14,6 +15,7 @@ from treespec.drafters.vocabulary import SharedVocabulary
 from treespec.drafters.warm import WarmStart
 
 __all__ = [
+    "BlockDrafter",
     "DraftModel",
     "Eagle3",
     "EarlyExit",

@@ -11,7 +11,6 @@ J the target's, L fused layers, V the target's vocabulary, W the draft vocabular
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +18,15 @@ from torch import Tensor
 
 from treespec.drafters.committed import CommittedStates, take_columns
 from treespec.drafters.head_laws import HeadLaws, needs_laws
-from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
+from treespec.drafters.shared import (
+    SessionSource,
+    Shape,
+    depth_room,
+    own_policy,
+    policy_of_call,
+    single_nodes,
+    tell_policy,
+)
 from treespec.errors import VocabularyMismatchError
 from treespec.heads.eagle3 import Eagle3Head, Eagle3Output
 from treespec.heads.row_keys import RowKeys
@@ -89,7 +96,7 @@ class Eagle3(SessionSource):
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
-        depth = min(max_depth, self._room())
+        depth = min(max_depth, depth_room(self._session.history, self._max_length))
         if isinstance(self._policy, BestFirst) and self._policy.depth is None:
             depth = min(depth, DENSE_DEPTH)  # A level costs a pass, whether its laws are dense or not.
         if not self._committed.reaches_roots or depth < 1:
@@ -163,14 +170,6 @@ class Eagle3(SessionSource):
         window = self._head.config.layer.window
         mask = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
         return mask.unsqueeze(1)
-
-    def _room(self) -> int:
-        """The depth that `max_length` allows the longest row: leaves are not read."""
-        if self._max_length is None:
-            return sys.maxsize
-        history = self._session.history
-        longest = max(length - padding for length, padding in zip(history.lengths, history.num_padding, strict=True))
-        return self._max_length + 1 - longest
 
 
 class _Tree:

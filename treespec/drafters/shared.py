@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TypeGuard
@@ -13,7 +14,7 @@ from treespec.errors import ConfigError
 from treespec.policies import BestFirst, as_policy
 from treespec.policies.checks import AUTO
 from treespec.policies.heap import HostTree, State, grow_best_first
-from treespec.protocols import LearningPolicy, Session, TreePolicy, VerifiedStep
+from treespec.protocols import History, LearningPolicy, Session, TreePolicy, VerifiedStep
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, SELECTED, TreeBatch
 
 Shape = TreePolicy | str | Sequence[Sequence[int]] | int
@@ -62,6 +63,14 @@ def tell_policy(own: TreePolicy | None, step: VerifiedStep) -> None:
     """Tell a drafter's own policy, if it learns, what became of the last trees; the engine tells the call's."""
     if isinstance(own, LearningPolicy):
         own.commit(step)
+
+
+def depth_room(history: History, max_length: int | None) -> int:
+    """The depth of trees for which a head that sees texts of `max_length` tokens has room: leaves are not read."""
+    if max_length is None:
+        return sys.maxsize
+    longest = max(length - padding for length, padding in zip(history.lengths, history.num_padding, strict=True))
+    return max_length + 1 - longest
 
 
 def single_nodes(roots: Tensor) -> TreeBatch:

@@ -14,6 +14,7 @@ the same three states.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,21 @@ from torch import Tensor
 from treespec.errors import CheckpointError
 from treespec.heads.checkpoint import Checkpoint, load_state, positive_int
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
-from treespec.heads.layers import LayerConfig
-from treespec.heads.rotary import rope_settings
+from treespec.heads.file_parts import (
+    FROM_TARGET,
+    head_rows,
+    layer_config,
+    layer_numbers,
+    llama_keys,
+    own_or_targets,
+    plain_names,
+    target_ids,
+)
 
 NUM_FEATURES = 3
 """EAGLE-3's own number, for a message where neither the configuration nor `fc.weight` tells it."""
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")
-"""The target's own weights and what is computed."""
 
 
 def build_eagle3(
@@ -55,13 +62,13 @@ def build_eagle3(
     path, tensors = checkpoint.path, _plain_names(checkpoint.tensors)
     config = eagle3_config(checkpoint.config, tensors, path)
     mappings = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
-    target_ids = _target_ids(config, mappings["d2t"], mappings["t2d"], path)
-    embedding = _embedding(config, tensors.pop("embed_tokens.weight", None), embedding, path)
-    if checkpoint.config.get("lm_head_from_target") is True and "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = _head_rows(config, lm_head, target_ids, path)
+    ids = target_ids(config, mappings["d2t"], mappings["t2d"], path)
+    embedding = own_or_targets(config, tensors.pop("embed_tokens.weight", None), embedding, path)
+    if checkpoint.config.get(FROM_TARGET) is True and "lm_head.weight" not in tensors:
+        tensors["lm_head.weight"] = head_rows(config, lm_head, ids, path)
     tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
     with torch.device("meta"):
-        head = Eagle3Head(config, embedding.to(device=device, dtype=dtype), target_ids)
+        head = Eagle3Head(config, embedding.to(device=device, dtype=dtype), ids)
     load_state(head, tensors, config.layer, path)
     return head.to(device).eval()
 
@@ -75,10 +82,8 @@ def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise CheckpointError(f"{path} holds a {kind!r} speculator, expected 'eagle3'")
-    llama = config.get("transformer_layer_config", config)
-    if not isinstance(llama, Mapping):
-        raise CheckpointError(f"{path}: transformer_layer_config must be an object, got {type(llama).__name__}")
-    layer = _layer_config(llama, tensors, path)
+    llama = llama_keys(config, path)
+    layer = replace(layer_config(llama, tensors, path), window=_window(llama, path))
     nested = config.get("eagle_config") or {}
     layers = _hidden_layers(config, nested, path)
     vocab_size = positive_int(llama, "vocab_size", path)
@@ -105,38 +110,6 @@ def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
     )
 
 
-def _layer_config(llama: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> LayerConfig:
-    if llama.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{path}: hidden_act {llama['hidden_act']!r} is not read, only 'silu'")
-    hidden_size = positive_int(llama, "hidden_size", path)
-    num_heads = positive_int(llama, "num_attention_heads", path)
-    num_key_heads = positive_int(llama, "num_key_value_heads", path, num_heads)
-    head_dim = positive_int(llama, "head_dim", path, hidden_size // num_heads)
-    if num_heads % num_key_heads or head_dim % 2:
-        raise CheckpointError(
-            f"{path}: expected key heads that divide the heads and an even head size, got {num_heads} heads, "
-            f"{num_key_heads} key heads of size {head_dim}"
-        )
-    norm_eps = llama.get("rms_norm_eps", 1e-6)
-    if isinstance(norm_eps, bool) or not isinstance(norm_eps, (int, float)) or not norm_eps >= 0:
-        raise CheckpointError(f"{path}: rms_norm_eps must be a number that is not negative, got {norm_eps!r}")
-    return LayerConfig(
-        hidden_size=hidden_size,
-        intermediate_size=positive_int(llama, "intermediate_size", path),
-        num_heads=num_heads,
-        num_key_heads=num_key_heads,
-        head_dim=head_dim,
-        norm_eps=norm_eps,
-        rope=rope_settings(llama),
-        max_positions=positive_int(llama, "max_position_embeddings", path, 2048),
-        has_attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
-        has_output_bias="layers.0.self_attn.o_proj.bias" in tensors,
-        has_mlp_bias="layers.0.mlp.gate_proj.bias" in tensors,
-        has_head_norms="layers.0.self_attn.q_norm.weight" in tensors,
-        window=_window(llama, path),
-    )
-
-
 def _window(llama: Mapping[str, Any], path: Path) -> int | None:
     kinds = set(llama.get("layer_types") or ())
     if not kinds:
@@ -156,65 +129,12 @@ def _hidden_layers(config: Mapping[str, Any], nested: Any, path: Path) -> tuple[
     ids, offset = (inputs, 0) if inputs else (outputs, 1)
     if not ids:
         return None
-    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-        raise CheckpointError(f"{path}: {LAYER_IDS} must be a list of layer numbers, got {ids!r}")
-    return tuple(i + offset for i in ids)
+    return tuple(i + offset for i in layer_numbers(ids, LAYER_IDS, path))
 
 
 def _plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in the speculators library's names."""
-    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    plain = {
+    return {
         f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name: tensor
-        for name, tensor in plain.items()
+        for name, tensor in plain_names(tensors).items()
     }
-    return {name: tensor for name, tensor in plain.items() if name not in IGNORED and not name.endswith(".inv_freq")}
-
-
-def _target_ids(config: Eagle3Config, offsets: Tensor | None, is_used: Tensor | None, path: Path) -> Tensor:
-    """int64 [W]: the target's id of every draft id."""
-    size, vocab_size = config.draft_vocab_size, config.vocab_size
-    ids = torch.arange(size)
-    if offsets is None:
-        if size != vocab_size:
-            raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
-        return ids
-    if offsets.shape != ids.shape or offsets.is_floating_point():
-        raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")
-    ids = ids + offsets.long()
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
-        raise CheckpointError(f"{path}: d2t must map the draft ids to {size} different ids in [0, {vocab_size})")
-    if is_used is not None:
-        expected = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        if is_used.shape != expected.shape or not torch.equal(is_used.bool(), expected):
-            raise CheckpointError(f"{path}: t2d must be bool [{vocab_size}], True just at the ids that d2t maps to")
-    return ids
-
-
-def _embedding(config: Eagle3Config, own: Tensor | None, targets: Tensor | None, path: Path) -> Tensor:
-    """[V, H], the file's or the target's."""
-    hidden_size = config.layer.hidden_size
-    if own is not None:
-        if list(own.shape) != [config.vocab_size, hidden_size]:
-            expected = [config.vocab_size, hidden_size]
-            raise CheckpointError(f"{path}: embed_tokens.weight expected {expected}, got {list(own.shape)}")
-        return own
-    if targets is None:
-        raise CheckpointError(f"{path} has no embed_tokens.weight: pass the target's embedding")
-    if targets.shape[1] != hidden_size:
-        raise CheckpointError(
-            f"{path} has no embed_tokens.weight, and the target's embedding is {targets.shape[1]} wide where the head "
-            f"is {hidden_size}: it is the head of another model"
-        )
-    return targets
-
-
-def _head_rows(config: Eagle3Config, lm_head: Tensor | None, target_ids: Tensor, path: Path) -> Tensor:
-    """The target's lm_head rows [W, H] of the draft vocabulary."""
-    if lm_head is None or lm_head.shape[1] != config.layer.hidden_size or lm_head.shape[0] <= int(target_ids.max()):
-        got = None if lm_head is None else list(lm_head.shape)
-        raise CheckpointError(
-            f"{path} leaves out its lm_head for rows of the target's, [{config.vocab_size}, "
-            f"{config.layer.hidden_size}]; got {got}: it is the head of another model"
-        )
-    return lm_head.detach()[target_ids.to(lm_head.device)]

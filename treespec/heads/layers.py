@@ -96,8 +96,11 @@ class Attention(nn.Module):
         self.q_norm = config.norm(config.head_dim) if config.has_head_norms else None
         self.k_norm = config.norm(config.head_dim) if config.has_head_norms else None
 
-    def forward(self, states: Tensor, rotation: Rotation, mask: Tensor, store: KeyStore) -> Tensor:
-        """states [B, F, input_size] to [B, F, H]; `mask` bool [B or 1, 1, F, S], True where a key is attended."""
+    def forward(self, states: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyStore) -> Tensor:
+        """states [B, F, input_size] to [B, F, H]; `mask` bool [B or 1, 1, F, S], True where a key is attended.
+
+        Without a mask all of the store's keys are.
+        """
         queries, keys, values = self.project(states, rotation)
         keys, values = store.extend(self._index, keys, values)
         return self.attend(queries, keys, values, mask)
@@ -115,13 +118,22 @@ class Attention(nn.Module):
         queries, keys = rotate(rotated, rotation).split([num_heads, num_key_heads], 2)
         return queries, keys.transpose(1, 2), values.transpose(1, 2)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def project_keys(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values [B, G, F, D] of states [B, F, input_size] that ask for nothing."""
+        first, bias = self._num_heads * self._head_dim, self.qkv_proj.bias
+        projected = nn.functional.linear(states, self.qkv_proj.weight[first:], None if bias is None else bias[first:])
+        keys, values = projected.view(*states.shape[:2], -1, self._head_dim).chunk(2, 2)
+        keys = rotate(keys if self.k_norm is None else self.k_norm(keys), rotation)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Queries [B, F, A, D] over keys and values [B, G, S, D]: [B, F, H]."""
         num_rows, num_tokens, _, size = queries.shape
         share = self._num_heads // self._num_key_heads
         stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
         stacked = stacked.reshape(num_rows, -1, share * num_tokens, size)
-        mask = mask.repeat(1, 1, share, 1) if share > 1 else mask
+        if mask is not None and share > 1:
+            mask = mask.repeat(1, 1, share, 1)
         mixed = nn.functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
         mixed = mixed.view(num_rows, -1, share, num_tokens, size).permute(0, 3, 1, 2, 4)
         return self.o_proj(mixed.reshape(num_rows, num_tokens, -1))
@@ -149,6 +161,6 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, index)
         self.mlp = GatedMlp(config)
 
-    def forward(self, states: Tensor, rotation: Rotation, mask: Tensor, store: KeyStore) -> Tensor:
+    def forward(self, states: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyStore) -> Tensor:
         states = states + self.self_attn(self.input_layernorm(states), rotation, mask, store)
         return states + self.mlp(self.post_attention_layernorm(states))

@@ -8,10 +8,13 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
+from treespec.drafters.block import BlockDrafter
 from treespec.drafters.eagle import Eagle3
 from treespec.drafters.shared import Shape
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.checkpoint import Checkpoint, read_checkpoint
+from treespec.heads.dflash import BlockConfig, BlockHead
+from treespec.heads.dflash_files import build_block, is_block_config
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
 from treespec.heads.eagle3_files import build_eagle3
 from treespec.hf.facts import input_device, num_logits
@@ -24,10 +27,12 @@ def load_drafter(
     policy: Shape | None = None,
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
-) -> Eagle3:
-    """The drafter of an EAGLE-3 head, in SafeAILab's or the speculators library's format, for `target`.
+) -> Eagle3 | BlockDrafter:
+    """The drafter of a trained head for `target`; its configuration says which.
 
-    The head takes the target's dtype and device, and its embedding where the files have none. Pickles are not opened.
+    EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
+    library's. The head takes the target's dtype and device, and its embedding and head where the files have none.
+    Pickles are not opened.
 
     Args:
         name: a folder with `config.json` and `*.safetensors`, or a hub name.
@@ -36,15 +41,18 @@ def load_drafter(
             say; None: what it says, else EAGLE-3's own (2, L // 2, L - 3).
 
     Raises:
-        CheckpointError: nothing there, a corrupt or truncated file, pickled weights only, not an EAGLE-3 head, or the
-            head of another model.
+        CheckpointError: nothing there, a corrupt or truncated file, pickled weights only, no head of these kinds, or
+            the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
     head = load_head(name, target)
-    return Eagle3(head, _fused_layers(head.config, target, name, hidden_layers), policy, max_length)
+    layers = _fused_layers(head.config, target, name, hidden_layers)
+    if isinstance(head, BlockHead):
+        return BlockDrafter(head, layers, policy, max_length)
+    return Eagle3(head, layers, policy, max_length)
 
 
-def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head:
+def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head | BlockHead:
     """The head's module, for training on or for a drafter of one's own.
 
     Args:
@@ -58,7 +66,8 @@ def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head:
         raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
     checkpoint = find_checkpoint(name)
     embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
-    head = build_eagle3(
+    build = build_block if is_block_config(checkpoint.config) else build_eagle3
+    head = build(
         checkpoint,
         embedding=embedding,  # pyright: ignore[reportArgumentType]
         lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]
@@ -86,7 +95,7 @@ def find_checkpoint(name: str | Path) -> Checkpoint:
     return read_checkpoint(folder)
 
 
-def _check_fit(config: Eagle3Config, target: PreTrainedModel, name: str | Path) -> None:
+def _check_fit(config: Eagle3Config | BlockConfig, target: PreTrainedModel, name: str | Path) -> None:
     text_config = target.config.get_text_config()
     if config.target_hidden_size != text_config.hidden_size:
         raise CheckpointError(
@@ -101,7 +110,7 @@ def _check_fit(config: Eagle3Config, target: PreTrainedModel, name: str | Path) 
 
 
 def _fused_layers(
-    config: Eagle3Config, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None
+    config: Eagle3Config | BlockConfig, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None
 ) -> tuple[int, ...]:
     """The indices of `HiddenStates` that the head fuses; the last index is normed, which no file means."""
     count = target.config.get_text_config().num_hidden_layers
