@@ -45,7 +45,7 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Esti
 def cross_fitted(candidates: dict[str, Sequence[float]], num_folds: int = 4) -> tuple[list[float], list[str]]:
     """The best candidate's measurements without hindsight: in every fold the one that is best on the other folds.
 
-    With no more prompts than folds it is the best of all, hindsight included.
+    A single prompt has no others: the best on it.
 
     Args:
         candidates: by name, one number per prompt, more is better; of equals the first is chosen.
@@ -56,8 +56,8 @@ def cross_fitted(candidates: dict[str, Sequence[float]], num_folds: int = 4) -> 
     size = len(next(iter(candidates.values())))
     folds = np.arange(size) % num_folds
     values, names = np.zeros(size), []
-    for fold in range(num_folds):
-        is_other = folds != fold if size > num_folds else folds >= 0
+    for fold in range(min(num_folds, size)):
+        is_other = folds != fold if size > 1 else folds == fold
         others = {name: np.asarray(found)[is_other] for name, found in candidates.items()}
         names.append(max(others, key=lambda name: float(np.mean(others[name]))))
         values[folds == fold] = np.asarray(candidates[names[-1]])[folds == fold]

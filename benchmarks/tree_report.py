@@ -305,7 +305,7 @@ _ABOUT_REPLAY = (
     "model."
 )
 _ABOUT_BEST = (
-    "The best tree is chosen among all policies, the chain included, by the other prompts (four-fold), so "
+    "The best tree is chosen among all policies, the chain included, by the other prompts (at most four folds), so "
     "its gain is free of hindsight; the gain is paired."
 )
 _ABOUT_SAMPLED = (
