@@ -1,6 +1,7 @@
 """Published policies against plain readings of their papers, over toy laws that depend on the whole path."""
 
 import pytest
+import torch
 from grown_trees import checked, emitted_law, g_test, pair_law, token_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -182,7 +183,6 @@ SAMPLED = {
     "dyspec": dyspec(5),
     "dyspec, beam": dyspec(6, beam=1),
     "few children": BestFirst(6, WITHOUT_REPLACEMENT, branching=2),
-    "a gain asked for": BestFirst(6, WITHOUT_REPLACEMENT, min_gain=1.6),
     "delayed": delayed_branching(1, (2,)),
 }
 
@@ -196,12 +196,28 @@ def test_sampled_trees_decode_losslessly(name, rule):
     assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
 
 
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_stopping_sampled_trees_by_their_gain_is_caught(rule):
+    """The planted bug, which `BestFirst` refuses: below a sure first child another level pushes out its sibling, unless
+    that one's token is so unlikely that the row stops."""
+    draft, target = TableLM(3), TableLM(3)
+    draft._table[:] = torch.tensor([0.13, 0.04, 0.83]).log()
+    target._table[:] = torch.tensor([0.77, 0.23, 0.0]).log()
+    policy = opt_tree(4, min_gain=0.7)
+    policy.children = WITHOUT_REPLACEMENT
+    batch = policy.grow(TableSource([0] * TOY_ROWS, draft), 3)
+    laws = TableSource([0], target)
+    assert g_test(emitted_law(batch, laws, rule), pair_law(laws, 0), TOY_ROWS) < 1e-6
+
+
 BAD = {
     "no nodes": lambda: SpecExec(0),
     "no beam": lambda: SpecExec(4, beam=0),
     "no passes": lambda: SpecExec(4, num_passes=0),
     "no children": lambda: eagle2(4, beam=0),
     "negative gain": lambda: opt_tree(4, min_gain=-0.1),
+    "a gain of sampled children": lambda: BestFirst(6, WITHOUT_REPLACEMENT, min_gain=0.1),
+    "a gain of what may be sampled": lambda: BestFirst(6, min_gain=0.1),
     "no branch": lambda: delayed_branching(2, (0,)),
 }
 

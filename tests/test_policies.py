@@ -274,7 +274,7 @@ class NoWaiting(TorchDispatchMode):
         KAry((2, 2)),
         BestFirst(9),
         BestFirst(9, beam=2),
-        BestFirst(9, min_gain=0.2),
+        BestFirst(9, SELECTED, min_gain=0.2),
         SpecExec(9, beam=2),
         StochasticBeam(3, 2),
     ],

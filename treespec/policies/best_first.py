@@ -36,18 +36,21 @@ class BestFirst:
             with candidates.
         branching: the most children of a node; None: as many as are among the best.
         min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
-            of the best nodes' ranking values, by more.
+            of the best nodes' ranking values, by more; for selected children only.
         ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to come to a
             slot, whatever becomes of the draw).
 
     Raises:
-        ConfigError: a number that is not a positive int, a negative gain, unknown children or an unknown ranking.
+        ConfigError: a number that is not a positive int, a negative gain or one asked of children that are not said to
+            be "selected", unknown children or an unknown ranking.
 
     Why trimming to the budget is lossless with sampled children: a node's place in the ranking is its *slot's* value,
     made of the parent's value, the law and the earlier siblings, which no draw in the slot or below it changes, cut
     down to the least on the way to it, so that it never rises towards a child or a next sibling. So the best slots
     (of equal ones the higher level's first) are those that a heap would have drawn from one by one, and the others
-    count as never drawn.
+    count as never drawn. That is why `min_gain` takes no sampled children: whether there is another level would depend
+    on what was drawn in this one, and the nodes below a better slot would push out a worse one, or not, according to
+    the worse one's own draw.
     """
 
     def __init__(
@@ -68,6 +71,10 @@ class BestFirst:
         self.min_gain = min_gain
         if not min_gain >= 0:
             raise ConfigError(f"min_gain must not be negative, got {min_gain!r}")
+        if min_gain > 0 and children != SELECTED:
+            raise ConfigError(
+                f"min_gain needs children='selected', got {children!r}: stopping by drawn tokens is biased"
+            )
         self.ranking = check_ranking(ranking)
 
     @property
