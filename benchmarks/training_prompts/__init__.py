@@ -1,0 +1,14 @@
+"""Users' messages for a model to answer: what draft heads are trained on, besides text from bare user turns.
+
+A quarter each are requests for Python, word problems, tasks over a passage, and conversation. All of them come from
+templates written for this purpose, drawn names and numbers, and the docstrings and help texts of Python's standard
+library; none comes from a benchmark, nor is any modelled on a particular one of its prompts. The same seed gives the
+same messages on the same version of Python.
+
+    python -m benchmarks.training_prompts --out prompts.jsonl [--count 4096] [--seed 0]
+    treespec write MODEL --prompts prompts.jsonl --tokens 1500000 --max-length 512 --out FOLDER
+"""
+
+from benchmarks.training_prompts.build import COUNT, build
+
+__all__ = ["COUNT", "build"]

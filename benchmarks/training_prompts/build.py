@@ -1,0 +1,40 @@
+"""Messages of all kinds, without repetition, in an order that batches like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from benchmarks.training_prompts import chat, code, passages, problems
+
+COUNT = 4096
+
+CHUNK = 512
+"""Neighbours among so many messages are of similar length: a batch pads to its longest. Each chunk has every kind."""
+
+MAX_TRIES = 1000
+
+QUARTERS = (code.KINDS, problems.KINDS, passages.KINDS, chat.KINDS)
+
+
+def build(count: int = COUNT, seed: int = 0) -> list[str]:
+    """`count` different messages."""
+    rng = Random(f"training prompts {seed}")
+    seen: set[str] = set()
+    messages = [draw_new(QUARTERS[i % len(QUARTERS)], seen, rng) for i in range(count)]
+    rng.shuffle(messages)
+    return [message for start in range(0, count, CHUNK) for message in sorted(messages[start : start + CHUNK], key=len)]
+
+
+def draw_new(kinds: Sequence[Callable[[Random], str]], seen: set[str], rng: Random) -> str:
+    """A message of one of the kinds that is not among those seen; it joins them.
+
+    Raises:
+        ValueError: the kinds are exhausted.
+    """
+    for _ in range(MAX_TRIES):
+        message = rng.choice(kinds)(rng).strip()
+        if message not in seen:
+            seen.add(message)
+            return message
+    raise ValueError(f"no new message in {MAX_TRIES} tries: ask for fewer than {len(seen)}")
