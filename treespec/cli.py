@@ -1,4 +1,4 @@
-"""The command line: `treespec warm-up`."""
+"""The command line: `treespec warm-up`, `treespec write`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ except ImportError as error:
 
 from treespec.errors import TreespecError
 
+PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -36,9 +38,7 @@ def warm_up(
     model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
     out: Annotated[Path, typer.Option(help="The file to write, *.safetensors.")],
     tokens: Annotated[int, typer.Option(min=1, help="How much text the model writes.")] = 200_000,
-    prompts: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Users' messages to answer first, one per line.")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)] = None,
     texts: Annotated[
         Path | None, typer.Option(file_okay=False, help="Where the text is kept; default: OUT-texts beside OUT.")
     ] = None,
@@ -55,12 +55,13 @@ def warm_up(
     import torch
 
     from treespec.hf.loading import load_model, load_tokenizer
+    from treespec.hf.warm_up import read_prompts
     from treespec.hf.warm_up import warm_up as make
     from treespec.hf.writing import Writing
 
     if threads is not None:
         torch.set_num_threads(threads)
-    messages = [line for line in prompts.read_text().splitlines() if line.strip()] if prompts else []
+    messages = read_prompts(prompts) if prompts else []
     folder = texts or out.with_name(f"{out.stem}-texts")
     console = Console(stderr=True)
     with console.status(f"loading {model}"):
@@ -82,6 +83,49 @@ def warm_up(
     console.print(
         f"{out}: {start.num_tokens} tokens of text, {out.stat().st_size / 1e6:.1f} MB; the text is in {folder}"
     )
+
+
+@app.command("write")
+def write(
+    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder that the text is kept in.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How much text the model writes.")] = 200_000,
+    prompts: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts written side by side.")] = 64,
+    max_length: Annotated[int, typer.Option(min=2, help="The longest text in tokens.")] = 320,
+    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+) -> None:
+    """Let the target write text: answers to given prompts, then messages of its own with their answers.
+
+    Run the same command again to go on where it stopped.
+    """
+    import torch
+
+    from treespec.hf.loading import load_model, load_tokenizer
+    from treespec.hf.warm_up import read_prompts
+    from treespec.hf.warm_up import write as make
+    from treespec.hf.writing import Writing
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    messages = read_prompts(prompts) if prompts else []
+    console = Console(stderr=True)
+    with console.status(f"loading {model}"):
+        target, tokenizer = load_model(model).eval(), load_tokenizer(model)
+    writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
+    with _packed(target, batch_size), _progress(console) as progress:
+        task = progress.add_task("tokens written", total=tokens)
+        texts = make(
+            target,
+            tokenizer,
+            tokens,
+            out,
+            prompts=messages,
+            writing=writing,
+            on_tokens=lambda count: progress.advance(task, count),
+        )
+    console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
 
 
 def main() -> None:

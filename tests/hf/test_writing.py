@@ -1,6 +1,7 @@
 """Text that a model writes by itself: its own continuations after its own template, and the command around it."""
 
 import copy
+import json
 import re
 
 import pytest
@@ -17,7 +18,7 @@ from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf import CausalLM
 from treespec.hf.texts import read_folder, read_texts
-from treespec.hf.warm_up import end_tokens, warm_up
+from treespec.hf.warm_up import end_tokens, read_prompts, warm_up
 from treespec.hf.writing import Turns, Writing, chat_turns, draw, write_batch
 
 TEMPLATE = (
@@ -207,6 +208,36 @@ def test_the_command(saved, tmp_path):
     again = WarmStart.load(out)
     assert torch.equal(again.table.candidates, start.table.candidates)
     assert again.about == start.about
+
+
+def test_the_command_that_only_writes(saved, tmp_path):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "texts"
+    prompts.write_text(json.dumps({"prompt": "What?\n\nAnd that?"}) + "\n\n" + json.dumps({"prompt": "Why?"}) + "\n")
+    arguments = ["write", str(saved), "--out", str(out), "--prompts", str(prompts), "--tokens", "200"]
+    arguments += ["--batch-size", "4", "--max-length", "40"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    texts = read_folder(out)
+    assert len(texts.tokens) >= 200
+    written = [TOKENIZER.decode(text) for text, _ in split(texts)]
+    assert written[0].startswith("<s>user\nWhat?\n\nAnd that?</s>\n<s>assistant\n")
+    assert written[1].startswith("<s>user\nWhy?</s>\n<s>assistant\n")
+    last = max(out.iterdir())
+    last.unlink()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert last.is_file()
+    assert torch.equal(read_folder(out).tokens, texts.tokens), "it goes on where it stopped"
+    prompts.write_text(json.dumps({"prompt": "Why?"}))
+    refused = CliRunner().invoke(app, arguments)
+    assert isinstance(refused.exception, CheckpointError), "answers to other prompts are in that folder"
+
+
+@pytest.mark.parametrize("line", ["Why?", "[1]", '{"text": "Why?"}', '{"prompt": 1}'])
+def test_prompts_of_another_form_are_refused(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match="expected one"):
+        read_prompts(path)
 
 
 def test_the_command_says_what_is_wrong(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from treespec.drafters import WarmStart
 from treespec.errors import ConfigError
 from treespec.hf.target import make_scorer
+from treespec.hf.texts import Texts
 from treespec.hf.writing import Writing, write_texts
 from treespec.policies.checks import check_count
 
@@ -39,13 +41,50 @@ def warm_up(
         ConfigError: a number out of range, a tokenizer that gives no start, or no end-of-text token.
         CheckpointError: the folder's text is damaged or was written with other settings.
     """
-    check_count("num_tokens", num_tokens)
     writing = writing or Writing()
-    scorer = make_scorer(model)
-    ends = end_tokens(model, tokenizer)
-    texts = write_texts(scorer, tokenizer, ends, num_tokens, Path(folder), writing, prompts, on_tokens)
+    texts = write(model, tokenizer, num_tokens, folder, prompts=prompts, writing=writing, on_tokens=on_tokens)
     about = {"num_tokens": len(texts.tokens), "num_prompts": len(prompts), "writing": asdict(writing)}
-    return WarmStart.from_texts(texts.tokens.split(texts.lengths.tolist()), texts.top, scorer.vocab_size, about)
+    vocab_size = make_scorer(model).vocab_size
+    return WarmStart.from_texts(texts.tokens.split(texts.lengths.tolist()), texts.top, vocab_size, about)
+
+
+def write(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    num_tokens: int,
+    folder: str | Path,
+    *,
+    prompts: Sequence[str] = (),
+    writing: Writing | None = None,
+    on_tokens: Callable[[int], object] = lambda _: None,
+) -> Texts:
+    """Let a model write text, for whatever is made from it: a warm start, a trained draft head.
+
+    Arguments and errors are those of `warm_up`.
+    """
+    check_count("num_tokens", num_tokens)
+    scorer, ends = make_scorer(model), end_tokens(model, tokenizer)
+    return write_texts(scorer, tokenizer, ends, num_tokens, Path(folder), writing or Writing(), prompts, on_tokens)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Users' messages from a file: one per line, or in `*.jsonl` one object with the key "prompt" per line.
+
+    Raises:
+        ConfigError: a line of a `*.jsonl` file is something else.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [_parse_prompt(line, path) for line in lines] if path.suffix == ".jsonl" else lines
+
+
+def _parse_prompt(line: str, path: Path) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise ConfigError(f'{path}: expected one {{"prompt": "..."}} per line, got {line[:80]!r}')
+    return prompt
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
