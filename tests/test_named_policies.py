@@ -219,6 +219,10 @@ BAD = {
     "a gain of sampled children": lambda: BestFirst(6, WITHOUT_REPLACEMENT, min_gain=0.1),
     "a gain of what may be sampled": lambda: BestFirst(6, min_gain=0.1),
     "no branch": lambda: delayed_branching(2, (0,)),
+    "no branches": lambda: delayed_branching(2, 3),
+    "a negative trunk": lambda: delayed_branching(-1, (2,)),
+    "half a token": lambda: delayed_branching(2.5, (2,)),
+    "no number": lambda: opt_tree(4, min_gain="0.1"),
 }
 
 

@@ -333,6 +333,7 @@ def test_as_policy():
 
 BAD = {
     "no policy": (lambda: as_policy(3.5), ConfigError, "tree policy"),
+    "a class": (lambda: as_policy(BestFirst), ConfigError, "tree policy"),
     "a bool": (lambda: as_policy(True), ConfigError, "tree policy"),
     "no nodes": (lambda: as_policy(0), ConfigError, "positive int"),
     "bad paths": (lambda: as_policy("[(0, 0)]"), InvalidTreeError, "parent"),
@@ -342,6 +343,7 @@ BAD = {
     "mixed best-first": (lambda: BestFirst(4, MIXED), ConfigError, "children must be one of"),
     "no level": (lambda: KAry(()), ConfigError, "branching"),
     "a huge tree": (lambda: KAry((10,) * 9), ConfigError, "more than 4096"),
+    "a literal of branching": (lambda: KAry("22"), ConfigError, "branching must be a sequence"),
     "a branching of zero": (lambda: KAry((2, 0)), ConfigError, "positive int"),
 }
 

@@ -85,6 +85,7 @@ def test_one_row_stands_for_every_depth():
     assert optimal_paths([0.6, 0.2], 6) == optimal_paths([[0.6, 0.2]] * 9, 6)
     assert optimal_paths([0.9], 4) == [(0,), (0, 0), (0, 0, 0)]
     assert optimal_paths([0.6, 0.2, 0.1], 9, max_depth=1) == [(0,), (1,), (2,)]
+    assert optimal_paths(np.array([[0.6, 0.2], [0.5, 0.1]]), 4) == optimal_paths([[0.6, 0.2], [0.5, 0.1]], 4)
     assert optimal_paths([], 5) == optimal_paths([0.5], 1) == optimal_paths([[0.0]], 4) == []
 
 
@@ -159,6 +160,10 @@ BAD = {
     "no depth": lambda: optimal_paths([0.5], 3, 0),
     "a root alone": lambda: Sequoia([0.5], 1),
     "never accepted": lambda: Sequoia([[0.0, 0.0]], 5),
+    "no table": lambda: optimal_paths(None, 4),
+    "one number": lambda: optimal_paths(0.5, 4),
+    "rows and numbers": lambda: optimal_paths([[0.5], 0.3], 4),
+    "no numbers": lambda: optimal_paths(["ab"], 4),
     "children": lambda: Sequoia([0.5], 3, children="best"),
 }
 

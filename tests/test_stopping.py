@@ -188,6 +188,10 @@ def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
 
 BAD = {
     "no threshold": lambda: LowConfidence(0.0),
+    "NaN": lambda: LowConfidence(float("nan")),
+    "no number": lambda: LikelyRejection("half"),
+    "no predictor": lambda: LikelyRejection(0.5, predict=0.5),
+    "no rule": lambda: Chain(3, stop=0.5),
     "above one": lambda: LikelyRejection(1.5),
     "too long": lambda: AdaptiveChain(9, max_k=8),
     "no tokens": lambda: AdaptiveChain(0),
@@ -198,3 +202,16 @@ BAD = {
 def test_bad_options(name):
     with pytest.raises(ConfigError):
         BAD[name]()
+
+
+WRONG_RULES = {
+    "a number": lambda probs: True,
+    "probabilities": lambda probs: probs[:, -1],
+    "one flag per token": lambda probs: probs < 0.5,
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_a_rule_that_returns_no_flags_is_named(name):
+    with pytest.raises(ConfigError, match=r"must return bool \[2\]"):
+        Chain(3, stop=WRONG_RULES[name]).grow(TableSource([0, 1], TableLM(4)), 3)

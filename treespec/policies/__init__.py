@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.chain import AdaptiveChain, Chain
+from treespec.policies.checks import is_policy
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.kary import KAry
 from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree
@@ -27,7 +28,7 @@ def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePol
         return BestFirst(tree)
     if isinstance(tree, (str, list, tuple)):
         return Paths(tree)
-    if callable(getattr(tree, "grow", None)) and hasattr(tree, "max_nodes"):
+    if is_policy(tree):
         return tree  # pyright: ignore[reportReturnType]
     raise ConfigError(
         f"tree must be a tree policy, a list of rank paths such as [(0,), (1,), (0, 0)], or a node budget, got {tree!r}"

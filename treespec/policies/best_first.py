@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO, check_children, check_count
+from treespec.policies.checks import AUTO, check_children, check_count, check_number
 from treespec.policies.children import Children, choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.slots import ACCEPTANCE, SlotValues, check_ranking, slot_values
@@ -68,9 +68,7 @@ class BestFirst:
         self.beam = None if beam is None else check_count("beam", beam)
         self.depth = None if depth is None else check_count("depth", depth)
         self.branching = None if branching is None else check_count("branching", branching)
-        self.min_gain = min_gain
-        if not min_gain >= 0:
-            raise ConfigError(f"min_gain must not be negative, got {min_gain!r}")
+        self.min_gain = check_number("min_gain", min_gain, lambda gain: gain >= 0, "not be negative")
         if min_gain > 0 and children != SELECTED:
             raise ConfigError(
                 f"min_gain needs children='selected', got {children!r}: stopping by drawn tokens is biased"

@@ -25,12 +25,15 @@ class Chain:
             the passes that are left out are what it is for.
 
     Raises:
-        ConfigError: k is not a positive int, or unknown children.
+        ConfigError: k is not a positive int, unknown children, or a stop rule that is no function or does not return
+            bool [B].
     """
 
     def __init__(self, k: int, children: str = AUTO, stop: StopRule | None = None) -> None:
         self.k = check_count("k", k)
         self.children = check_children(children)
+        if stop is not None and not callable(stop):
+            raise ConfigError(f"stop must be a rule such as LowConfidence(), got {stop!r}")
         self._stop = stop
 
     @property
@@ -62,10 +65,19 @@ def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSour
         nodes = builder.add(nodes, chosen, values.unsqueeze(-1), torch.zeros(1, dtype=torch.int64, device=nodes.device))
         keep.append(is_open)
         token_probs = torch.cat([token_probs, probs.to(token_probs.dtype)], 1)
-        is_open = is_open & ~stop(token_probs).unsqueeze(1)
+        is_open = is_open & ~_is_ended(stop, token_probs).unsqueeze(1)
         if builder.is_exhausted(nodes) or not bool(is_open.any()):
             break
     return builder.build(torch.cat(keep, 1), num_tokens + 1)
+
+
+def _is_ended(stop: StopRule, token_probs: Tensor) -> Tensor:
+    """What a stop rule says of chains float [B, d]: bool [B]."""
+    is_ended = stop(token_probs)
+    if not isinstance(is_ended, Tensor) or is_ended.shape != token_probs.shape[:1] or is_ended.dtype != torch.bool:
+        got = f"{is_ended.dtype} {list(is_ended.shape)}" if isinstance(is_ended, Tensor) else repr(is_ended)
+        raise ConfigError(f"a stop rule must return bool [{len(token_probs)}], one per row, got {got}")
+    return is_ended
 
 
 class AdaptiveChain(Chain):

@@ -1,5 +1,9 @@
 """Checks of the options that policies and drafters share."""
 
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
 from treespec.errors import ConfigError
 
 AUTO = "auto"
@@ -18,3 +22,15 @@ def check_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a positive int, got {value!r}")
     return value
+
+
+def check_number(name: str, value: float, is_good: Callable[[Any], bool], wanted: str) -> float:
+    """Raises: ConfigError, unless `value` is a number for which `is_good` holds; `wanted` says which ones."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not is_good(value):
+        raise ConfigError(f"{name} must {wanted}, got {value!r}")
+    return value
+
+
+def is_policy(tree: object) -> bool:
+    """Whether an object (not a class) has what a `TreePolicy` has."""
+    return not isinstance(tree, type) and callable(getattr(tree, "grow", None)) and hasattr(tree, "max_nodes")

@@ -15,6 +15,13 @@ from treespec.tree import TreeBatch
 MAX_NODES = 4096
 
 
+def check_branching(branching: Sequence[int]) -> tuple[int, ...]:
+    """Raises: ConfigError, unless `branching` is a sequence of at least one positive int."""
+    if not isinstance(branching, Sequence) or isinstance(branching, str) or not branching:
+        raise ConfigError(f"branching must be a sequence with one positive int per level, got {branching!r}")
+    return tuple(check_count("branching", width) for width in branching)
+
+
 class KAry:
     """Every node of depth d gets `branching[d]` children, e.g. `(1, 1, 3, 1, 1)`.
 
@@ -27,12 +34,10 @@ class KAry:
     """
 
     def __init__(self, branching: Sequence[int], children: str = AUTO) -> None:
-        if isinstance(branching, (str, int)) or not branching:
-            raise ConfigError(f"branching must be a sequence with one positive int per level, got {branching!r}")
-        widths = [check_count("branching", width) for width in branching]
+        widths = check_branching(branching)
         sizes = list(accumulate(widths, mul, initial=1))
         if sum(sizes) > MAX_NODES:
-            raise ConfigError(f"branching {tuple(branching)} makes {sum(sizes)} nodes, more than {MAX_NODES}")
+            raise ConfigError(f"branching {widths} makes {sum(sizes)} nodes, more than {MAX_NODES}")
         self._levels = [Level(tuple(range(n)), (k,) * n) for n, k in zip(sizes, widths, strict=False)]
         self._num_nodes = sum(sizes)
         self.children = check_children(children)

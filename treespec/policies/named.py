@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treespec.policies.best_first import BestFirst
-from treespec.policies.checks import AUTO
-from treespec.policies.kary import KAry
+from treespec.policies.checks import AUTO, check_count
+from treespec.policies.kary import KAry, check_branching
 from treespec.policies.slots import VISIT
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
@@ -45,4 +45,4 @@ def delayed_branching(trunk: int, branching: Sequence[int], children: str = AUTO
 
     `delayed_branching(3, (4, 1, 1))` is a trunk of three with four branches of three tokens.
     """
-    return KAry((1,) * trunk + tuple(branching), children)
+    return KAry((1,) * check_count("trunk", trunk) + check_branching(branching), children)

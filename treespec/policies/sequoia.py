@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Real
+from typing import Any
 
 from treespec.errors import ConfigError
 from treespec.policies.checks import AUTO, check_count
@@ -72,10 +74,7 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
         ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
     """
     check_count("num_nodes", num_nodes)
-    rows: list[Sequence[float]] = [row for row in probs if isinstance(row, Sequence)]
-    is_per_depth = len(rows) > 0
-    rows = rows or [[prob for prob in probs if not isinstance(prob, Sequence)]]
-    _check_table(rows)
+    rows, is_per_depth = _read_table(probs)
     deepest = len(rows) if is_per_depth else num_nodes
     limit = deepest if max_depth is None else min(check_count("max_depth", max_depth), deepest)
 
@@ -102,8 +101,16 @@ def non_increasing(values: Sequence[float]) -> list[float]:
     return [total / count for total, count in blocks for _ in range(count)]
 
 
-def _check_table(rows: Sequence[Sequence[float]]) -> None:
+def _read_table(probs: AcceptanceTable) -> tuple[list[list[float]], bool]:
+    """The table's rows, and whether there is one per depth."""
+    try:
+        table: list[Any] = list(probs)
+        is_per_depth = bool(table) and not any(isinstance(row, Real) for row in table)
+        rows = [[float(prob) for prob in row] for row in (table if is_per_depth else [table])]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"expected acceptance by depth and rank or by rank alone, got {probs!r}") from error
     for row in rows:
         is_falling = all(later <= earlier for earlier, later in pairwise(row))
         if not is_falling or not all(0 <= prob <= 1 for prob in row):
             raise ConfigError(f"acceptance must lie in [0, 1] and not rise with rank, got {row}")
+    return rows, is_per_depth

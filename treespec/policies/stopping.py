@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from treespec.errors import ConfigError
+from treespec.policies.checks import check_number
 
 StopRule = Callable[[Tensor], Tensor]
 """Maps the draft's probabilities of a chain's tokens, float [B, d], to whether it ends there, bool [B]."""
@@ -30,7 +31,7 @@ class LowConfidence:
     threshold: float = 0.4
 
     def __post_init__(self) -> None:
-        _check_share("threshold", self.threshold)
+        _check_threshold(self.threshold)
 
     def __call__(self, token_probs: Tensor) -> Tensor:
         return token_probs[:, -1] < self.threshold
@@ -48,19 +49,20 @@ class LikelyRejection:
         predict: draft probabilities [B, d] to predicted acceptance [B, d], entry by entry.
 
     Raises:
-        ConfigError: the threshold is not in (0, 1].
+        ConfigError: the threshold is not in (0, 1], or `predict` is no function.
     """
 
     threshold: float = 0.7
     predict: Callable[[Tensor], Tensor] = lambda token_probs: token_probs
 
     def __post_init__(self) -> None:
-        _check_share("threshold", self.threshold)
+        _check_threshold(self.threshold)
+        if not callable(self.predict):
+            raise ConfigError(f"predict must map draft probabilities to predicted acceptance, got {self.predict!r}")
 
     def __call__(self, token_probs: Tensor) -> Tensor:
         return 1 - self.predict(token_probs).prod(1) > self.threshold
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ConfigError(f"{name} must lie in (0, 1], got {value!r}")
+def _check_threshold(value: float) -> None:
+    check_number("threshold", value, lambda share: 0 < share <= 1, "lie in (0, 1]")

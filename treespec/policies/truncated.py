@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.policies.checks import check_count
+from treespec.policies.checks import check_count, is_policy
 from treespec.protocols import DraftSource, LearningPolicy, Proposal, TreePolicy, VerifiedStep
 from treespec.sampling import truncate_law
 from treespec.tree import TreeBatch
@@ -33,7 +33,7 @@ class Truncated:
     """
 
     def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:
-        if not callable(getattr(policy, "grow", None)) or not hasattr(policy, "max_nodes"):
+        if not is_policy(policy):
             raise ConfigError(f"policy must be a tree policy such as KAry((2, 2)), got {policy!r}")
         self.policy, self.num_tokens = policy, check_count("num_tokens", num_tokens)
 
