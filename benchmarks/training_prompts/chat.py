@@ -83,8 +83,7 @@ Take the role of {character} and explain {topic} in your own style.
 I want you to act as a travel guide for {place}. I have only {k} hours.
 Imagine you are a {job} in the year 2150. Describe a normal working day.
 You are a strict but fair teacher. Comment on this sentence by a pupil: "{topic} is boring."
-Answer like {character}: what is the meaning of {theme}?
-Act as a doctor. I have slept badly for {k} days. What do you ask me first?""".splitlines()
+Answer like {character}: what is the meaning of {theme}?""".splitlines()
 
 LISTS = """List {k} {things}.
 Name {k} {things} and describe each in one sentence.

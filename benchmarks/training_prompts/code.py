@@ -51,7 +51,6 @@ FREE = (
 )
 
 WISHES = """reads a {file} file and prints the {count} longest lines
-counts how often every word occurs in a {file} file
 converts temperatures between Celsius and {unit}
 merges two dictionaries and adds up the values of shared keys
 downloads a web page and saves all of its links to a {file} file
@@ -73,7 +72,6 @@ implements a bank account class with deposits, withdrawals and an overdraft of {
 implements a timer as a context manager
 implements a linked list with insert, delete and search
 implements an LRU cache with room for {count} items
-validates e-mail addresses with a regular expression
 renames all {file} files in a folder so that they start with a date
 prints a calendar of month {month} as text
 reads a JSON list of {things} and writes it as CSV, with the columns name and {column}

@@ -13,7 +13,6 @@ A {job} in {place} works {k} hours a day at {p} dollars an hour and spends {m} d
 A tank holds {h} litres. One pipe fills {k} litres a minute while a leak loses {s} litres a minute. The tank starts with {n} litres. How much water is in it after {j} minutes?
 {a} bakes {n} trays of {foods} with {k} on each tray. {q} percent of all {foods} are burnt. The rest is sold in bags of {j}. How many full bags can be sold?
 On Monday {a} reads {n} pages. Every day after that the number grows by {s} pages. How many pages has {a} read by the end of Friday?
-The bus to {place} leaves with {h} people. At the first stop {n} get off and {k} get on, at the second stop half of those on board leave. How many people are left?
 {a}, {b} and {c} share a bill of {money} dollars. {a} pays {q} percent of it, and the other two split the remainder equally. How much does {b} pay?
 A rectangular garden is {n} metres long and {k} metres wide. {a} puts a fence around it that costs {p} dollars per metre and plants one tree for every {j} square metres. What does the fence cost and how many trees are planted?
 {a} is {n} years old. In {k} years {a} will be {r} times as old as {b} is now. How old is {b}?
@@ -103,7 +102,6 @@ Find the slope of the line through ({k}, {n}) and ({m}, {h}).""".splitlines()
 LOGIC = """{a} is taller than {b}. {b} is taller than {c}. Is {c} taller than {a}? Why?
 {a}, {b} and {c} finished a race. {b} was not last, and {a} came right behind {c}. In what order did they finish?
 All {goods} in the shop are from {place}. Some things from {place} are expensive. Are some of the {goods} expensive for sure?
-{a} has {n} sisters and one brother. How many sisters does the brother have?
 If it takes {k} machines {k} minutes to make {k} {goods}, how long do {h} machines need for {h} {goods}?
 {a} looks at a portrait and says: "The father of this person is my father's only son." Who is in the portrait?
 Three boxes are labelled {foods}, {goods} and mixed, and every label is wrong. {b} may take one thing from one box. How can all labels be put right?

@@ -37,7 +37,7 @@ backpacks, blankets, pencils, posters, plates, wooden spoons, soaps, bracelets""
 FOODS = _words("""pears, muffins, sandwiches, pancakes, tomatoes, lemons, pretzels, dumplings, cookies, carrots, plums,
 bagels, peaches, onions, mangoes, waffles, pies, oranges, potatoes, samosas""")
 
-SCIENCE = _words("""photosynthesis, black holes, plate tectonics, the water cycle, DNA replication, vaccines, magnets,
+SCIENCE = _words("""black holes, plate tectonics, the water cycle, DNA replication, vaccines, magnets,
 electric motors, the greenhouse effect, natural selection, antibiotics resistance, the periodic table, rainbows, tides,
 entropy, Newton's laws of motion, chemical bonds, acids and bases, the immune system, the human heart, sleep, memory,
 volcanoes, earthquakes, the speed of light, radio waves, lasers, semiconductors, nuclear fission, solar panels, batteries,
@@ -46,7 +46,7 @@ stem cells, enzymes, viruses and bacteria, the carbon cycle, sound waves, lenses
 supernovae, wind turbines, hydraulic brakes, refrigerators, jet engines, 3D printing, GPS, cryptography, hash tables,
 neural networks, binary numbers, operating systems, databases, recursion, compilers, the Internet's domain names""")
 
-SOCIETY = _words("""inflation, supply and demand, the Industrial Revolution, the Silk Road, the Roman Republic, democracy,
+SOCIETY = _words("""supply and demand, the Industrial Revolution, the Silk Road, the Roman Republic, democracy,
 the Renaissance, the printing press, colonialism, the French Revolution, the Cold War, urbanisation, trade unions,
 the United Nations, the separation of powers, human rights, globalisation, minimum wages, central banks, interest rates,
 stoicism, utilitarianism, existentialism, free will, social contracts, Impressionism, baroque music, jazz, haiku,
