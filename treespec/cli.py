@@ -1,4 +1,4 @@
-"""The command line: `treespec warm-up`, `treespec write`."""
+"""The command line: `treespec warm-up`, `treespec write`, `treespec train`."""
 
 from __future__ import annotations
 
@@ -126,6 +126,55 @@ def write(
             on_tokens=lambda count: progress.advance(task, count),
         )
     console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
+
+
+@app.command("train")
+def train(
+    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Where the run and the drafter go.")],
+    kind: Annotated[str, typer.Option(help="eagle3, block or draft_model.")] = "eagle3",
+    minutes: Annotated[float | None, typer.Option(help="Train for so long; the schedule follows the clock.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Or so many steps; default: one pass over the text.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of TrainingConfig, name=value; several times.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The target's features, shared by runs; default: OUT/features.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
+) -> None:
+    """Train a drafter on text that the target wrote. Run the same command again to go on where it stopped."""
+    import torch
+
+    from treespec.hf.loading import load_model
+    from treespec.hf.texts import join, read_folder
+    from treespec.training import TrainingConfig, parse_settings
+    from treespec.training import train as run_training
+    from treespec.training.console import Reporter
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [])
+    config, console = TrainingConfig(**given), Console(stderr=True)
+    with console.status(f"loading {model}"):
+        target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
+    with _progress(console) as progress:
+        reporter = Reporter(progress, int(written.lengths.clamp(max=config.max_length).sum()))
+        result = run_training(
+            target,
+            written,
+            out,
+            config,
+            features=features,
+            name=name or model,
+            command=_command(),
+            on_tokens=reporter.on_tokens,
+            on_step=reporter.on_step,
+            on_evaluation=reporter.on_evaluation,
+        )
+    console.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
 
 
 def main() -> None:

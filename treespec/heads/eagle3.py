@@ -159,7 +159,12 @@ class Eagle3Head(nn.Module):
 
 
 def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
-    """The logits of a training text, then those of drafts on the head's own features ("training-time test").
+    """The logits [B, T - i, W] of every step i of `unroll_outputs`."""
+    return [head.lm_head(outputs) for outputs in unroll_outputs(head, tokens, features, num_steps)]
+
+
+def unroll_outputs(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
+    """What `lm_head` reads along a training text, then along drafts on the head's own features ("training-time test").
 
     Step i pairs the token at t + i with the features that step i - 1 left at t: what the head meets i levels down a
     draft that starts at t, where it sees the true features up to t and its own ones behind.
@@ -170,9 +175,9 @@ def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -
         num_steps: 1 to T.
 
     Returns:
-        Logits [B, T - i, W] of every step i; those at t predict the token after `tokens[:, t + i]`.
+        Normed outputs [B, T - i, H] of every step i; those at t predict the token after `tokens[:, t + i]`.
     """
-    num_tokens, store, masks, logits = tokens.shape[1], AppendedKeys(), [], []
+    num_tokens, store, masks, outputs = tokens.shape[1], AppendedKeys(), [], []
     ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=tokens.device)
     for step in range(num_steps):
         length = num_tokens - step
@@ -180,7 +185,8 @@ def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -
         masks.append(own)
         mask = torch.cat(masks, 1)[:length].view(1, 1, length, -1)
         positions = torch.arange(step, num_tokens, device=tokens.device).unsqueeze(0)
-        output = head(tokens[:, step:], features[:, :length], positions, mask, store)
-        logits.append(output.logits)
-        features = output.features
-    return logits
+        states = head.run(tokens[:, step:], features[:, :length], positions, mask, store)
+        normed = head.norm(states)
+        outputs.append(normed)
+        features = normed if head.config.has_norm_output else states
+    return outputs

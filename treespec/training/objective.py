@@ -1,0 +1,134 @@
+"""What every kind of drafter is trained for: laws like the target's at every depth of its drafts.
+
+Places: the token at place + 1 is the one that a law at a place is of. A draft that starts from the token at an anchor
+guesses, at depth d from 0, what follows the place anchor + d.
+
+Axis letters: B texts, T tokens of the longest of them, N outputs, H their size, W the draft vocabulary, V the target's,
+K candidates, R the rank of a bigram bias, D depths.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from treespec.training.data import Batch
+from treespec.training.losses import CHUNK_LOGITS, Laws, Rows, law_loss
+from treespec.training.vocabulary import draft_ids
+
+MISSED = 2**30
+"""The rank of a token that the draft vocabulary does not have."""
+
+
+class Draft(NamedTuple):
+    """What a drafter says at one depth: `rows` N, for drafts from `anchors` int64 [N] of `texts` int64 [N]."""
+
+    rows: Rows
+    texts: Tensor
+    anchors: Tensor
+
+
+class Judged(NamedTuple):
+    """What became of the drafts of a batch, by anchor.
+
+    `ranks` int64 [B, T, D], how many tokens the drafter finds more probable than the text's own at that depth;
+    `overlaps` float32 [B, T, D], the mass that its law shares with the target's; `is_judged` bool [B, T, D].
+    """
+
+    ranks: Tensor
+    overlaps: Tensor
+    is_judged: Tensor
+
+
+class Learner(Protocol):
+    """A drafter as its training sees it, a module."""
+
+    num_depths: int
+
+    @property
+    def target_ids(self) -> Tensor:
+        """int64 [W], the target's id of every draft id."""
+        ...
+
+    def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
+        """Drafts by depth, at places where the target wrote what comes next; all of them without a generator."""
+        ...
+
+    def output_weights(self) -> tuple[Tensor, Tensor | None]:
+        """The output head [W, H] and, where there is a bigram bias, its second matrix [W, R]."""
+        ...
+
+    def save(self, folder: Path, name: str | None) -> None:
+        """Write the drafter for the target of that name."""
+        ...
+
+
+class Objective(nn.Module):
+    """A drafter's loss and its judgement.
+
+    Args:
+        learner: a module.
+        vocab_size: V.
+        depth_decay: the loss at depth d counts depth_decay^d.
+    """
+
+    _draft_ids: Tensor
+
+    def __init__(self, learner: Learner, vocab_size: int, depth_decay: float) -> None:
+        super().__init__()
+        assert isinstance(learner, nn.Module)
+        self.learner = learner
+        decays = depth_decay ** torch.arange(learner.num_depths)
+        self._decays = (decays / decays.sum()).tolist()
+        self.register_buffer("_draft_ids", draft_ids(learner.target_ids, vocab_size), persistent=False)
+
+    def forward(self, batch: Batch, tv_weight: float, generator: torch.Generator) -> Tensor:
+        """The loss of a batch: over depths the weighted, over places the plain mean."""
+        weight, bias_weight = self.learner.output_weights()
+        total = torch.zeros((), device=batch.tokens.device)
+        for depth, draft in enumerate(self.learner.drafts(batch, generator)):
+            count = len(draft.texts)
+            if count:
+                shares = torch.full((count,), self._decays[depth] / count, device=draft.texts.device)
+                laws = self._laws(batch, draft, depth)
+                total = total + law_loss(draft.rows, weight, bias_weight, laws, shares, tv_weight)
+        return total
+
+    @torch.no_grad()
+    def judge(self, batch: Batch) -> Judged:
+        """See `Judged`."""
+        shape = (*batch.tokens.shape, self.learner.num_depths)
+        ranks = torch.full(shape, MISSED, device=batch.tokens.device)
+        overlaps = torch.zeros(shape, device=ranks.device)
+        is_judged = torch.zeros(shape, dtype=torch.bool, device=ranks.device)
+        for depth, draft in enumerate(self.learner.drafts(batch, None)):
+            at = (draft.texts, draft.anchors, torch.full_like(draft.texts, depth))
+            right = self._draft_ids[batch.tokens[draft.texts, draft.anchors + depth + 1]]
+            ranks[at], overlaps[at] = self._judge(draft.rows, right, self._laws(batch, draft, depth))
+            is_judged[at] = True
+        return Judged(ranks, overlaps, is_judged)
+
+    def _laws(self, batch: Batch, draft: Draft, depth: int) -> Laws:
+        at = (draft.texts, draft.anchors + depth)
+        ids = self._draft_ids[batch.law_ids[at]]
+        return Laws(ids, batch.law_probs[at] * (ids >= 0))
+
+    def _judge(self, rows: Rows, right: Tensor, laws: Laws) -> tuple[Tensor, Tensor]:
+        """Ranks int64 [N] of draft ids [N], and overlaps float32 [N]."""
+        weight, bias_weight = self.learner.output_weights()
+        ranks, overlaps = torch.full_like(right, MISSED), laws.probs.new_zeros(len(right))
+        size = max(CHUNK_LOGITS // len(weight), 1)
+        for start in range(0, len(right), size):
+            part = slice(start, start + size)
+            logits = nn.functional.linear(rows.outputs[part], weight)
+            if rows.biases is not None and bias_weight is not None:
+                logits = logits + nn.functional.linear(rows.biases[part], bias_weight)
+            probs, known = logits.float().softmax(-1), right[part] >= 0
+            own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
+            ranks[part] = torch.where(known, (probs > own).sum(1), MISSED)
+            drafted = probs.gather(1, laws.ids[part].clamp(min=0))
+            overlaps[part] = torch.minimum(drafted, laws.probs[part]).sum(1)
+        return ranks, overlaps

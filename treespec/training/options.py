@@ -1,0 +1,134 @@
+"""Everything that a training run can be told."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from treespec.errors import ConfigError
+from treespec.policies.checks import check_count
+
+KINDS = ("eagle3", "draft_model")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a drafter is trained.
+
+    Args:
+        kind: "eagle3", a head unrolled on its own features; or "draft_model", some of the target's layers, distilled.
+        draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; a draft model has all.
+        num_layers: decoder layers of the drafter.
+        hidden_layers: the target's hidden states that a head fuses, see `HiddenStates`; None: EAGLE-3's choice.
+        has_feature_norms: one RMS norm per fused hidden state.
+        num_depths: how many tokens ahead the drafter is trained: EAGLE-3's unrolled steps.
+        depth_decay: the loss at depth d (from 1) counts depth_decay^(d - 1).
+        tv_weight: the total variation's share of the loss; the cross-entropy has the rest.
+        tv_start: the share of the run after which the total variation counts.
+        is_initialised: the drafter's layers start from the target's where shapes allow.
+        is_head_frozen: the rows of the target's output head stay as they are, and are left out of a head's files.
+        num_steps: optimiser steps; None: as many as `minutes` or `num_epochs` allow.
+        minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock.
+        num_epochs: passes over the texts where neither of the other two is given.
+        batch_size: texts per step.
+        max_length: longer texts are cut.
+        learning_rate: the peak; cosine to zero after `warmup_steps`.
+        warmup_steps: linear.
+        weight_decay: AdamW's, on matrices only.
+        betas: AdamW's.
+        clip: the largest norm of the gradient.
+        num_candidates: the target's law is kept as so many of its most probable tokens.
+        max_cache_gb: features on disk; texts beyond it are read by the target again whenever they are needed.
+        num_held_out: texts that are not trained on; at most a fifth of all.
+        eval_every: steps between evaluations; there is always one at the end.
+        save_every: steps between checkpoints.
+        is_mixed: everything is multiplied in bfloat16; weights and sums stay float32.
+        seed: of everything drawn.
+
+    Raises:
+        ConfigError: an unknown kind, or a number out of range.
+    """
+
+    kind: str = "eagle3"
+    draft_vocab_size: int = 16384
+    num_layers: int = 1
+    hidden_layers: tuple[int, ...] | None = None
+    has_feature_norms: bool = False
+    num_depths: int = 4
+    depth_decay: float = 0.8
+    tv_weight: float = 0.0
+    tv_start: float = 0.0
+    is_initialised: bool = True
+    is_head_frozen: bool = True
+    num_steps: int | None = None
+    minutes: float | None = None
+    num_epochs: float = 1.0
+    batch_size: int = 8
+    max_length: int = 512
+    learning_rate: float = 6e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    num_candidates: int = 64
+    max_cache_gb: float = 8.0
+    num_held_out: int = 32
+    eval_every: int = 200
+    save_every: int = 200
+    is_mixed: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        counts = "draft_vocab_size num_layers num_depths batch_size max_length num_candidates num_held_out"
+        for name in [*counts.split(), "eval_every", "save_every"]:
+            check_count(name, getattr(self, name))
+        if self.num_steps is not None:
+            check_count("num_steps", self.num_steps)
+        if self.max_length < 2 + self.num_depths:
+            raise ConfigError(f"max_length must be above num_depths + 1 = {self.num_depths + 1}, got {self.max_length}")
+        for name in ("minutes", "num_epochs", "learning_rate", "clip", "depth_decay"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        for name in ("warmup_steps", "weight_decay", "max_cache_gb"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("tv_weight", "tv_start", "depth_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """`name=value` lines as arguments of `TrainingConfig`: numbers, true and false, `2,15,27` for several, none.
+
+    Raises:
+        ConfigError: no such name, or a value of another type.
+    """
+    kinds = {f.name: str(f.type) for f in fields(TrainingConfig)}
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in kinds:
+            raise ConfigError(f"there is no setting {name!r}; known are {', '.join(kinds)}")
+        parsed[name] = _parse(name, kinds[name], text.strip())
+    return parsed
+
+
+def _parse(name: str, kind: str, text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    try:
+        value = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if kind.startswith("tuple") and isinstance(value, int):
+        value = (value,)
+    wanted = {"int": int, "float": (int, float), "bool": bool, "str": str, "tuple": tuple}[re.split(r"\W", kind)[0]]
+    is_right = isinstance(value, wanted) and (isinstance(value, bool) == (kind == "bool"))
+    if not is_right and not (value is None and "None" in kind):
+        raise ConfigError(f"{name} must be {kind}, got {text!r}")
+    return value

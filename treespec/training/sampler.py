@@ -1,0 +1,60 @@
+"""Which texts a step reads: a function of the seed and the step's number alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from treespec.errors import ConfigError
+from treespec.training.data import FeatureSet
+
+NUM_BUCKETED = 16
+"""So many batches are sorted by length together: less padding, and still another order in every epoch."""
+
+
+class Split(NamedTuple):
+    """Texts by number."""
+
+    train: list[int]
+    held_out: list[int]
+
+    @classmethod
+    def of(cls, features: FeatureSet, num_held_out: int) -> Split:
+        """Raises: ConfigError, too few texts."""
+        held_out = features.held_out(num_held_out)
+        if not held_out:
+            raise ConfigError(f"training needs 5 texts at least, got {len(features)}")
+        kept = set(held_out)
+        return cls([text for text in range(len(features)) if text not in kept], held_out)
+
+
+class Sampler:
+    """Batches of texts of similar length, all texts once per epoch."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self._lengths, self._batch_size, self._seed = lengths, batch_size, seed
+        self._epoch, self._batches = -1, [[0]]
+
+    @property
+    def num_batches(self) -> int:
+        """Per epoch."""
+        return -(-len(self._lengths) // self._batch_size)
+
+    def batch(self, step: int) -> list[int]:
+        """The texts of a step."""
+        epoch, number = divmod(step, self.num_batches)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._order(epoch)
+        return self._batches[number]
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        draws = random.Random(f"{self._seed} {epoch}")
+        texts = list(range(len(self._lengths)))
+        draws.shuffle(texts)
+        size, batches = self._batch_size, []
+        for start in range(0, len(texts), NUM_BUCKETED * size):
+            bucket = sorted(texts[start : start + NUM_BUCKETED * size], key=self._lengths.__getitem__)
+            batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
+        draws.shuffle(batches)
+        return batches

@@ -1,0 +1,75 @@
+"""A training run on disk, to go on from: weights, the optimiser's moments, the log. Written whole or not at all.
+
+Nothing random is kept: every step's draws and every epoch's order come from the run's seed and their own number.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from treespec.errors import CheckpointError
+from treespec.tensor_file import read_tensors
+
+FORMAT = "treespec-training-1"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class Progress:
+    """How far a run has come: optimiser steps, seconds in the loop, tokens trained on, what was logged.
+
+    `losses` are those since the last line of the log.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    num_tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+
+def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: str) -> None:
+    """Write a run's state; `run` says which run it is."""
+    tensors: dict[str, Tensor] = {}
+    for name, weight in _trained(module).items():
+        tensors[name] = weight.detach()
+        for moment in MOMENTS:
+            if moment in (known := optimizer.state.get(weight, {})):
+                tensors[f"{moment}:{name}"] = known[moment]
+    scratch = path.with_suffix(".partial")
+    about = {"format": FORMAT, "run": run, "progress": json.dumps(vars(progress))}
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata=about)
+    scratch.replace(path)
+
+
+def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: str) -> Progress:
+    """Take up a run.
+
+    Raises:
+        CheckpointError: the file is damaged, or is of a run with other settings, texts or model.
+    """
+    weights = _trained(module)
+    names = [*weights, *(f"{moment}:{name}" for name in weights for moment in MOMENTS)]
+    tensors, about = read_tensors(path, FORMAT, names)
+    if about.get("run") != run:
+        raise CheckpointError(
+            f"{path} is of a run with other settings, texts or model: give another folder, or delete it to start anew"
+        )
+    progress = Progress(**json.loads(about["progress"]))
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(tensors[name])
+            state = {moment: tensors[f"{moment}:{name}"].to(weight.device) for moment in MOMENTS}
+            optimizer.state[weight] = state | {"step": torch.tensor(float(progress.step), device=weight.device)}
+    return progress
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
