@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from benchmarks import prompts
-from benchmarks.training_prompts import build, code
+from benchmarks.training_prompts import build, code, passages
 from benchmarks.training_prompts.__main__ import main
 from benchmarks.training_prompts.build import QUARTERS, draw_new
 from treespec.hf.warm_up import read_prompts
@@ -50,7 +50,8 @@ def test_no_benchmark_prompt_takes_part(source):
         pytest.skip(str(error))
     known = {run: prompt.name for prompt in benchmark for run in word_runs(prompt.text)}
     assert len(known) > 100
-    shared = {run for message in MESSAGES for run in word_runs(message) if run in known}
+    pools = [*MESSAGES, *passages.documentation(), *(source for _, source in code.library_functions())]
+    shared = {run for text in pools for run in word_runs(text) if run in known}
     assert not shared, {known[run]: " ".join(run) for run in shared}
 
 

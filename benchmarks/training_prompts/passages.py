@@ -184,7 +184,7 @@ def _task(rng: Random, passage: str) -> str:
 
 @cache
 def documentation() -> list[str]:
-    """Paragraphs of prose from Python's own help texts."""
+    """Paragraphs of prose from Python's own help texts; none with a set phrase that HumanEval uses as well."""
     texts = [pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)]
     paragraphs = [" ".join(p.split()) for text in texts for p in text.split("\n\n") if not p.startswith((" ", "*"))]
-    return [p for p in paragraphs if 250 < len(p) < 900 and "::" not in p]
+    return [p for p in paragraphs if 250 < len(p) < 900 and "::" not in p and "if and only if there is" not in p]
