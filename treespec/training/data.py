@@ -82,6 +82,8 @@ class FeatureSet:
         self._texts, self._is_asked, self._is_best = (
             [part[:max_length] for part in parts.split(lengths)] for parts in (texts.tokens, asked, asked & best)
         )
+        for is_known in (*self._is_asked, *self._is_best):
+            is_known[-1:] = False  # What follows a cut is not there to be judged by.
         if min(map(len, self._texts), default=0) < 1:
             raise ConfigError("a text must have a token at least, got none or an empty one")
         self._reader, self._folder, self._device = reader, folder, device
@@ -129,7 +131,7 @@ class FeatureSet:
         return self._digest(range(len(self)))
 
     def held_out(self, count: int) -> list[int]:
-        """`count` texts, a fifth of all at most: those of the smallest hashes, so that few change where texts are added."""
+        """`count` texts, a fifth of all at most: those of the smallest hashes, so that few change as texts are added."""
         order = sorted(range(len(self)), key=lambda text: hashlib.sha256(self._texts[text].numpy().tobytes()).digest())
         return sorted(order[: min(count, len(self) // 5)])
 
