@@ -5,40 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_models import TableLM, ToyScorer
+from taught import LAYER, SIZE, VOCAB, SecondOrder, mean_acceptance
 
 from treespec.drafters import Eagle3
-from treespec.engine import Request, speculate
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.heads.layers import LayerConfig
 from treespec.policies import BestFirst, Chain
 from treespec.protocols import Scores
-
-VOCAB, SIZE, LAYER = 10, 16, 1
-
-
-class SecondOrder(TableLM):
-    """The next token hangs on the last two, so that the last one alone tells little."""
-
-    def logits(self, text):
-        return self._table[text[-2] if len(text) > 1 else 0, text[-1], 0]
-
-
-class FeatureScorer(ToyScorer):
-    """Its hidden state at a token is the token's embedding."""
-
-    hidden_layers = (LAYER,)
-
-    def __init__(self, model, embedding):
-        super().__init__(model)
-        self._embedding = embedding
-
-    def prefill(self, ids, mask):
-        super().prefill(ids, mask)
-        return {LAYER: self._embedding[ids]}
-
-    def extend(self, tokens, parents):
-        return Scores(super().extend(tokens, parents).logits, {LAYER: self._embedding[tokens]})
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +19,7 @@ def taught():
     """The toy target, its embedding, and a head trained on random texts of it for a hundred steps."""
     model, generator = SecondOrder(VOCAB), torch.Generator().manual_seed(0)
     embedding = torch.randn(VOCAB, SIZE, generator=generator)
-    best = torch.stack([torch.stack([model.logits([a, b]) for b in range(VOCAB)]) for a in range(VOCAB)]).argmax(-1)
+    best = model.best_next()
     config = Eagle3Config(LayerConfig(SIZE, 96, 2, 1, 8), VOCAB, VOCAB, SIZE, num_features=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -75,23 +48,7 @@ class Misplaced(Eagle3):
 
 def acceptance(taught, policy, kind=Eagle3):
     model, embedding, head = taught
-    ids = torch.randint(0, VOCAB, (12, 6), generator=torch.Generator().manual_seed(7))
-    request = Request(ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)
-    result = speculate(FeatureScorer(model, embedding), kind(head, (LAYER,)), request)
-    return result.stats.mean_acceptance_length
-
-
-class Until:
-    """Stops after so many tokens."""
-
-    def __init__(self, num_new):
-        self._length = 6 + num_new
-
-    def num_kept(self, row, ids, new_tokens):
-        return len(new_tokens) if len(ids) >= self._length else None
-
-    def max_new(self, row, length, num_padding):
-        return self._length - length
+    return mean_acceptance(model, embedding, kind(head, (LAYER,)), policy)
 
 
 def test_a_taught_head_is_mostly_right(taught):

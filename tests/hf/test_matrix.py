@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from block_files import dspark, random_head
 from medusa_files import random_heads
 from tiny import noisy_copy, prompt, tiny_llama
 
 import treespec
 from treespec import policies
-from treespec.drafters import DraftModel, EarlyExit, Medusa, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import BlockDrafter, DraftModel, EarlyExit, Medusa, Merge, SuffixLookup, TokenRecycling
 from treespec.policies import (
     AdaptiveChain,
     BestFirst,
@@ -51,11 +52,12 @@ DRAFTERS = {
     "draft model": lambda draft: DraftModel(draft),
     "early exit": lambda draft: EarlyExit(1),
     "medusa": lambda draft: Medusa(random_heads(3)),
+    "block": lambda draft: BlockDrafter(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
     "recycling": lambda draft: TokenRecycling(),
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
-HAVE_LAWS = ("draft model", "early exit", "medusa")
+HAVE_LAWS = ("draft model", "early exit", "medusa", "block")
 PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d in HAVE_LAWS or p not in NEEDS_A_LAW]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 

@@ -78,6 +78,11 @@ class BlockConfig:
         return len(self.spans)
 
     @property
+    def is_dspark(self) -> bool:
+        """Whether it has any of DSpark's additions."""
+        return self.has_anchor_output or self.markov_rank > 0 or self.has_confidence
+
+    @property
     def num_depths(self) -> int:
         """D, how many tokens a block guesses."""
         return self.block_size if self.has_anchor_output else self.block_size - 1

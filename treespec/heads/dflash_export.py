@@ -31,8 +31,7 @@ def save_block(
         ConfigError: spans that the format has no words for.
     """
     config = head.config
-    is_dspark = config.has_anchor_output or config.markov_rank > 0 or config.has_confidence
-    algorithm, architecture = ("dspark", "DSparkDraftModel") if is_dspark else ("dflash", "DFlashDraftModel")
+    algorithm, architecture = ("dspark", "DSparkDraftModel") if config.is_dspark else ("dflash", "DFlashDraftModel")
     keys = speculators_keys(algorithm, architecture, config, config.num_depths, verifier) | {
         "target_hidden_size": config.target_hidden_size,
         "block_size": config.block_size,
@@ -42,7 +41,7 @@ def save_block(
         "sliding_window_non_causal": not _is_causal(config),
         "transformer_layer_config": layer_keys(config, [span.window for span in config.spans]),
     }
-    if is_dspark:
+    if config.is_dspark:
         keys |= {
             "markov_rank": config.markov_rank,
             "markov_head_type": "vanilla",

@@ -91,7 +91,7 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
     vocab_size = positive_int(llama, "vocab_size", path)
     rank = _markov_rank(config, tensors, path)
     is_dspark = config.get("speculators_model_type") == "dspark" or "DSpark" in str(config.get("architectures"))
-    is_anchored = config.get("sample_from_anchor", own.get("sample_from_anchor"))
+    is_anchored = config.get("sample_from_anchor", own.get("sample_from_anchor", config.get("shift_label")))
     hidden_layers = _hidden_layers(config, own, llama, path)
     return BlockConfig(
         layer=layer,

@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from treespec.drafters import Medusa, SuffixLookup, SuffixStore, TokenRecycling
+from treespec.drafters import BlockDrafter, Eagle3, Medusa, SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
 from treespec.hf.draft import draft_model
-from treespec.hf.heads import load_drafter
+from treespec.hf.heads import KINDS, load_drafter
 from treespec.hf.loading import load_model, load_tokenizer
 from treespec.hf.speculation import TreeSpeculation
 from treespec.policies import Chain, Paths
@@ -19,7 +19,9 @@ from treespec.protocols import Drafter
 from treespec.tree import parse_paths
 
 _KEYS: dict[str, set[str]] = {
+    "dflash": {"model"},
     "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
+    "dspark": {"model"},
     "eagle3": {"model"},
     "medusa": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
@@ -33,18 +35,20 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
     """Build a `TreeSpeculation` from a configuration in vLLM's words.
 
     Args:
-        config: `method` ("draft_model", "eagle3", "medusa", "ngram", "suffix", or treespec's own "token_recycling"),
-            `model` (a name, a folder or a loaded model for "draft_model", the head's name or folder for "eagle3", the
-            heads' folder or file for "medusa"), `num_speculative_tokens` (draft tokens a step) and optionally
-            `speculative_token_tree` (a list of rank paths as a literal, by default a chain); "ngram" also takes
-            `prompt_lookup_max` and `prompt_lookup_min`. A draft model with another tokenizer than the target's takes
-            `tokenizer` (the target's) and `assistant_tokenizer` (its own): transformers' words, names or tokenizers.
-        target: the model to be sped up, which "eagle3" needs: its head reads that model's embedding and states.
+        config: `method` ("draft_model", "eagle3", "dflash", "dspark", "medusa", "ngram", "suffix", or treespec's own
+            "token_recycling"), `model` (a name, a folder or a loaded model for "draft_model", the head's name or folder
+            for "eagle3", "dflash" and "dspark", the heads' folder or file for "medusa"), `num_speculative_tokens`
+            (draft tokens a step; a chain is no longer than a block) and optionally `speculative_token_tree` (a list of
+            rank paths as a literal, by default a chain); "ngram" also takes `prompt_lookup_max` and
+            `prompt_lookup_min`. A draft model with another tokenizer than the target's takes `tokenizer` (the target's)
+            and `assistant_tokenizer` (its own): transformers' words, names or tokenizers.
+        target: the model to be sped up, which "eagle3", "dflash" and "dspark" need: their heads read that model's
+            embedding and states.
         options: keyword arguments of `TreeSpeculation` beside `tree`.
 
     Raises:
-        ConfigError: an unknown method or key, a missing key, a tree whose size is not `num_speculative_tokens`, or
-            `tree` among the options.
+        ConfigError: an unknown method or key, a missing key, a head of another method, a tree whose size is not
+            `num_speculative_tokens`, or `tree` among the options.
         CheckpointError: the draft model or the heads cannot be loaded.
     """
     if not isinstance(config, Mapping):
@@ -84,13 +88,8 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         if tokenizers == [None, None]:
             return model
         return draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
-    if method == "eagle3":
-        head = config.get("model")
-        if not isinstance(head, (str, Path)):
-            raise ConfigError(f"method 'eagle3' needs 'model': the head's name or folder, got {head!r}")
-        if target is None:
-            raise ConfigError("method 'eagle3' needs the model to be sped up: from_config(config, target=model)")
-        return load_drafter(head, target)
+    if method in KINDS:
+        return _trained_head(method, config.get("model"), target)
     if method == "medusa":
         heads = config.get("model")
         if not isinstance(heads, (str, Path)):
@@ -102,6 +101,19 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         return SuffixLookup(store=SuffixStore())
     longest, shortest = config.get("prompt_lookup_max", 5), config.get("prompt_lookup_min", 1)
     return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
+
+
+def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Eagle3 | BlockDrafter:
+    if not isinstance(name, (str, Path)):
+        raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
+    if target is None:
+        raise ConfigError(f"method {method!r} needs the model to be sped up: from_config(config, target=model)")
+    drafter = load_drafter(name, target)
+    is_block = isinstance(drafter, BlockDrafter)
+    found = ("dspark" if drafter.head.config.is_dspark else "dflash") if is_block else "eagle3"
+    if found != method:
+        raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
+    return drafter
 
 
 def _tokenizer(given: Any) -> Any:

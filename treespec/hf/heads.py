@@ -14,10 +14,13 @@ from treespec.drafters.shared import Shape
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.dflash import BlockConfig, BlockHead
-from treespec.heads.dflash_files import build_block, is_block_config
+from treespec.heads.dflash_files import ALGORITHMS, build_block, is_block_config
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
 from treespec.heads.eagle3_files import build_eagle3
 from treespec.hf.facts import input_device, num_logits
+
+KINDS = ("eagle3", *ALGORITHMS)
+"""The speculators library's names of the heads that are read."""
 
 
 def load_drafter(
@@ -66,6 +69,9 @@ def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head | BlockHe
         raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
     checkpoint = find_checkpoint(name)
     embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
+    kind = checkpoint.config.get("speculators_model_type", KINDS[0])
+    if kind not in KINDS:
+        raise CheckpointError(f"{name} holds a {kind!r} speculator; {', '.join(map(repr, KINDS))} are read")
     build = build_block if is_block_config(checkpoint.config) else build_eagle3
     head = build(
         checkpoint,

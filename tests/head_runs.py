@@ -1,0 +1,78 @@
+"""Runs of trained heads whose trees are kept, and their laws compared with a slow plain reading of the files."""
+
+from dataclasses import dataclass
+
+import torch
+from tiny import prompt
+
+from treespec import TreeSpeculation
+
+
+@dataclass
+class Proposed:
+    """One step's trees and the texts that they hang on."""
+
+    trees: object
+    texts: list
+    row_ids: list
+
+
+class Watched:
+    """Keeps what a drafter proposed; goes before its class: `class WatchedEagle(Watched, Eagle3)`."""
+
+    def start(self, session):
+        super().start(session)
+        self.steps = []
+
+    def propose(self, max_depth):
+        trees, history = super().propose(max_depth), self._session.history
+        texts = [history.tokens(b).tolist() for b in range(history.num_rows)]
+        self.steps.append(Proposed(trees, texts, list(self._session.row_ids)))
+        return trees
+
+
+def left_padded(lengths, seed=5):
+    rows = [prompt(1, length, seed=seed + i)[0] for i, length in enumerate(lengths)]
+    width = max(lengths)
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+    mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def run(target, drafter, inputs, num_new=12, do_sample=False, tree=8, **options):
+    speculation = TreeSpeculation(drafter, tree=tree, seed=3)
+    torch.manual_seed(0)
+    out = target.generate(**inputs, max_new_tokens=num_new, do_sample=do_sample, custom_generate=speculation, **options)
+    return out, speculation.stats
+
+
+def check_laws(target, drafter, plain, process=lambda text, logits: logits, first=0):
+    """Every node's law, or its value where it was selected, against the plain reading. Returns the nodes compared."""
+    count = 0
+    for step in drafter.steps:
+        for row, tree in enumerate(step.trees.trees):
+            if tree.num_nodes == 1:
+                continue
+            text = step.texts[row]
+            with torch.no_grad():
+                states = target(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
+            beside = torch.cat([states[i][0, first : len(text) - 1] for i in drafter.hidden_layers], -1)
+            laws = {}
+            for node in range(1, tree.num_nodes):
+                parent = tree.parent_list[node]
+                path = tuple(tree.token(i) for i in tree.path_to(parent)[1:])
+                if path not in laws:
+                    logits = plain.logits(beside, text, path, first)
+                    laws[path] = process([*text, *path], logits).softmax(-1)
+                law = laws[path]
+                if tree.laws is None:
+                    share = step.trees.values[row, node] / step.trees.values[row, parent]
+                    torch.testing.assert_close(share.double(), law[tree.token(node)], atol=2e-5, rtol=2e-3)
+                else:
+                    siblings = tree.children(parent)
+                    law = law.clone()
+                    if bool(tree.is_without_replacement[node]):
+                        law[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
+                    torch.testing.assert_close(tree.law(node).double(), law / law.sum(), atol=2e-5, rtol=2e-3)
+                count += 1
+    return count

@@ -1,0 +1,67 @@
+"""A toy target whose hidden states are its tokens' embeddings, for heads that are taught what it says next."""
+
+import torch
+from toy_models import TableLM, ToyScorer
+
+from treespec.engine import Request, speculate
+from treespec.protocols import Scores
+
+VOCAB, SIZE, LAYER = 10, 16, 1
+
+
+class SecondOrder(TableLM):
+    """The next token hangs on the last two, so that the last one alone tells little."""
+
+    def logits(self, text):
+        return self._table[text[-2] if len(text) > 1 else 0, text[-1], 0]
+
+    def best_next(self):
+        """int64 [V, V]: the most probable token after every pair."""
+        rows = [torch.stack([self.logits([a, b]) for b in range(VOCAB)]) for a in range(VOCAB)]
+        return torch.stack(rows).argmax(-1)
+
+
+class Alternating(TableLM):
+    """The next token is almost surely the token before the last one, changed: every other token makes a text."""
+
+    changed = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))
+
+    def logits(self, text):
+        return 6.0 * torch.nn.functional.one_hot(self.changed[text[-2] if len(text) > 1 else 0], VOCAB)
+
+
+class FeatureScorer(ToyScorer):
+    """Its hidden state at a token is the token's embedding."""
+
+    hidden_layers = (LAYER,)
+
+    def __init__(self, model, embedding):
+        super().__init__(model)
+        self._embedding = embedding
+
+    def prefill(self, ids, mask):
+        super().prefill(ids, mask)
+        return {LAYER: self._embedding[ids]}
+
+    def extend(self, tokens, parents):
+        return Scores(super().extend(tokens, parents).logits, {LAYER: self._embedding[tokens]})
+
+
+class Until:
+    """Stops after so many tokens."""
+
+    def __init__(self, num_new):
+        self._length = 6 + num_new
+
+    def num_kept(self, row, ids, new_tokens):
+        return len(new_tokens) if len(ids) >= self._length else None
+
+    def max_new(self, row, length, num_padding):
+        return self._length - length
+
+
+def mean_acceptance(model, embedding, drafter, policy):
+    """Of greedy decoding, twelve random prompts of six tokens."""
+    ids = torch.randint(0, VOCAB, (12, 6), generator=torch.Generator().manual_seed(7))
+    request = Request(ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)
+    return speculate(FeatureScorer(model, embedding), drafter, request).stats.mean_acceptance_length
