@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from verification.toys import as_batch, drafted_batch, law_pairs, random_drafted
+from verification.toys import as_batch, drafted_batch, random_drafted
 
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.stats import SpeculationStats
-from treespec.testing import MIXED, FixedShape, ToyDrafter
+from treespec.testing import MIXED, FixedShape, ToyDrafter, law_pairs
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxChooser, TargetWalk, verify_dense
 from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy, walk_rows

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from verification.toys import SHAPES, law_pairs
 
 from treespec.errors import RuleMismatchError
 from treespec.testing import (
-    IID,
-    SEVERAL_DRAFTERS,
+    SHAPES,
     TOY_FAMILIES,
     WITHOUT_REPLACEMENT,
+    Case,
     RandomLaws,
     ToyDrafter,
     assert_lossless,
     enumerate_traces,
+    law_pairs,
+    toy_case,
 )
 from treespec.tree import TreeBatch
 from treespec.verification import RULES
@@ -24,21 +25,12 @@ EDGES = tuple(law_pairs(2, False))
 THREE_CHAIN_EDGES = ("generic", "equal", "one-hot target")
 
 
-def vocab_size(family: str, shape: str, edge: str) -> int:
-    """Three tokens, and two where three would take minutes; see `test_three_chains_without_replacement`."""
-    if (family, shape) == (WITHOUT_REPLACEMENT, "3-1-1"):
-        return 2 if edge in THREE_CHAIN_EDGES else 3
-    is_wide = shape == "3-1-1" or (shape == "2x2" and edge != "generic")
-    return 2 if is_wide and family in (IID, SEVERAL_DRAFTERS) else 3
-
-
 @pytest.mark.parametrize("is_exact", [False, True], ids=["float64", "fraction"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", TOY_FAMILIES)
 def test_lossless(family: str, shape: str, is_exact: bool, record_property) -> None:
     for edge in EDGES:
-        target, drafts = law_pairs(vocab_size(family, shape, edge), is_exact)[edge]
-        drafter = ToyDrafter(family, SHAPES[shape], drafts)
+        drafter, target = toy_case(Case(family, shape, edge), is_exact)
         for name in admitted(drafter):
             assert_lossless(RULES[name], drafter, target)
             record_property("exact_case", (name, family, shape, edge, is_exact))

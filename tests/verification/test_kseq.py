@@ -9,11 +9,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from verification.toys import SHAPES, SamplingChooser, as_batch, law_pairs
+from verification.toys import SamplingChooser, as_batch
 
 from treespec.errors import RuleMismatchError
 from treespec.optimum import optimum_iid
-from treespec.testing import AdaptiveWidth, FixedShape, RandomLaws, ToyDrafter, assert_lossless, exact_law
+from treespec.testing import (
+    SHAPES,
+    AdaptiveWidth,
+    FixedShape,
+    RandomLaws,
+    ToyDrafter,
+    assert_lossless,
+    exact_law,
+    law_pairs,
+)
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import GivenChooser, KSeq, TokenVerification, kseq, verify
 
@@ -57,13 +66,19 @@ def test_exact_law_in_rational_arithmetic(shape, vocab_size, edge, record_proper
     record_property("exact_case", ("k_seq", IID, shape, f"{edge}, {vocab_size} tokens, 4 bisections", True))
 
 
-def test_a_ratio_below_the_least_is_caught(monkeypatch):
+def record_mutant(record_property, name: str, total_variation: Fraction) -> None:
+    record_property("table", f"mutant: {name:<58} total variation {float(total_variation):.6f}")
+
+
+def test_a_ratio_below_the_least_is_caught(monkeypatch, record_property):
     """The bisection must keep its upper end: with the lower one the rest would be negative somewhere."""
     target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
     drafter = ToyDrafter(IID, FixedShape.kary(2), (draft,))
     assert exact_law(KSeq(), drafter, target).error == 0
     monkeypatch.setattr(kseq, "tightening", lambda law, draft_law, k, n: Fraction(1))
-    assert exact_law(KSeq(), drafter, target).total_variation > Fraction(1, 100)
+    shift = exact_law(KSeq(), drafter, target).total_variation
+    record_mutant(record_property, "k_seq with a ratio below the least", shift)
+    assert shift > Fraction(1, 100)
 
 
 def test_acceptance_is_within_a_factor_of_the_optimum(record_property):
@@ -156,7 +171,8 @@ class _DuplicatesRemoved:
             tree.children = full
 
 
-def test_removing_duplicates_is_caught():
+def test_removing_duplicates_is_caught(record_property):
     target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
     mutant = exact_law(_DuplicatesRemoved(KSeq()), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    record_mutant(record_property, "duplicates removed under k_seq", mutant.total_variation)
     assert mutant.total_variation > Fraction(1, 1000)

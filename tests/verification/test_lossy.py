@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from verification.toys import law_pairs
 
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.testing import (
@@ -19,6 +18,7 @@ from treespec.testing import (
     assert_lossless,
     enumerate_traces,
     exact_law,
+    law_pairs,
 )
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import (

@@ -19,7 +19,6 @@ from verification.mutants import (
     without_siblings,
     without_unlikely,
 )
-from verification.toys import SHAPES
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
 from treespec.testing import (
@@ -27,6 +26,7 @@ from treespec.testing import (
     MIXED,
     SELECTED,
     SEVERAL_DRAFTERS,
+    SHAPES,
     WITHOUT_REPLACEMENT,
     FixedShape,
     RandomLaws,

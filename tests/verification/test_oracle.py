@@ -9,13 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from verification.toys import SHAPES, law_pairs
 
 from treespec.testing import (
     IID,
     MIXED,
     SELECTED,
     SEVERAL_DRAFTERS,
+    SHAPES,
     TOY_FAMILIES,
     WITHOUT_REPLACEMENT,
     AdaptiveDepth,
@@ -28,6 +28,7 @@ from treespec.testing import (
     assert_lossless,
     enumerate_traces,
     exact_law,
+    law_pairs,
     toy_law,
 )
 from treespec.tree import TreeBatch, Verdict

@@ -10,13 +10,22 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from verification.toys import SHAPES, SamplingChooser, law_pairs
+from verification.toys import SamplingChooser
 
 from treespec import verification
 from treespec.errors import LogitsError, RuleMismatchError
 from treespec.optimum import optimum_iid, optimum_without_replacement
 from treespec.sampling import draw_without_replacement, truncate_law
-from treespec.testing import AdaptiveWidth, FixedShape, RandomLaws, ToyDrafter, assert_lossless, exact_law
+from treespec.testing import (
+    SHAPES,
+    AdaptiveWidth,
+    FixedShape,
+    RandomLaws,
+    ToyDrafter,
+    assert_lossless,
+    exact_law,
+    law_pairs,
+)
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import GivenChooser, OptimalTransport, TransportTraversal, verify
 from treespec.verification.flow import best_transport, pair_supply
@@ -244,7 +253,9 @@ class _RestOfThisPair:
 
 
 @by_rule
-def test_a_rest_that_depends_on_the_pair_is_caught(rule):
+def test_a_rest_that_depends_on_the_pair_is_caught(rule, record_property):
     target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
     mutant = exact_law(_RestOfThisPair(rule), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    name = f"{rule.name}: a rest that depends on the pair"
+    record_property("table", f"mutant: {name:<58} total variation {float(mutant.total_variation):.6f}")
     assert mutant.total_variation > Fraction(1, 1000)

@@ -21,48 +21,9 @@ from treespec.testing import (
     ToyDrafter,
     ToyTree,
     enumerate_traces,
-    toy_law,
 )
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification.dense import Scan
-
-SHAPES: dict[str, Shape] = {
-    "chain": FixedShape.kary(1, 1, 1),
-    "2x2": FixedShape.kary(2, 2),
-    "3-1-1": FixedShape.kary(3, 1, 1),
-    "unbalanced": FixedShape.from_paths("[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"),
-    "adaptive depth": AdaptiveDepth(),
-    "adaptive width": AdaptiveWidth(),
-}
-
-
-def constant(weights: Sequence[int], is_exact: bool) -> ConditionalLaw:
-    law = toy_law(weights, is_exact)
-    return lambda context: law
-
-
-def rotating_point(vocab_size: int, is_exact: bool) -> ConditionalLaw:
-    """A one-hot law whose token changes with the context."""
-    laws = [toy_law([int(i == token) for i in range(vocab_size)], is_exact) for token in range(vocab_size)]
-    return lambda context: laws[(1 + sum(context) + len(context)) % vocab_size]
-
-
-def law_pairs(vocab_size: int, is_exact: bool, seed: int = 0) -> dict[str, tuple[ConditionalLaw, tuple]]:
-    """A target and two draft laws for every edge case, by its name."""
-
-    def random(number: int, zero_share: float = 0.0) -> RandomLaws:
-        return RandomLaws(vocab_size, 10 * seed + number, is_exact, zero_share)
-
-    low = constant([1] * (vocab_size - 1) + [0], is_exact) if vocab_size > 1 else random(0)
-    high = constant([0] * (vocab_size - 1) + [1], is_exact)
-    return {
-        "generic": (random(1), (random(2), random(3))),
-        "equal": (random(1), (random(1), random(1))),
-        "disjoint": (low, (high, high)),
-        "zeros": (random(4, 0.5), (random(5, 0.5), random(6, 0.5))),
-        "one-hot target": (rotating_point(vocab_size, is_exact), (random(2), random(3))),
-        "one-hot draft": (random(1), (rotating_point(vocab_size, is_exact), high)),
-    }
 
 
 class SamplingChooser:
