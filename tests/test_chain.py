@@ -220,6 +220,28 @@ def test_lists_and_arrays_follow_numpys_global_state():
     assert len({tuple(output) for output in outputs[0]}) > 1
 
 
+ROWS_IN = {
+    "tensor": torch.as_tensor,
+    "array": np.asarray,
+    "list of lists": np.ndarray.tolist,
+    "list of arrays": list,
+    "list of tensors": lambda rows: [torch.as_tensor(row) for row in rows],
+    "tuple of tuples": lambda rows: tuple(map(tuple, rows)),
+}
+
+
+@pytest.mark.parametrize("draft_form", ROWS_IN)
+@pytest.mark.parametrize("target_form", ROWS_IN)
+def test_every_form_of_input_goes_with_every_other(target_form, draft_form):
+    target, draft = laws(3, with_bonus=True)
+    for seed in range(10):
+        outputs = [
+            speculative_decoding_verify([0, 1, 2], d, t, 3, generator=np.random.default_rng(seed))
+            for d, t in ((draft, target), (ROWS_IN[draft_form](draft), ROWS_IN[target_form](target)))
+        ]
+        assert outputs[0] == outputs[1]
+
+
 def test_equal_laws_keep_every_token_and_disjoint_ones_none():
     probs = torch.softmax(torch.arange(40.0).view(4, 10).sin(), dim=-1)
     assert speculative_decode(probs, probs, torch.tensor([2, 5, 1, 8])) == [2, 5, 1, 8]

@@ -18,11 +18,13 @@ VERIFICATION = (DOCS / "verification.md").read_text()
 
 def test_snippets_of_verification_run_in_order(capsys) -> None:
     snippets = re.findall(r"```python\n(.*?)```", VERIFICATION, flags=re.DOTALL)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     names: dict = {}
     for snippet in snippets:
         exec(compile(snippet, "docs/verification.md", "exec"), names)
     assert names["result"].error == 0
+    assert {case.shape for case in names["results"]} >= {"chain"}
+    assert max(result.error for result in names["results"].values()) <= 1e-12
     rule, sampled = names["MyChainRule"](), TokenTree.chain([0, 1, 2], torch.full((2, 3), 1 / 3))
     verify(sampled, torch.full((3, 3), 1 / 3), rule)
     for refused in (TokenTree.chain([0, 1, 2]), TokenTree.from_paths([(0,), (1,)], [0, 1, 2])):

@@ -90,7 +90,7 @@ def speculative_decoding_verify(
 def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array, random_coins: Array) -> dict[str, Any]:
     """One round with given coins and no other chance: argmax stands where a token would be drawn.
 
-    Token i is kept when its coin is strictly below target/draft (a ratio of one or more always keeps it). In
+    Token i is kept when its coin is strictly below target/draft, a quotient of floats (one or more always keeps it). In
     `explain_round` only a coin *greater* than the ratio rejects: the two differ where coin and ratio are equal. The
     first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row
     more, the argmax of the last target row follows as bonus. Good for following the algorithm by hand; the law of its

@@ -85,7 +85,8 @@ def _read_laws(probs: Array, name: str, use_torch: bool) -> Any:
     laws: Any
     try:
         if use_torch:
-            laws = torch.as_tensor(probs).detach()
+            # By numpy, which also reads lists of tensors.
+            laws = probs.detach() if isinstance(probs, Tensor) else torch.from_numpy(np.array(probs))
             if laws.is_complex():
                 raise TypeError("complex numbers are no probabilities")
             laws = laws if laws.dtype == torch.float64 else laws.to(torch.float32)

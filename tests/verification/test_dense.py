@@ -8,13 +8,23 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from verification.toys import as_batch, drafted_batch, random_drafted
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
+from verification.toys import as_batch, drafted_batch, random_chain, random_drafted
 
+from treespec.engine import judge
 from treespec.errors import InvalidTreeError, LogitsError
+from treespec.hf.processors import TreeProcessors
+from treespec.laws import TargetLaws
+from treespec.protocols import History
 from treespec.stats import SpeculationStats
 from treespec.testing import MIXED, FixedShape, ToyDrafter, law_pairs
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
-from treespec.verification import RULES, ArgmaxChooser, TargetWalk, verify_dense
+from treespec.verification import RULES, ArgmaxChooser, TargetWalk, resolve, verify_dense
 from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy, walk_rows
 
 TREE_RULES = ("target_walk", "recursive", "traversal")
@@ -80,6 +90,49 @@ def test_greedy_never_waits_for_the_device() -> None:
     with NoHostReads():
         packed = pack_greedy(dataclasses.replace(trees), target_probs)
     assert len(decode(packed)) == 1
+
+
+TOP_P, PENALTY = TopPLogitsWarper(0.95), RepetitionPenaltyLogitsProcessor(1.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "is_sampling", "num_copies"),
+    [
+        ("auto", TOP_P, True, 1),
+        ("auto", TOP_P, False, 1),
+        ("recursive", TOP_P, True, 1),
+        ("block", TOP_P, True, 2),  # Asks first whether the trees are chains.
+        ("auto", PENALTY, True, 2),  # Looks at the path, so the trees are read before.
+    ],
+)
+def test_a_whole_step_waits_once(
+    name: str, last: LogitsProcessor, is_sampling: bool, num_copies: int, monkeypatch
+) -> None:
+    """Choice of the rule, processors, laws and verdicts: nothing waits but the copies, of which there is one."""
+    rng = np.random.default_rng(6)
+    kind = random_chain if name == "block" else random_drafted
+    trees, target_probs = as_batch([kind(rng, 4) for _ in range(30)])
+    logits = target_probs.nan_to_num(0.25).log().float().clamp(min=-50)
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    history = History(torch.zeros(30, 1, dtype=torch.int64), torch.ones(30, 1, dtype=torch.bool))
+    warpers = TreeProcessors([TemperatureLogitsWarper(0.8), last], num_rows=30)
+    laws = TargetLaws(dataclasses.replace(trees), logits, history, warpers, list(range(30)), is_sampling)
+    copies: list[torch.Size] = []
+    read = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> list:
+        copies.append(tensor.shape)
+        return read(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    with NoHostReads():
+        verdicts = judge(resolve(name, is_sampling, laws.trees), laws.trees, laws, coins, draws)
+    assert len(copies) == num_copies
+    monkeypatch.undo()
+    if is_sampling:
+        rule = RULES["traversal" if name == "auto" else name]
+        assert verdicts == walk_rows(rule, trees, laws.dense(), coins, draws)
+    assert max(verdict.num_accepted for verdict in verdicts) >= 2
 
 
 @pytest.mark.parametrize("is_greedy", [False, True])
