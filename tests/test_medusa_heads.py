@@ -7,7 +7,7 @@ import torch
 from medusa_files import authors_tensors, random_heads, vllm_tensors, write
 
 from treespec.drafters import Medusa, MedusaHead, MedusaHeads
-from treespec.drafters.medusa_heads import load_heads
+from treespec.drafters.medusa_files import load_heads
 from treespec.errors import CheckpointError, ConfigError
 
 HEADS = random_heads(num_heads=3, num_layers=2)
@@ -112,6 +112,11 @@ def lacking(name):
         (authors_tensors(HEADS) | {"1.0.linear.weight": torch.ones(32, 16)}, None, r"head 1 .*\[32, 16\]"),
         (authors_tensors(HEADS) | {"1.2.weight": torch.ones(60, 32)}, None, r"head 1 .*\[60, 32\]"),
         (vllm_tensors(HEADS) | {"token_map": torch.zeros(70, dtype=torch.long)}, None, "token_map must be"),
+        (vllm_tensors(HEADS) | {"token_map": torch.zeros(64, dtype=torch.long)}, None, "one token twice"),
+        (vllm_tensors(HEADS) | {"token_map": torch.tensor([3, -2])}, None, "negative id"),
+        (vllm_tensors(HEADS) | {"token_map": torch.tensor([3, 64])}, None, "rows that an output of 64"),
+        (vllm_tensors(HEADS) | {"token_map": torch.arange(64.0)}, None, r"must be ids \[W\], got torch.float32"),
+        (authors_tensors(HEADS) | {"0.2.weight": torch.ones(64)}, None, r"output must be \[W, H\]"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, tensors, config, message):

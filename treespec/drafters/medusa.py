@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from treespec.drafters.medusa_heads import MedusaHeads, load_heads
+from treespec.drafters.medusa_files import load_heads
+from treespec.drafters.medusa_heads import MedusaHeads
 from treespec.drafters.path_laws import PathLaws
 from treespec.drafters.shared import (
     SessionSource,
