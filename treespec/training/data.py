@@ -131,7 +131,7 @@ class FeatureSet:
         return self._digest(range(len(self)))
 
     def held_out(self, count: int) -> list[int]:
-        """`count` texts, a fifth of all at most: those of the smallest hashes, so that few change as texts are added."""
+        """`count` texts, a fifth of all at most: those of the smallest hashes, so few change as texts are added."""
         order = sorted(range(len(self)), key=lambda text: hashlib.sha256(self._texts[text].numpy().tobytes()).digest())
         return sorted(order[: min(count, len(self) // 5)])
 

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treespec.heads.checkpoint import fuse_split
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head, unroll_outputs
 from treespec.heads.eagle3_export import save_eagle3
 from treespec.hf.facts import num_logits
 from treespec.hf.head_shape import final_norm, head_layer, layer_weights
 from treespec.training.data import Batch
-from treespec.training.losses import Rows
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
+from treespec.training.start import copy_fitting, copy_output_rows, embedding_of, pass_deepest
 
 
 class EagleLearner(nn.Module):
@@ -52,12 +51,13 @@ class EagleLearner(nn.Module):
         drafts = []
         for depth, outputs in enumerate(unroll_outputs(self.head, batch.tokens[:, 1:], features, num_depths)):
             texts, starts = batch.is_asked[:, 1 + depth :].nonzero(as_tuple=True)
-            drafts.append(Draft(Rows(outputs[texts, starts]), texts, starts + 1))
+            drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
         return drafts
 
-    def output_weights(self) -> tuple[Tensor, Tensor | None]:
+    @property
+    def output_weight(self) -> Tensor:
         """See `Learner`."""
-        return self.head.lm_head.weight, None
+        return self.head.lm_head.weight
 
     def save(self, folder: Path, name: str | None) -> None:
         """Write the head in the speculators format."""
@@ -83,37 +83,7 @@ def make_eagle(
     copy_output_rows(model, target_ids, head.lm_head)
     if config.is_initialised:
         _start_from(model, head)
-    return EagleLearner(head, hidden_layers, config.num_depths, config.is_head_frozen)
-
-
-def embedding_of(model: PreTrainedModel) -> Tensor:
-    """The target's input embedding [V, H], float32."""
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return weight.detach().float()
-
-
-@torch.no_grad()
-def copy_output_rows(model: PreTrainedModel, target_ids: Tensor, lm_head: nn.Linear) -> None:
-    """Give `lm_head` the rows int64 [W] of the target's own output head."""
-    output = model.get_output_embeddings()
-    rows = output.weight if output is not None else model.get_input_embeddings().weight
-    assert isinstance(rows, Tensor)
-    lm_head.weight.copy_(rows[target_ids.to(rows.device)])
-
-
-@torch.no_grad()
-def copy_fitting(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    """Copy those weights in the files' names that the module has in the same shape; returns their names."""
-    try:
-        given = fuse_split(weights)
-    except KeyError:  # Projections that the target keeps in one matrix of its own.
-        return []
-    state = module.state_dict()
-    fitting = [name for name, tensor in given.items() if name in state and state[name].shape == tensor.shape]
-    for name in fitting:
-        state[name].copy_(given[name])
-    return fitting
+    return EagleLearner(head, hidden_layers, config.depths, config.is_head_frozen)
 
 
 @torch.no_grad()
@@ -123,10 +93,7 @@ def _start_from(model: PreTrainedModel, head: Eagle3Head) -> None:
     The first layer reads the token's embedding beside the feature; the target's layer knows the feature alone, so what
     reads the embedding starts small and at random.
     """
-    size = head.config.layer.hidden_size
-    if head.fc.weight.shape[1] % size == 0:
-        head.fc.weight.mul_(0.1)
-        head.fc.weight[:, -size:] += torch.eye(size)
+    pass_deepest(head.fc)
     for layer, weights in zip(head.layers, layer_weights(model, len(head.layers)), strict=False):
         copy_fitting(layer, weights)
         if layer is head.layers[0]:

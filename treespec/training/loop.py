@@ -46,7 +46,7 @@ class Run:
     """
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
-        self._objective, self._features, self._config = objective, features, config
+        self.objective, self._features, self._config = objective, features, config
         self._split = Split.of(features, config.num_held_out)
         lengths = [features.length(text) for text in self._split.train]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
@@ -100,10 +100,10 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         tv_weight = config.tv_weight if self.share_done >= config.tv_start else 0.0
-        loss = torch.func.functional_call(self._objective, self._weights.cast(), (batch, tv_weight, generator))
+        loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, generator))
         self._optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self._objective.parameters(), config.clip)
+        nn.utils.clip_grad_norm_(self.objective.parameters(), config.clip)
         self._optimizer.step()
         progress.step += 1
         progress.num_tokens += sum(map(self._features.length, texts))
@@ -121,7 +121,7 @@ class Run:
         for start in range(0, len(held_out), size):
             texts = held_out[start : start + size]
             batch = self._features.batch(texts)
-            parts = (*self._objective.judge(batch), batch.is_best)
+            parts = (*self.objective.judge(batch), batch.is_best)
             for row, text in enumerate(texts):
                 judged.append(JudgedText(*(part[row, : self._features.length(text)].cpu() for part in parts)))
         found = evaluate(judged)
@@ -132,7 +132,7 @@ class Run:
     def save(self) -> None:
         """Write the state."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        save_state(self._path, self._objective, self._optimizer, self.progress, self._name)
+        save_state(self._path, self.objective, self._optimizer, self.progress, self._name)
 
     def _log(self, values: dict[str, float]) -> None:
         progress = self.progress

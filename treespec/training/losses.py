@@ -4,7 +4,7 @@ A head's logits are by far the largest tensors of its training. Here every chunk
 to turn it into its loss and its gradient with respect to the outputs, so the backward pass multiplies by nothing but
 the incoming scalar. In bfloat16 all of it runs in bfloat16, sums excepted.
 
-Axis letters: N outputs, H their size, W the draft vocabulary, K candidates, R the rank of a bigram bias.
+Axis letters: N outputs, H their size, W the draft vocabulary, K candidates.
 """
 
 from __future__ import annotations
@@ -31,35 +31,22 @@ class Laws(NamedTuple):
     probs: Tensor
 
 
-class Rows(NamedTuple):
-    """What the logits come from: `outputs` [N, H] and, where there is a bigram bias, its rows `biases` [N, R]."""
-
-    outputs: Tensor
-    biases: Tensor | None = None
-
-
-def law_loss(
-    rows: Rows,
-    weight: Tensor,
-    bias_weight: Tensor | None,
-    laws: Laws,
-    shares: Tensor,
-    tv_weight: float = 0.0,
-) -> Tensor:
+def law_loss(outputs: Tensor, weight: Tensor, laws: Laws, shares: Tensor, tv_weight: float = 0.0) -> Tensor:
     """The weighted sum over rows of (1 - tv_weight) KL(target, draft) + tv_weight TV(target, draft), a scalar.
 
     Kullback-Leibler's divergence differs from the cross-entropy by the target's entropy alone, which no gradient sees.
     The mass that the cut laws lack counts in neither.
 
     Args:
+        outputs: [N, H].
         weight: [W, H] of the output head.
-        bias_weight: [W, R], see `Rows`.
+        laws: of the target.
         shares: float32 [N], what a row counts.
         tv_weight: the total variation's share, 0 to 1.
     """
-    biases = rows.biases if rows.biases is not None else rows.outputs[:, :0]
-    second = bias_weight if bias_weight is not None else weight[:, :0]
-    return _LawLoss.apply(rows.outputs, biases, weight, second, laws.ids, laws.probs, shares, tv_weight)
+    loss = _LawLoss.apply(outputs, weight, laws.ids, laws.probs, shares, tv_weight)
+    assert isinstance(loss, Tensor)
+    return loss
 
 
 class _LawLoss(torch.autograd.Function):
@@ -67,53 +54,26 @@ class _LawLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        outputs: Tensor,
-        biases: Tensor,
-        weight: Tensor,
-        bias_weight: Tensor,
-        ids: Tensor,
-        probs: Tensor,
-        shares: Tensor,
-        tv_weight: float,
+        ctx: Any, outputs: Tensor, weight: Tensor, ids: Tensor, probs: Tensor, shares: Tensor, tv_weight: float
     ) -> Tensor:
-        wants = ctx.needs_input_grad[:4]
-        tensors = (outputs, biases, weight, bias_weight)
-        grads = [
-            torch.zeros_like(t, dtype=torch.float32 if i > 1 else t.dtype) if want and t.numel() else None
-            for i, (t, want) in enumerate(zip(tensors, wants, strict=True))
-        ]
-        loss = outputs.new_zeros((), dtype=torch.float32)
-        size = max(CHUNK_LOGITS // weight.shape[0], 1)
+        to_outputs = torch.empty_like(outputs)
+        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        loss = torch.zeros((), device=outputs.device)
+        size = max(CHUNK_LOGITS // len(weight), 1)
         for start in range(0, len(outputs), size):
             part = slice(start, start + size)
-            value, slopes, scale = _chunk(
-                _logits(outputs[part], biases[part], weight, bias_weight),
-                ids[part],
-                probs[part],
-                shares[part],
-                tv_weight,
-            )
+            logits = torch.nn.functional.linear(outputs[part], weight)
+            value, slopes, scale = _chunk(logits, ids[part], probs[part], shares[part], tv_weight)
             loss += value
-            for rows, matrix, to_rows, to_matrix in (
-                (outputs[part], weight, grads[0], grads[2]),
-                (biases[part], bias_weight, grads[1], grads[3]),
-            ):
-                if to_rows is not None:
-                    to_rows[part] = (slopes @ matrix) * scale
-                if to_matrix is not None:
-                    to_matrix += slopes.t() @ (rows * scale)
-        ctx.grads = [g if g is None else g.to(t.dtype) for g, t in zip(grads, tensors, strict=True)]
+            torch.mul(slopes @ weight, scale, out=to_outputs[part])
+            if to_weight is not None:
+                to_weight += slopes.t() @ (outputs[part] * scale)
+        ctx.grads = to_outputs, None if to_weight is None else to_weight.to(weight.dtype)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Any:
-        return *(g if g is None else g * above[0].to(g.dtype) for g in ctx.grads), None, None, None, None
-
-
-def _logits(outputs: Tensor, biases: Tensor, weight: Tensor, bias_weight: Tensor) -> Tensor:
-    logits = torch.nn.functional.linear(outputs, weight)
-    return logits.addmm_(biases, bias_weight.t()) if biases.shape[1] else logits
+        return *(grad if grad is None else grad * above[0].to(grad.dtype) for grad in ctx.grads), None, None, None, None
 
 
 def _chunk(

@@ -4,7 +4,7 @@ Places: the token at place + 1 is the one that a law at a place is of. A draft t
 guesses, at depth d from 0, what follows the place anchor + d.
 
 Axis letters: B texts, T tokens of the longest of them, N outputs, H their size, W the draft vocabulary, V the target's,
-K candidates, R the rank of a bigram bias, D depths.
+K candidates, D depths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from treespec.training.data import Batch
-from treespec.training.losses import CHUNK_LOGITS, Laws, Rows, law_loss
+from treespec.training.losses import CHUNK_LOGITS, Laws, law_loss
 from treespec.training.vocabulary import draft_ids
 
 MISSED = 2**30
@@ -24,9 +24,9 @@ MISSED = 2**30
 
 
 class Draft(NamedTuple):
-    """What a drafter says at one depth: `rows` N, for drafts from `anchors` int64 [N] of `texts` int64 [N]."""
+    """What a drafter says at one depth: `outputs` [N, H], for drafts from `anchors` int64 [N] of `texts` int64 [N]."""
 
-    rows: Rows
+    outputs: Tensor
     texts: Tensor
     anchors: Tensor
 
@@ -57,8 +57,9 @@ class Learner(Protocol):
         """Drafts by depth, at places where the target wrote what comes next; all of them without a generator."""
         ...
 
-    def output_weights(self) -> tuple[Tensor, Tensor | None]:
-        """The output head [W, H] and, where there is a bigram bias, its second matrix [W, R]."""
+    @property
+    def output_weight(self) -> Tensor:
+        """[W, H], which makes logits of outputs."""
         ...
 
     def save(self, folder: Path, name: str | None) -> None:
@@ -87,14 +88,13 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, tv_weight: float, generator: torch.Generator) -> Tensor:
         """The loss of a batch: over depths the weighted, over places the plain mean."""
-        weight, bias_weight = self.learner.output_weights()
         total = torch.zeros((), device=batch.tokens.device)
         for depth, draft in enumerate(self.learner.drafts(batch, generator)):
             count = len(draft.texts)
             if count:
                 shares = torch.full((count,), self._decays[depth] / count, device=draft.texts.device)
                 laws = self._laws(batch, draft, depth)
-                total = total + law_loss(draft.rows, weight, bias_weight, laws, shares, tv_weight)
+                total = total + law_loss(draft.outputs, self.learner.output_weight, laws, shares, tv_weight)
         return total
 
     @torch.no_grad()
@@ -107,7 +107,7 @@ class Objective(nn.Module):
         for depth, draft in enumerate(self.learner.drafts(batch, None)):
             at = (draft.texts, draft.anchors, torch.full_like(draft.texts, depth))
             right = self._draft_ids[batch.tokens[draft.texts, draft.anchors + depth + 1]]
-            ranks[at], overlaps[at] = self._judge(draft.rows, right, self._laws(batch, draft, depth))
+            ranks[at], overlaps[at] = self._judge(draft.outputs, right, self._laws(batch, draft, depth))
             is_judged[at] = True
         return Judged(ranks, overlaps, is_judged)
 
@@ -116,16 +116,14 @@ class Objective(nn.Module):
         ids = self._draft_ids[batch.law_ids[at]]
         return Laws(ids, batch.law_probs[at] * (ids >= 0))
 
-    def _judge(self, rows: Rows, right: Tensor, laws: Laws) -> tuple[Tensor, Tensor]:
+    def _judge(self, outputs: Tensor, right: Tensor, laws: Laws) -> tuple[Tensor, Tensor]:
         """Ranks int64 [N] of draft ids [N], and overlaps float32 [N]."""
-        weight, bias_weight = self.learner.output_weights()
+        weight = self.learner.output_weight
         ranks, overlaps = torch.full_like(right, MISSED), laws.probs.new_zeros(len(right))
         size = max(CHUNK_LOGITS // len(weight), 1)
         for start in range(0, len(right), size):
             part = slice(start, start + size)
-            logits = nn.functional.linear(rows.outputs[part], weight)
-            if rows.biases is not None and bias_weight is not None:
-                logits = logits + nn.functional.linear(rows.biases[part], bias_weight)
+            logits = nn.functional.linear(outputs[part], weight)
             probs, known = logits.float().softmax(-1), right[part] >= 0
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
             ranks[part] = torch.where(known, (probs > own).sum(1), MISSED)

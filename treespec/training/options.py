@@ -11,7 +11,10 @@ from typing import Any
 from treespec.errors import ConfigError
 from treespec.policies.checks import check_count
 
-KINDS = ("eagle3", "draft_model")
+NUM_DEPTHS = {"eagle3": 4, "block": 7}
+"""Kinds of drafters, and how many tokens ahead they are trained unless told otherwise."""
+
+KINDS = tuple(NUM_DEPTHS)
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,15 @@ class TrainingConfig:
     """How a drafter is trained.
 
     Args:
-        kind: "eagle3", a head unrolled on its own features; or "draft_model", some of the target's layers, distilled.
+        kind: "eagle3", a head unrolled on its own features; or "block", a DSpark head that guesses all depths at once.
         draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; a draft model has all.
         num_layers: decoder layers of the drafter.
         hidden_layers: the target's hidden states that a head fuses, see `HiddenStates`; None: EAGLE-3's choice.
         has_feature_norms: one RMS norm per fused hidden state.
-        num_depths: how many tokens ahead the drafter is trained: EAGLE-3's unrolled steps.
+        num_depths: how many tokens ahead the drafter is trained: EAGLE-3's unrolled steps, a block's size; None: 4, 7.
+        markov_rank: of a block head's bigram bias, 0 for none.
+        num_anchors: blocks per text and step, at random places.
+        mask_token: stands in blocks where tokens are to be guessed; None: one that the texts do not use.
         depth_decay: the loss at depth d (from 1) counts depth_decay^(d - 1).
         tv_weight: the total variation's share of the loss; the cross-entropy has the rest.
         tv_start: the share of the run after which the total variation counts.
@@ -57,7 +63,10 @@ class TrainingConfig:
     num_layers: int = 1
     hidden_layers: tuple[int, ...] | None = None
     has_feature_norms: bool = False
-    num_depths: int = 4
+    num_depths: int | None = None
+    markov_rank: int = 64
+    num_anchors: int = 64
+    mask_token: int | None = None
     depth_decay: float = 0.8
     tv_weight: float = 0.0
     tv_start: float = 0.0
@@ -84,23 +93,29 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        counts = "draft_vocab_size num_layers num_depths batch_size max_length num_candidates num_held_out"
+        counts = "draft_vocab_size num_layers num_anchors batch_size max_length num_candidates num_held_out"
         for name in [*counts.split(), "eval_every", "save_every"]:
             check_count(name, getattr(self, name))
-        if self.num_steps is not None:
-            check_count("num_steps", self.num_steps)
-        if self.max_length < 2 + self.num_depths:
-            raise ConfigError(f"max_length must be above num_depths + 1 = {self.num_depths + 1}, got {self.max_length}")
+        for name in ("num_steps", "num_depths"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.max_length < 2 + self.depths:
+            raise ConfigError(f"max_length must be above num_depths + 1 = {self.depths + 1}, got {self.max_length}")
         for name in ("minutes", "num_epochs", "learning_rate", "clip", "depth_decay"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
-        for name in ("warmup_steps", "weight_decay", "max_cache_gb"):
+        for name in ("warmup_steps", "weight_decay", "max_cache_gb", "markov_rank"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("tv_weight", "tv_start", "depth_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+    @property
+    def depths(self) -> int:
+        """How many tokens ahead the drafter is trained."""
+        return self.num_depths or NUM_DEPTHS[self.kind]
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.hf.facts import input_device, num_logits
 from treespec.hf.features import FeatureReader
 from treespec.hf.head_shape import usual_layers
 from treespec.hf.texts import Texts
+from treespec.training.block import make_block
 from treespec.training.data import FeatureSet
 from treespec.training.eagle import make_eagle
 from treespec.training.evaluate import Evaluation
 from treespec.training.loop import Run
-from treespec.training.objective import Objective
+from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.report import write_evaluation, write_log
 from treespec.training.state import Progress
-from treespec.training.vocabulary import choose_vocabulary, coverage
+from treespec.training.vocabulary import choose_vocabulary, coverage, unused_token
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def train(
     target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        learner = make_eagle(model, target_ids, layers, config)
+        learner = make_learner(model, texts, target_ids, layers, config)
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
     run = Run(objective, read, config, folder)
 
@@ -95,3 +97,15 @@ def train(
     evaluation = run.train(on_step, report)
     learner.save(folder / "drafter", name)
     return TrainingResult(folder / "drafter", evaluation, run.progress, about["coverage"])
+
+
+def make_learner(
+    model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
+) -> Learner:
+    """A fresh drafter of the kind that is asked for."""
+    if config.kind == "block":
+        mask_token = config.mask_token
+        if mask_token is None:
+            mask_token = unused_token(texts.tokens, num_logits(model))
+        return make_block(model, target_ids, hidden_layers, mask_token, config)
+    return make_eagle(model, target_ids, hidden_layers, config)

@@ -37,3 +37,9 @@ def draft_ids(target_ids: Tensor, vocab_size: int) -> Tensor:
 def coverage(tokens: Tensor, target_ids: Tensor) -> float:
     """The share of tokens int64 [N] that a vocabulary has."""
     return float(torch.isin(tokens, target_ids).float().mean()) if len(tokens) else 0.0
+
+
+def unused_token(tokens: Tensor, vocab_size: int) -> int:
+    """The last of those tokens that tokens int64 [N] use least."""
+    counts = tokens.bincount(minlength=vocab_size)
+    return int((counts == counts.min()).nonzero()[-1])

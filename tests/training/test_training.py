@@ -1,0 +1,140 @@
+"""Training on a tiny target: it learns, goes on after a kill, and what it measures is what its files then do."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_texts import LENGTH, write
+
+import treespec
+from treespec.errors import CheckpointError, ConfigError
+from treespec.hf.features import FeatureReader
+from treespec.policies import Chain
+from treespec.training import TrainingConfig, train
+from treespec.training.data import FeatureSet
+from treespec.training.evaluate import play_rounds
+
+CONFIG = TrainingConfig(
+    num_steps=16,
+    draft_vocab_size=40,
+    num_depths=3,
+    num_anchors=16,
+    markov_rank=8,
+    num_held_out=8,
+    warmup_steps=3,
+    eval_every=6,
+    save_every=7,
+    learning_rate=5e-3,
+    is_mixed=False,
+)
+
+
+class Trained:
+    """A run of one kind, whole."""
+
+    def __init__(self, kind, target, texts, folder):
+        self.config, self.folder, self.evaluations, self.runs = replace(CONFIG, kind=kind), folder, [], []
+        self.result = train(
+            target, texts, folder, self.config, name="tiny", on_evaluation=self.evaluations.append, on_step=self.see
+        )
+
+    def see(self, run):
+        self.runs = [run]
+
+
+@pytest.fixture(scope="module", params=["eagle3", "block"])
+def trained(request, target, texts, tmp_path_factory):
+    return Trained(request.param, target, texts, tmp_path_factory.mktemp(request.param))
+
+
+def test_held_out_texts_are_drafted_better(trained):
+    first, *_, last = trained.evaluations
+    assert len(trained.evaluations) == 3
+    assert last.overlap[0] > first.overlap[0] + 0.01
+    assert last.num_greedy_places > 100
+
+
+def test_rounds_played_along_texts_are_what_the_saved_drafter_does(trained, target, tmp_path):
+    written = write(target, 4, seed=5)
+    reader = FeatureReader(target, (0, 1, 2), 8, dtype=torch.float32)
+    batch = FeatureSet(written, reader, tmp_path, LENGTH, 0, torch.device("cpu")).batch(range(4))
+    judged = trained.runs[0].objective.judge(batch)
+    drafter = treespec.load_drafter(trained.result.folder, target, policy=Chain(3))
+    for row, text in enumerate(written.tokens.split(LENGTH)):
+        accepted = play_rounds(judged.ranks[row, 2:], judged.is_judged[row, 2:]).tolist()
+        speculation = treespec.TreeSpeculation(drafter)
+        new = sum(accepted) + len(accepted)
+        target.generate(text[None, :3], max_new_tokens=new, do_sample=False, custom_generate=speculation)
+        assert speculation.stats.acceptance_histogram == Counter(accepted)
+
+
+class KilledError(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("step", [3, 14])
+def test_a_killed_run_goes_on_bit_by_bit(trained, target, texts, tmp_path, step):
+    def kill(run):
+        if run.progress.step == step:
+            raise KilledError
+
+    folder, features = tmp_path / "run", trained.folder / "features"
+    with pytest.raises(KilledError):
+        train(target, texts, folder, trained.config, features=features, on_step=kill)
+    result = train(target, texts, folder, trained.config, features=features, name="tiny")
+    assert result.evaluation == trained.result.evaluation
+    losses, expected = ([line.get("loss") for line in r.progress.log] for r in (result, trained.result))
+    assert losses == expected
+    own, whole = (load_file(r.folder / "model.safetensors") for r in (result, trained.result))
+    assert own.keys() == whole.keys()
+    assert all(torch.equal(own[name], whole[name]) for name in own)
+
+
+def test_frozen_rows_are_the_targets_and_not_in_the_file(trained, target):
+    assert "lm_head.weight" not in load_file(trained.result.folder / "model.safetensors")
+    head = treespec.load_drafter(trained.result.folder, target).head
+    assert torch.equal(head.lm_head.weight, target.lm_head.weight[head.target_ids])
+
+
+def test_another_run_in_the_folder_is_refused(trained, target, texts):
+    with pytest.raises(CheckpointError, match="is of a run with other settings"):
+        train(target, texts, trained.folder, replace(trained.config, learning_rate=1e-3))
+
+
+def test_features_are_read_again_where_the_bound_leaves_no_room(trained, target, texts, tmp_path):
+    result = train(target, texts, tmp_path, replace(trained.config, max_cache_gb=0.0))
+    assert not list((tmp_path / "features").glob("*"))
+    assert result.evaluation.overlap == pytest.approx(trained.result.evaluation.overlap, abs=1e-3)
+
+
+def test_damaged_features_are_named(trained, target, texts, tmp_path):
+    train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+    shard = next((tmp_path / "features").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=shard.name):
+        train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+
+
+def test_a_damaged_state_is_named(target, texts, tmp_path):
+    train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+    (tmp_path / "state.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
+        train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+
+
+def test_too_few_texts_are_refused(target, tmp_path):
+    with pytest.raises(ConfigError, match="5 texts"):
+        train(target, write(target, 3), tmp_path, CONFIG)
+
+
+def test_bfloat16_and_float32_learn_alike(trained, target, texts, tmp_path):
+    result = train(target, texts, tmp_path, replace(trained.config, is_mixed=True))
+    assert result.evaluation.overlap == pytest.approx(trained.result.evaluation.overlap, abs=0.02)
+
+
+def test_minutes_end_a_run(target, texts, tmp_path):
+    result = train(target, texts, tmp_path, replace(CONFIG, num_steps=None, minutes=0.01))
+    assert result.progress.step > 0
+    assert 0.6 <= result.progress.seconds < 3
