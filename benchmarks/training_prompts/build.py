@@ -9,8 +9,9 @@ from benchmarks.training_prompts import chat, code, passages, problems
 
 COUNT = 4096
 
-CHUNK = 512
-"""Neighbours among so many messages are of similar length: a batch pads to its longest. Each chunk has every kind."""
+CHUNK, GROUP = 512, 64
+"""In every chunk, groups of neighbours are of similar length, as a batch pads to its longest; the groups are mixed, so
+that a run that stops early has seen short and long messages of all kinds."""
 
 MAX_TRIES = 1000
 
@@ -23,7 +24,15 @@ def build(count: int = COUNT, seed: int = 0) -> list[str]:
     seen: set[str] = set()
     messages = [draw_new(QUARTERS[i % len(QUARTERS)], seen, rng) for i in range(count)]
     rng.shuffle(messages)
-    return [message for start in range(0, count, CHUNK) for message in sorted(messages[start : start + CHUNK], key=len)]
+    return [message for start in range(0, count, CHUNK) for message in _arrange(messages[start : start + CHUNK], rng)]
+
+
+def _arrange(messages: Sequence[str], rng: Random) -> list[str]:
+    """In groups of similar length, one group after the other."""
+    ordered = sorted(messages, key=len)
+    groups = [ordered[start : start + GROUP] for start in range(0, len(ordered), GROUP)]
+    rng.shuffle(groups)
+    return [message for group in groups for message in group]
 
 
 def draw_new(kinds: Sequence[Callable[[Random], str]], seen: set[str], rng: Random) -> str:
