@@ -1,7 +1,8 @@
 """Target walk (sample and match): draw from the target and descend while the draw is among the children.
 
-The rule of greedy tree decoding, of Medusa's and SGLang's exact modes; the same law as recursive rejection on trees of
-point masses, where no lossless rule accepts more.
+The naive sampling of SpecInfer (Miao et al. 2024), and the rule of greedy tree decoding and of Medusa's and SGLang's
+exact modes. At a node it accepts a child with probability `P(children)`: the same law as recursive rejection on trees
+of point masses, where no lossless rule accepts more.
 """
 
 from __future__ import annotations
