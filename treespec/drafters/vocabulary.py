@@ -122,10 +122,19 @@ class SharedVocabulary:
         return cls(torch.arange(num_logits))
 
     def read(self, session: Session, num_logits: int) -> DraftText:
-        """See `Vocabulary`; ids beyond the two heads are not shared."""
+        """See `Vocabulary`; ids beyond the two heads are not shared.
+
+        Raises:
+            VocabularyMismatchError: all shared tokens lie beyond one of the heads.
+        """
         num_missing = session.vocab_size - len(self.draft_ids)
         ids = torch.nn.functional.pad(self.draft_ids, (0, num_missing), value=NOT_SHARED)
         ids = torch.where(ids < num_logits, ids, NOT_SHARED)
+        if not bool((ids != NOT_SHARED).any()):
+            raise VocabularyMismatchError(
+                f"of the tokens that both tokenizers have none is among the draft model's {num_logits} logits and the "
+                f"target's {session.vocab_size}: do the tokenizers belong to these models?"
+            )
         return _OtherText(session, num_logits, ids.to(session.device), self._translator)
 
 
