@@ -145,6 +145,19 @@ def test_draws_without_replacement_have_their_exact_ordered_law(k: int) -> None:
         assert g_test(biased, exact, NUM_DRAWS) < SIGNIFICANCE
 
 
+def test_draws_from_a_small_support_name_the_right_tokens(monkeypatch) -> None:
+    """Clocks are set for the tokens that any law has; rows of other supports beside it change nothing."""
+    monkeypatch.setattr("treespec.sampling.MIN_SPARSE", 0)
+    law = torch.tensor([[0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0]] * NUM_DRAWS)
+    law[-1] = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0])
+    tokens, is_drawn = draw_without_replacement(law, 2, torch.Generator().manual_seed(0))
+    assert bool(is_drawn.all())
+    assert set(tokens[-1].tolist()) == {2, 5}
+    exact = without_replacement_law([0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0], 2)
+    exact = {outcome: prob for outcome, prob in exact.items() if prob > 0}
+    assert g_test(counted(tokens[:-1]), exact, NUM_DRAWS - 1) > SIGNIFICANCE
+
+
 @pytest.mark.parametrize("k", [1, 2])
 def test_independent_draws_are_a_product_law(k: int) -> None:
     laws = torch.tensor(LAW).expand(NUM_DRAWS, -1)

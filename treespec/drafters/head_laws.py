@@ -47,7 +47,5 @@ class HeadLaws:
 
 def candidates(logits: Tensor, target_ids: Tensor, num_candidates: int, device: torch.device) -> Proposal:
     """The most probable tokens of logits [B, F, W] and their probabilities, at most `num_candidates` of each law."""
-    logits = logits.float()
-    top = logits.topk(min(max(num_candidates, 1), logits.shape[-1]), dim=-1)
-    probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp()
-    return Proposal(probs.to(device), target_ids[top.indices].to(device))
+    top = logits.softmax(-1, dtype=torch.float32).topk(min(max(num_candidates, 1), logits.shape[-1]), dim=-1)
+    return Proposal(top.values.to(device), target_ids[top.indices].to(device))
