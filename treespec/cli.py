@@ -148,7 +148,7 @@ def train(
     """Train a drafter on text that the target wrote. Run the same command again to go on where it stopped."""
     import torch
 
-    from treespec.hf.loading import load_model
+    from treespec.hf.loading import load_model, load_tokenizer
     from treespec.hf.texts import join, read_folder
     from treespec.training import TrainingConfig, parse_settings
     from treespec.training import train as run_training
@@ -174,6 +174,9 @@ def train(
             on_step=reporter.on_step,
             on_evaluation=reporter.on_evaluation,
         )
+    if kind == "draft_model":
+        load_tokenizer(model).save_pretrained(result.folder)
+    _draw_curve(result, out / "curve.png", f"{kind} for {name or model}")
     console.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
 
 
@@ -193,6 +196,15 @@ def _packed(model, batch_size: int):
         return prepack_linears(model, batch_size)
     except TreespecError:
         return nullcontext()
+
+
+def _draw_curve(result, path: Path, title: str) -> None:
+    """The run's picture, where matplotlib is installed."""
+    try:
+        from treespec.viz import plot_training
+    except ImportError:
+        return
+    plot_training(result.progress.log, result.evaluation.acceptance, path, title)
 
 
 def _progress(console: Console) -> Progress:

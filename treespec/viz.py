@@ -1,11 +1,11 @@
-"""Pictures: a token tree with its accepted path, and a comparison of decoding methods.
+"""Pictures: a token tree with its accepted path, a comparison of decoding methods, a training run.
 
 Needs the extra `plots`. Figures are built without pyplot, so nothing global changes and no window opens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from os import PathLike
 from statistics import median
@@ -116,6 +116,45 @@ def plot_comparison(
     caption = "Bars: median over prompts; dots: single prompts. " + (note or "")
     figure.text(0.015, 0.2 / height, caption, fontsize=7.5, color=GREY, va="center")
     figure.tight_layout(rect=(0.0, 0.32 / height, 1.0, 1 - 0.45 / height), w_pad=2)
+    return _saved(figure, path)
+
+
+def plot_training(
+    log: Sequence[Mapping[str, Any]],
+    acceptance: Sequence[Sequence[float]],
+    path: str | PathLike[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A training run: the loss, the held-out overlap with the target's laws, and acceptance by depth and rank.
+
+    Args:
+        log: the run's log, entries with "tokens" and "loss" or "overlap".
+        acceptance: by depth and rank.
+        path: where to save the picture as well.
+        title: one line above the plots.
+    """
+    figure = Figure(figsize=(11, 3.4), dpi=160, facecolor="white")
+    left, middle, right = figure.subplots(1, 3)
+    for axes, name, color in ((left, "loss", INK), (middle, "overlap", ACCEPTED)):
+        lines = [line for line in log if name in line]
+        axes.plot([line["tokens"] for line in lines], [line[name] for line in lines], color=color, linewidth=1.2)
+        axes.set_xlabel("tokens trained on", fontsize=8, color=GREY)
+    left.set_title("training loss", fontsize=9, color=GREY, loc="left")
+    middle.set_title("held-out mass shared with the target", fontsize=9, color=GREY, loc="left")
+    bottoms = [0.0] * len(acceptance)
+    for rank in range(max(map(len, acceptance), default=0)):
+        heights = [row[rank] for row in acceptance]
+        shade = max(1 - 0.2 * rank, 0.15)
+        right.bar(range(1, len(heights) + 1), heights, bottom=bottoms, color=ACCEPTED, alpha=shade, edgecolor="white")
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    right.set(ylim=(0, 1), xticks=range(1, len(acceptance) + 1))
+    right.set_xlabel("depth; ranks from the bottom", fontsize=8, color=GREY)
+    right.set_title("held-out acceptance", fontsize=9, color=GREY, loc="left")
+    for axes in (left, middle, right):
+        axes.tick_params(labelsize=7, colors=GREY)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title or "Training", fontsize=11, color=INK, weight="bold", x=0.01, ha="left")
+    figure.tight_layout()
     return _saved(figure, path)
 
 

@@ -151,7 +151,7 @@ def make_block(
         num_features=len(hidden_layers),
         block_size=config.depths,
         mask_token=mask_token,
-        spans=(Span(),) * config.num_layers,
+        spans=(Span(),) * config.layers,
         has_anchor_output=True,
         hidden_layers=tuple(hidden_layers),
     )

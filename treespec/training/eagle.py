@@ -75,7 +75,7 @@ def make_eagle(
         draft_vocab_size=len(target_ids),
         target_hidden_size=layer.hidden_size,
         num_features=len(hidden_layers),
-        num_layers=config.num_layers,
+        num_layers=config.layers,
         has_feature_norms=config.has_feature_norms,
         hidden_layers=tuple(hidden_layers),
     )

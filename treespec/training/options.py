@@ -6,15 +6,20 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from treespec.errors import ConfigError
 from treespec.policies.checks import check_count
 
-NUM_DEPTHS = {"eagle3": 4, "block": 7}
-"""Kinds of drafters, and how many tokens ahead they are trained unless told otherwise."""
 
-KINDS = tuple(NUM_DEPTHS)
+class Size(NamedTuple):
+    """What a kind of drafter has unless told otherwise: how many tokens ahead it drafts, and its decoder layers."""
+
+    num_depths: int
+    num_layers: int
+
+
+KINDS = {"eagle3": Size(4, 1), "block": Size(7, 2), "draft_model": Size(4, 5)}
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,14 @@ class TrainingConfig:
     """How a drafter is trained.
 
     Args:
-        kind: "eagle3", a head unrolled on its own features; or "block", a DSpark head that guesses all depths at once.
+        kind: "eagle3", a head unrolled on its own features; "block", a DSpark head that guesses all depths at once; or
+            "draft_model", some of the target's own layers.
         draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; a draft model has all.
-        num_layers: decoder layers of the drafter.
+        num_layers: decoder layers of the drafter; None: see `KINDS`.
         hidden_layers: the target's hidden states that a head fuses, see `HiddenStates`; None: EAGLE-3's choice.
         has_feature_norms: one RMS norm per fused hidden state.
-        num_depths: how many tokens ahead the drafter is trained: EAGLE-3's unrolled steps, a block's size; None: 4, 7.
+        num_depths: how many tokens ahead the drafter is trained: EAGLE-3's unrolled steps, a block's size; None: see
+            `KINDS`.
         markov_rank: of a block head's bigram bias, 0 for none.
         num_anchors: blocks per text and step, at random places.
         mask_token: stands in blocks where tokens are to be guessed; None: one that the texts do not use.
@@ -60,7 +67,7 @@ class TrainingConfig:
 
     kind: str = "eagle3"
     draft_vocab_size: int = 16384
-    num_layers: int = 1
+    num_layers: int | None = None
     hidden_layers: tuple[int, ...] | None = None
     has_feature_norms: bool = False
     num_depths: int | None = None
@@ -93,10 +100,10 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        counts = "draft_vocab_size num_layers num_anchors batch_size max_length num_candidates num_held_out"
+        counts = "draft_vocab_size num_anchors batch_size max_length num_candidates num_held_out"
         for name in [*counts.split(), "eval_every", "save_every"]:
             check_count(name, getattr(self, name))
-        for name in ("num_steps", "num_depths"):
+        for name in ("num_steps", "num_depths", "num_layers"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if self.max_length < 2 + self.depths:
@@ -115,7 +122,12 @@ class TrainingConfig:
     @property
     def depths(self) -> int:
         """How many tokens ahead the drafter is trained."""
-        return self.num_depths or NUM_DEPTHS[self.kind]
+        return self.num_depths or KINDS[self.kind].num_depths
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the drafter."""
+        return self.num_layers or KINDS[self.kind].num_layers
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:

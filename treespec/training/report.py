@@ -1,25 +1,140 @@
-"""What a training run leaves to read: its log as CSV, its evaluation as JSON, its curve as a picture."""
+"""What a training run leaves to read: its log as CSV, its evaluation as JSON, a model card."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from treespec.training.evaluate import Evaluation
+from treespec.training.state import Progress
+
+NAMES = {"eagle3": "EAGLE-3 head", "block": "DSpark block head", "draft_model": "draft model"}
 
 
-def write_log(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
+@dataclass(frozen=True)
+class About:
+    """What was trained: `config`, the target's name, the command, the texts' tokens and how many are trained on."""
+
+    config: Mapping[str, Any]
+    model: str | None
+    command: str | None
+    num_tokens: int
+    num_texts: int
+    coverage: float
+    num_weights: int
+
+
+def write_report(folder: Path, about: About, progress: Progress, evaluation: Evaluation) -> None:
+    """Write `log.csv` and `evaluation.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_log(folder / "log.csv", progress.log)
+    state = {"step": progress.step, "seconds": progress.seconds, "num_trained_tokens": progress.num_tokens}
+    found = vars(about) | state | {"machine": machine(), "evaluation": evaluation.as_dict()}
+    (folder / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def write_card(path: Path, about: About, progress: Progress, evaluation: Evaluation) -> None:
+    """Write the drafter's model card."""
+    path.write_text(model_card(about, progress, evaluation), encoding="utf-8")
+
+
+def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
+    """Markdown: what it is, how to use it, what it was trained on and for how long, what was measured."""
+    kind, model = about.config["kind"], about.model or "the target"
+    passes = progress.num_tokens / max(about.num_tokens, 1)
+    lines = [
+        "---",
+        "library_name: treespec",
+        *([f"base_model: {about.model}"] if about.model else []),
+        "tags: [speculative-decoding]",
+        "---",
+        "",
+        f"# {NAMES[kind][0].upper()}{NAMES[kind][1:]} for {model}",
+        "",
+        f"Drafts for {model} in tree speculative decoding; {about.num_weights / 1e6:.1f} M trained weights.",
+        "",
+        "```python",
+        *_usage(kind),
+        "```",
+        "",
+        "## Training",
+        "",
+        f"- Data: {about.num_tokens:,} tokens in {about.num_texts:,} texts that {model} wrote itself; "
+        f"{progress.num_tokens:,} tokens were read in training ({passes:.1f} passes).",
+        f"- Draft vocabulary: {about.coverage:.2%} of the texts' tokens.",
+        f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {machine()}.",
+        *([f"- Command: `{about.command}`"] if about.command else []),
+        f"- Settings: `{json.dumps(about.config)}`",
+        "",
+        "## Measured on held-out texts",
+        "",
+        f"{evaluation.num_places:,} places, {evaluation.num_greedy_places:,} of them at temperature 0.",
+        "",
+        *_acceptance_table(evaluation),
+        "",
+        *_length_table(evaluation),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> str:
+    """The processor or GPU, and the threads."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} of {os.cpu_count()} cores"
+
+
+def _usage(kind: str) -> list[str]:
+    if kind == "draft_model":
+        load = 'drafter = treespec.DraftModel(AutoModelForCausalLM.from_pretrained("THIS FOLDER"))'
+    else:
+        load = 'drafter = treespec.load_drafter("THIS FOLDER", model)'
+    return [load, "model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))"]
+
+
+def _acceptance_table(evaluation: Evaluation) -> list[str]:
+    """Acceptance by depth and rank; the first choice at temperature 0 beside it."""
+    num_ranks = len(evaluation.acceptance[0])
+    head = ["depth", *(f"rank {rank + 1}" for rank in range(num_ranks)), "rank 1 at T = 0", "shared mass"]
+    rows = [
+        [str(depth + 1), *(f"{share:.3f}" for share in row), f"{greedy[0]:.3f}", f"{overlap:.3f}"]
+        for depth, (row, greedy, overlap) in enumerate(
+            zip(evaluation.acceptance, evaluation.greedy_acceptance, evaluation.overlap, strict=True)
+        )
+    ]
+    return _table(head, rows)
+
+
+def _length_table(evaluation: Evaluation) -> list[str]:
+    """Emitted tokens per round."""
+    rows = [[f"chain of {k}, T = 0", f"{length:.3f}"] for k, length in evaluation.chain.items()]
+    rows += [[f"best fixed tree of {n} nodes, T = 0", f"{length:.3f}"] for n, length in evaluation.tree.items()]
+    rows += [[f"chain of {k}, T = 1, expected", f"{length:.3f}"] for k, length in evaluation.sampled_chain.items()]
+    return _table(["draft", "tokens per round"], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _write_log(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
     """One line per entry, one column per name."""
     names = list(dict.fromkeys(name for line in log for name in line))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows({name: round(v, 5) if isinstance(v, float) else v for name, v in line.items()} for line in log)
-
-
-def write_evaluation(path: Path, evaluation: Evaluation, about: Mapping[str, Any]) -> None:
-    """All numbers, and what they are of."""
-    path.write_text(json.dumps({**about, "evaluation": evaluation.as_dict()}, indent=2) + "\n", encoding="utf-8")

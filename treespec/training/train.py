@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treespec.errors import ConfigError
 from treespec.hf.facts import input_device, num_logits
 from treespec.hf.features import FeatureReader
 from treespec.hf.head_shape import usual_layers
 from treespec.hf.texts import Texts
 from treespec.training.block import make_block
 from treespec.training.data import FeatureSet
+from treespec.training.distill import make_draft_model
 from treespec.training.eagle import make_eagle
 from treespec.training.evaluate import Evaluation
 from treespec.training.loop import Run
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.report import write_evaluation, write_log
+from treespec.training.report import About, write_card, write_report
 from treespec.training.state import Progress
 from treespec.training.vocabulary import choose_vocabulary, coverage, unused_token
 
@@ -74,7 +76,7 @@ def train(
         CheckpointError: `folder` holds another run, or a file is damaged.
     """
     config, folder = config or TrainingConfig(), Path(folder)
-    layers = config.hidden_layers or usual_layers(model.config.get_text_config().num_hidden_layers)
+    layers = fused_layers(model, config)
     reader = FeatureReader(model, layers, config.num_candidates, is_mixed=config.is_mixed)
     device, cache = input_device(model), Path(features or folder / "features")
     read = FeatureSet(texts, reader, cache, config.max_length, config.max_cache_gb * 1e9, device, on_tokens)
@@ -86,23 +88,48 @@ def train(
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
     run = Run(objective, read, config, folder)
 
+    about = About(
+        config=asdict(config),
+        model=name,
+        command=command,
+        num_tokens=len(texts.tokens),
+        num_texts=len(read),
+        coverage=coverage(texts.tokens, learner.target_ids.cpu()),
+        num_weights=sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
+    )
+
     def report(found: Evaluation) -> None:
-        write_log(folder / "log.csv", run.progress.log)
-        write_evaluation(folder / "evaluation.json", found, about | {"step": run.progress.step})
+        out = folder / "drafter"
+        learner.save(out, name)
+        write_card(out / "README.md", about, run.progress, found)
+        write_report(folder, about, run.progress, found)
         on_evaluation(found)
 
-    about = {"model": name, "command": command, "config": asdict(config), "num_tokens": len(texts.tokens)}
-    about |= {"coverage": coverage(texts.tokens, target_ids)}
-    folder.mkdir(parents=True, exist_ok=True)
     evaluation = run.train(on_step, report)
-    learner.save(folder / "drafter", name)
-    return TrainingResult(folder / "drafter", evaluation, run.progress, about["coverage"])
+    return TrainingResult(folder / "drafter", evaluation, run.progress, about.coverage)
+
+
+def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, ...]:
+    """The target's hidden states that a head reads; a draft model reads none.
+
+    Raises:
+        ConfigError: the target has no such states.
+    """
+    if config.kind == "draft_model":
+        return ()
+    count = model.config.get_text_config().num_hidden_layers
+    layers = config.hidden_layers or usual_layers(count)
+    if not all(0 <= layer < count for layer in layers):
+        raise ConfigError(f"hidden_layers must be among 0 to {count - 1}, got {list(layers)}")
+    return layers
 
 
 def make_learner(
     model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> Learner:
     """A fresh drafter of the kind that is asked for."""
+    if config.kind == "draft_model":
+        return make_draft_model(model, config)
     if config.kind == "block":
         mask_token = config.mask_token
         if mask_token is None:

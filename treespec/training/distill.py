@@ -1,0 +1,86 @@
+"""A draft model distilled from its target: some of the target's own layers, taught its laws (Hinton et al. 2015).
+
+Axis letters: B texts, T tokens, H the hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treespec.errors import UnsupportedModelError
+from treespec.hf.pruned import freeze_vocabulary, prune, spread_layers
+from treespec.training.data import Batch
+from treespec.training.objective import Draft
+from treespec.training.options import TrainingConfig
+
+
+class DraftModelLearner(nn.Module):
+    """A draft model for `Objective`. Its law hangs on the text alone, so one depth is as good as all.
+
+    Args:
+        model: in float32.
+        num_depths: of chains in the evaluation.
+
+    Raises:
+        UnsupportedModelError: the model's logits are not plain products of its last hidden states.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_depths: int) -> None:
+        super().__init__()
+        self.model, self.num_depths = model, num_depths
+        self._check()
+
+    @property
+    def target_ids(self) -> Tensor:
+        """See `Learner`: all tokens."""
+        return torch.arange(len(self.output_weight), device=self.output_weight.device)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """See `Learner`."""
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        if not isinstance(weight, Tensor):
+            raise UnsupportedModelError(f"{type(self.model).__name__} has no output head that can be distilled")
+        return weight
+
+    def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
+        """See `Learner`; the first depth alone with a generator."""
+        states = self._states(batch.tokens)
+        drafts = []
+        for depth in range(self.num_depths if generator is None else 1):
+            texts, anchors = batch.is_asked[:, depth:].nonzero(as_tuple=True)
+            drafts.append(Draft(states[texts, anchors + depth], texts, anchors))
+        return drafts
+
+    def save(self, folder: Path, name: str | None) -> None:
+        """Write the model as transformers does."""
+        self.model.save_pretrained(folder)
+
+    def _states(self, tokens: Tensor) -> Tensor:
+        """What the output head reads, [B, T, H]."""
+        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.output_weight.device)
+        logits = nn.functional.linear(self._states(tokens), self.output_weight)
+        if not torch.allclose(self.model(input_ids=tokens, use_cache=False).logits, logits, atol=1e-3, rtol=1e-3):
+            raise UnsupportedModelError(f"{type(self.model).__name__} changes its logits behind the output head")
+
+
+def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftModelLearner:
+    """Some of a target's layers at even distances, to be distilled; the vocabulary's rows stay as they are.
+
+    Raises:
+        ConfigError: more layers than the target has.
+        UnsupportedModelError: the target cannot be cut, or see `DraftModelLearner`.
+    """
+    layers = spread_layers(model.config.get_text_config().num_hidden_layers, config.layers)
+    pruned = prune(model, layers).float()
+    if config.is_head_frozen:
+        freeze_vocabulary(pruned)
+    return DraftModelLearner(pruned, config.depths)
