@@ -1,9 +1,10 @@
-"""What drafting with an EAGLE-3 head costs: CPU time per pass for a random head of SmolLM2-135M's size.
+"""What drafting with a trained head costs: CPU time for random heads of SmolLM2-135M's size.
 
-No target runs: the head reads random states, so only times mean anything. "After a step" is a step's first pass, over
-three emitted tokens whose states it fuses; "level of n" a pass over n more nodes; "bookkeeping" the same with a head so
-small that only the work around it is left. Times are the process's CPU time in one thread, so other load disturbs them
-little.
+No target runs: the heads read random states, so only times mean anything. EAGLE-3: "after a step" is a step's first
+pass, over three emitted tokens whose states it fuses; "level of n" a pass over n more nodes; "bookkeeping" the same
+with a head so small that only the work around it is left. Block-parallel heads (two layers, blocks of seven tokens)
+have one pass per step, over three emitted tokens and the block: their times are of that pass and a whole tree of 16
+nodes, best first. Times are the process's CPU time in one thread, so other load disturbs them little.
 
     python -m benchmarks.draft_head [--repeats 40] [--length 200]
 """
@@ -15,16 +16,19 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 
 import torch
 
 from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
-from treespec.drafters import Eagle3
+from treespec.drafters import BlockDrafter, Eagle3
+from treespec.heads.dflash import BlockConfig, BlockHead
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
 from treespec.heads.layers import LayerConfig
 from treespec.hf.cpu import prepack_linears
 from treespec.laws import NoProcessors
-from treespec.policies import Chain
+from treespec.policies import BestFirst
 from treespec.protocols import History, Scores, Session, VerifiedStep
 from treespec.tree import TokenTree, TreeBatch, Verdict
 
@@ -32,7 +36,8 @@ VOCAB_SIZE, HIDDEN_SIZE, LAYERS = 49152, 576, (2, 15, 27)
 SMOLLM2 = LayerConfig(HIDDEN_SIZE, 1536, 9, 3, 64, 1e-5)
 SMALL = LayerConfig(16, 16, 9, 3, 4, 1e-5)
 LEVELS = (1, 4, 8, 16)
-NUM_EMITTED = 3
+NUM_EMITTED, NUM_NODES = 3, 16
+BLOCK_SIZE, MARKOV_RANK = 7, 64
 
 
 def random_head(layer: LayerConfig, draft_vocab_size: int) -> Eagle3Head:
@@ -41,19 +46,34 @@ def random_head(layer: LayerConfig, draft_vocab_size: int) -> Eagle3Head:
     return Eagle3Head(config, torch.randn(VOCAB_SIZE, layer.hidden_size), torch.arange(draft_vocab_size)).eval()
 
 
-def start(head: Eagle3Head, length: int, is_sampling: bool) -> tuple[Eagle3, History]:
-    """A drafter that has a prompt of `length` tokens before it."""
+def random_block(draft_vocab_size: int, markov_rank: int) -> BlockHead:
+    """A block-parallel head of two layers with random weights."""
+    config = BlockConfig(
+        layer=replace(SMOLLM2, has_head_norms=True),
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=HIDDEN_SIZE,
+        num_features=len(LAYERS),
+        block_size=BLOCK_SIZE,
+        mask_token=0,
+        has_anchor_output=True,
+        markov_rank=markov_rank,
+    )
+    return BlockHead(config, torch.randn(VOCAB_SIZE, HIDDEN_SIZE), torch.arange(draft_vocab_size)).eval()
+
+
+def start(drafter: Eagle3 | BlockDrafter, length: int, is_sampling: bool) -> History:
+    """Start a drafter on a prompt of `length` tokens."""
     ids = torch.randint(0, VOCAB_SIZE, (1, length))
     history = History(ids, torch.ones_like(ids, dtype=torch.bool))
     states = {layer: torch.randn(1, length - 1, HIDDEN_SIZE) for layer in LAYERS}
     generator = torch.Generator().manual_seed(0)
-    session = Session(history, is_sampling, NoProcessors(), generator, ids.device, VOCAB_SIZE, [0], Chain(16), states)
-    drafter = Eagle3(head, LAYERS)
-    drafter.start(session)
-    return drafter, history
+    policy, device = BestFirst(NUM_NODES), ids.device
+    drafter.start(Session(history, is_sampling, NoProcessors(), generator, device, VOCAB_SIZE, [0], policy, states))
+    return history
 
 
-def step(drafter: Eagle3, history: History) -> None:
+def step(drafter: Eagle3 | BlockDrafter, history: History) -> None:
     """Tell the drafter of some emitted tokens."""
     tokens = torch.randint(0, VOCAB_SIZE, (NUM_EMITTED,)).tolist()
     tree = TreeBatch.from_trees([TokenTree.chain([0, *tokens[:-1]])])
@@ -72,7 +92,8 @@ def timed(run: Callable[[], object]) -> float:
 
 def measure(head: Eagle3Head, length: int, is_sampling: bool, repeats: int) -> dict[str, float]:
     """Median milliseconds of a step's first pass and of a level, by its width."""
-    drafter, history = start(head, length, is_sampling)
+    drafter = Eagle3(head, LAYERS)
+    history = start(drafter, length, is_sampling)
     times: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
         for width in LEVELS:
@@ -88,12 +109,23 @@ def measure(head: Eagle3Head, length: int, is_sampling: bool, repeats: int) -> d
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def measure_block(head: BlockHead, length: int, is_sampling: bool, repeats: int) -> dict[str, float]:
+    """Median milliseconds of a whole step, the pass and the tree."""
+    drafter = BlockDrafter(head, LAYERS)
+    history = start(drafter, length, is_sampling)
+    times = []
+    for _ in range(repeats + 1):
+        times.append(timed(lambda: drafter.propose(BLOCK_SIZE)))
+        step(drafter, history)
+    return {"step": statistics.median(times[1:])}
+
+
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     data = settings(repeats=args.repeats, length=args.length, seed=args.seed)
-    results = []
+    results, blocks = [], []
     cases = [("bookkeeping", SMALL, 64, False)]
     cases += [(f"{size // 1024}k", SMOLLM2, size, packed) for packed in (False, True) for size in args.sizes]
     for name, layer, size, is_packed in cases:
@@ -102,7 +134,14 @@ def main() -> None:
             for is_sampling in (False, True):
                 found = measure(head, args.length, is_sampling, args.repeats)
                 results.append({"head": name, "packed": is_packed, "sampling": is_sampling, **found})
-    data |= {"results": results, "load_average_after": load_average()}
+    for size, rank, is_packed in product(args.sizes, (0, MARKOV_RANK), (False, True)):
+        block = random_block(size, rank)
+        with prepack_linears(block) if is_packed else contextlib.nullcontext():
+            for is_sampling in (False, True):
+                found = measure_block(block, args.length, is_sampling, args.repeats)
+                shape = {"head": f"{size // 1024}k", "rank": rank}
+                blocks.append(shape | {"packed": is_packed, "sampling": is_sampling, **found})
+    data |= {"results": results, "blocks": blocks, "load_average_after": load_average()}
     write_json(args.output, data)
     table = report(data)
     args.output.with_suffix(".md").write_text(table)
@@ -121,13 +160,24 @@ def report(data: dict) -> str:
         ]
         for result in data["results"]
     ]
+    cells = {}
+    for block in data["blocks"]:
+        columns_of = cells.setdefault((block["head"], block["rank"], block["packed"]), {})
+        columns_of[block["sampling"]] = f"{block['step']:.2f}"
+    block_rows = [
+        [head, str(rank or "none"), "packed" if is_packed else "plain", times[False], times[True]]
+        for (head, rank, is_packed), times in cells.items()
+    ]
     return (
-        "# CPU time of an EAGLE-3 head of SmolLM2-135M's size, ms per pass\n\n"
+        "# CPU time of draft heads of SmolLM2-135M's size\n\n## EAGLE-3, ms per pass\n\n"
         f"Text of {data['length']} tokens and more, medians of {data['repeats']}, one thread; head: the draft "
         "vocabulary, or `bookkeeping` for a head of next to no weights; packed: "
         "`treespec.hf.cpu.prepack_linears(drafter.head)`; laws: what sampled children are drawn from, over "
         f"{VOCAB_SIZE} tokens.\n\n"
         + markdown_table(["head", "weights", "gives", *columns], rows)
+        + f"\n## Block-parallel, two layers, blocks of {BLOCK_SIZE}: ms per step\n\nThe only pass of a step and a tree "
+        f"of {NUM_NODES} nodes, best first, of selected or sampled children.\n\n"
+        + markdown_table(["head", "Markov rank", "weights", "selected", "sampled"], block_rows)
         + f"\nLoad average {data['load_average']} before, {data['load_average_after']} after. {settings_lines(data)}\n"
     )
 
