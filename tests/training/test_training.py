@@ -67,19 +67,19 @@ def test_rounds_played_along_texts_are_what_the_saved_drafter_does(trained, targ
     drafter = load(trained, target)
     for row, text in enumerate(written.tokens.split(LENGTH)):
         accepted = play_rounds(judged.ranks[row, 2:], judged.is_judged[row, 2:]).tolist()
-        speculation = treespec.TreeSpeculation(drafter)
+        speculation = treespec.TreeSpeculation(drafter, tree=Chain(3))
         new = sum(accepted) + len(accepted)
         target.generate(text[None, :3], max_new_tokens=new, do_sample=False, custom_generate=speculation)
         assert speculation.stats.acceptance_histogram == Counter(accepted)
 
 
 def load(trained, target):
-    """The drafter from its files, for chains of 3."""
+    """The drafter from its files."""
     if trained.config.kind != "draft_model":
-        return treespec.load_drafter(trained.result.folder, target, policy=Chain(3))
+        return treespec.load_drafter(trained.result.folder, target)
     model = AutoModelForCausalLM.from_pretrained(trained.result.folder)
     assert model.config.num_hidden_layers == 2
-    return treespec.DraftModel(model.eval(), policy=Chain(3))
+    return model.eval()
 
 
 class KilledError(RuntimeError):

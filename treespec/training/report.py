@@ -99,7 +99,7 @@ def machine() -> str:
 
 def _usage(kind: str) -> list[str]:
     if kind == "draft_model":
-        load = 'drafter = treespec.DraftModel(AutoModelForCausalLM.from_pretrained("THIS FOLDER"))'
+        load = 'drafter = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
     else:
         load = 'drafter = treespec.load_drafter("THIS FOLDER", model)'
     return [load, "model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))"]
