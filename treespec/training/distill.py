@@ -17,6 +17,9 @@ from treespec.training.data import Batch
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
 
+NUM_CHECKED = 16
+"""So many tokens' logits show whether a model does anything with them."""
+
 
 class DraftModelLearner(nn.Module):
     """A draft model for `Objective`. Its law hangs on the text alone, so one depth is as good as all.
@@ -66,8 +69,10 @@ class DraftModelLearner(nn.Module):
 
     @torch.no_grad()
     def _check(self) -> None:
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.output_weight.device)
-        logits = nn.functional.linear(self._states(tokens), self.output_weight)
+        weight = self.output_weight
+        # Many tokens, for the padding token's embedding may be zero.
+        tokens = torch.arange(0, len(weight), len(weight) // NUM_CHECKED + 1, device=weight.device).unsqueeze(0)
+        logits = nn.functional.linear(self._states(tokens), weight)
         if not torch.allclose(self.model(input_ids=tokens, use_cache=False).logits, logits, atol=1e-3, rtol=1e-3):
             raise UnsupportedModelError(f"{type(self.model).__name__} changes its logits behind the output head")
 

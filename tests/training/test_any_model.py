@@ -1,0 +1,93 @@
+"""Heads and draft models for targets of other kinds than llama, and the command around it all."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_llama
+from training_texts import VOCAB, write
+from typer.testing import CliRunner
+from zoo import ARCHITECTURES, build
+
+import treespec
+from treespec.cli import app
+from treespec.errors import UnsupportedModelError
+from treespec.hf.texts import Texts, read_folder, save_texts
+from treespec.training import TrainingConfig, parse_settings, train
+
+KINDS = {str(architecture): architecture for architecture in ARCHITECTURES}
+NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
+SMALL = {"num_steps": 2, "num_depths": 2, "num_anchors": 6, "draft_vocab_size": 60, "num_held_out": 2, "batch_size": 4}
+
+
+def random_texts(vocab_size):
+    tokens = torch.randint(3, vocab_size, (240,), generator=torch.Generator().manual_seed(0))
+    top = tokens.roll(-1).unsqueeze(1).clone()
+    top[19::20] = -1
+    return Texts(tokens, torch.full((12,), 20), top)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
+    target = build(KINDS[name])
+    result = train(target, random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
+    speculation = treespec.TreeSpeculation(treespec.load_drafter(result.folder, target), tree=6)
+    prompt, options = torch.tensor([[5, 7, 9, 11]]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    out = target.generate(prompt, **options, custom_generate=speculation)
+    assert out.tolist() == target.generate(prompt, **options).tolist()
+    assert speculation.stats.num_draft_tokens > 0
+
+
+def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="behind the output head"):
+        train(build(KINDS["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A saved target and the texts it wrote, as the command reads them."""
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    target.save_pretrained(tmp_path / "target")
+    (tmp_path / "texts").mkdir()
+    save_texts(tmp_path / "texts" / "text-00000.safetensors", write(target, 12), "")
+    return tmp_path
+
+
+def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
+    target, texts, out = (str(folders / name) for name in ("target", "texts", "run"))
+    settings = [f"--set={name}={value}" for name, value in SMALL.items() if name != "num_steps"]
+    command = ["train", target, "--texts", texts, "--out", out, "--kind", "block", "--steps", "3", *settings]
+    done = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in (folders / "run").iterdir()} == {
+        "drafter", "features", "log.csv", "evaluation.json", "curve.png", "state.safetensors",
+    }  # fmt: skip
+    card = (folders / "run" / "drafter" / "README.md").read_text()
+    for words in ("# DSpark block head for tiny-llama", "3 steps", "576 tokens in 12 texts", "chain of 2, T = 0"):
+        assert words in card
+    treespec.load_drafter(folders / "run" / "drafter", tiny_llama(vocab_size=VOCAB, num_layers=3))
+    shutil.rmtree(folders / "run" / "features")
+    again = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
+    assert again.exit_code == 0, again.output
+
+
+def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    model, names = tiny_llama(vocab_size=VOCAB, num_layers=3), {"treespec": treespec}
+    monkeypatch.chdir(folders)
+    train(model, read_folder(Path("texts")), "runs/block", TrainingConfig(kind="block", **SMALL))
+    names |= {"model": model, "inputs": {"input_ids": torch.tensor([[5, 7, 9]]), "max_new_tokens": 4}}
+    snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    for snippet in snippets:
+        exec(snippet.replace("num_steps=1000", "num_steps=1, num_depths=2"), names)
+    assert names["result"].evaluation.summary()
+    assert parse_settings(re.findall(r"--set (\S+=\S+)", page.replace("name=value", "seed=1")))
+
+
+def test_a_wrong_setting_is_one_line(folders, capsys):
+    command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
+    done = CliRunner().invoke(app, [*command, "--set", "batch=3"])
+    assert "no setting 'batch'" in str(done.exception)
