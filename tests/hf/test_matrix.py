@@ -5,10 +5,21 @@ import torch
 from block_files import dspark, random_head
 from medusa_files import random_heads
 from tiny import noisy_copy, prompt, tiny_llama
+from toy_codec import ToyCodec
 
 import treespec
 from treespec import policies
-from treespec.drafters import BlockDrafter, DraftModel, EarlyExit, Medusa, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import (
+    BlockDrafter,
+    DraftModel,
+    EarlyExit,
+    Medusa,
+    Merge,
+    ReEncoding,
+    SharedVocabulary,
+    SuffixLookup,
+    TokenRecycling,
+)
 from treespec.policies import (
     AdaptiveChain,
     BestFirst,
@@ -47,9 +58,12 @@ POLICIES = {
     "StochasticBeam": lambda: StochasticBeam(3, 3),
     "Truncated": lambda: Truncated(KAry((2, 2, 1)), 5),
 }
+CODEC = ToyCodec([chr(48 + token) * 2 for token in range(60)] + ["<a>", "<b>", "<c>", "<d>"])
 NEEDS_A_LAW = {"mixed", "dyspec"}
 DRAFTERS = {
     "draft model": lambda draft: DraftModel(draft),
+    "shared tokens": lambda draft: DraftModel(draft, vocabulary=SharedVocabulary(torch.arange(60))),
+    "re-encoding": lambda draft: ReEncoding(draft, CODEC, CODEC),
     "early exit": lambda draft: EarlyExit(1),
     "medusa": lambda draft: Medusa(random_heads(3)),
     "block": lambda draft: BlockDrafter(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
@@ -57,7 +71,7 @@ DRAFTERS = {
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
-HAVE_LAWS = ("draft model", "early exit", "medusa", "block")
+HAVE_LAWS = ("shared tokens", "re-encoding", "draft model", "early exit", "medusa", "block")
 PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d in HAVE_LAWS or p not in NEEDS_A_LAW]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
@@ -89,7 +103,7 @@ def test_greedy_equals_plain(target, inputs, plain, draft, drafter, policy):
     speculation = treespec.TreeSpeculation(DRAFTERS[drafter](draft), tree=POLICIES[policy]())
     assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
     assert speculation.stats.num_draft_tokens > 0
-    if drafter == "draft model":
+    if drafter in ("draft model", "shared tokens", "re-encoding"):
         assert speculation.stats.num_accepted_tokens > 0
 
 
