@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from treespec.heads.layers import AppendedKeys, DecoderLayer, KeyStore, LayerConfig
+from treespec.heads.layers import AppendedKeys, DecoderLayer, KeyStore, LayerConfig, Mask
 from treespec.heads.markov import ConfidenceHead, MarkovHead
+from treespec.heads.sparse import AnchoredMixing
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ class BlockHead(nn.Module):
         size, store = self.config.block_size, AppendedKeys()
         self.add_context(self.fuse(states), torch.arange(num_tokens, device=tokens.device).unsqueeze(0), store)
         places = (anchors.unsqueeze(-1) + torch.arange(size, device=tokens.device)).flatten(1)
-        masks = anchored_masks(self.config, anchors, num_tokens, mask)
-        outputs = self.run(self.block_tokens(tokens.gather(1, anchors)).flatten(1), places, masks, store)
+        mixings = anchored_mixings(self.config, anchors, num_tokens, mask)
+        outputs = self.run(self.block_tokens(tokens.gather(1, anchors)).flatten(1), places, mixings, store)
         return self.by_depth(outputs.view(num_rows, -1, size, outputs.shape[-1]))
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -155,13 +156,13 @@ class BlockHead(nn.Module):
         masks = anchors.new_full((*anchors.shape, self.config.block_size - 1), self.config.mask_token)
         return torch.cat([anchors.unsqueeze(-1), masks], -1)
 
-    def run(self, tokens: Tensor, positions: Tensor, masks: Sequence[Tensor | None], store: KeyStore) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, masks: Sequence[Mask], store: KeyStore) -> Tensor:
         """Normed outputs [B, F, H] of all slots of blocks that lie side by side.
 
         Args:
             tokens: int64 [B, F].
             positions: int64 [B or 1, F].
-            masks: per layer, bool [B or 1, 1, F, S], True where one of the store's S keys is attended; None for all.
+            masks: per layer, bool [B or 1, 1, F, S], True where one of the store's S keys is attended; see `Mask`.
             store: holds the context's keys, and gets the blocks'.
         """
         states = nn.functional.embedding(tokens, self.embedding)
@@ -188,22 +189,19 @@ class BlockHead(nn.Module):
         return self.confidence_head(outputs, self.markov_head.markov_w1(tokens))
 
 
-def anchored_masks(
+def anchored_mixings(
     config: BlockConfig, anchors: Tensor, num_tokens: int, mask: Tensor | None = None
-) -> list[Tensor | None]:
-    """Per layer, what blocks at anchors int64 [B, C] see of a text of T tokens and of all blocks: [B, 1, C K, T + C K].
+) -> list[AnchoredMixing]:
+    """Per layer, the attention of blocks at anchors int64 [B, C] over a text of T tokens and all blocks.
 
     A block sees the context before its anchor, itself, and no other block. `mask` bool [B, T] is False beyond the text.
     """
-    size, device = config.block_size, anchors.device
-    ahead = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=device)
-    slots = torch.arange(anchors.shape[1] * size, device=device)
-    is_own = (slots.unsqueeze(-1) // size == slots // size).expand(len(anchors), -1, -1)
-    masks: dict[Span, Tensor] = {}
+    ahead = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device)
+    mixings: dict[Span, AnchoredMixing] = {}
     for span in set(config.spans):
         context = ahead > 0 if span.window is None else (ahead > 0) & (ahead <= span.window)
         if mask is not None:
             context = context & mask.unsqueeze(1)
-        block = is_own & (slots <= slots.unsqueeze(-1)) if span.is_causal else is_own
-        masks[span] = torch.cat([context.repeat_interleave(size, 1), block], -1).unsqueeze(1)
-    return [masks[span] for span in config.spans]
+        slots = context.repeat_interleave(config.block_size, 1)
+        mixings[span] = AnchoredMixing(slots, config.block_size, span.is_causal)
+    return [mixings[span] for span in config.spans]

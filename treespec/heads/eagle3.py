@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from treespec.heads.layers import AppendedKeys, Attention, DecoderLayer, GatedMlp, KeyStore, LayerConfig
+from treespec.heads.layers import AppendedKeys, Attention, DecoderLayer, GatedMlp, KeyStore, LayerConfig, Mask
 from treespec.heads.rotary import Rotation
+from treespec.heads.sparse import UnrolledMixing
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ class FirstLayer(nn.Module):
         self.self_attn = Attention(config, 0, 2 * config.hidden_size)
         self.mlp = GatedMlp(config)
 
-    def forward(
-        self, embeddings: Tensor, features: Tensor, rotation: Rotation, mask: Tensor, store: KeyStore
-    ) -> Tensor:
+    def forward(self, embeddings: Tensor, features: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
         """embeddings and features [B, F, H] to [B, F, H]."""
         normed = self.hidden_norm(features)
         residual = normed if self._has_norm_before_residual else features
@@ -134,14 +133,14 @@ class Eagle3Head(nn.Module):
             mask = torch.ones(1, 1, num_tokens, num_tokens, dtype=torch.bool, device=tokens.device).tril()
         return self.read(self.run(tokens, features, positions, mask, store or AppendedKeys()))
 
-    def run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, store: KeyStore) -> Tensor:
+    def run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Mask, store: KeyStore) -> Tensor:
         """The layers' output before the last norm, [B, F, H].
 
         Args:
             tokens: int64 [B, F], each the token after its feature's.
             features: [B, F, H].
             positions: int64 [B or 1, F].
-            mask: bool [B or 1, 1, F, S], True where one of the store's S keys is attended.
+            mask: bool [B or 1, 1, F, S], True where one of the store's S keys is attended; see `Mask`.
             store: holds the keys of earlier passes, and gets this one's.
         """
         rotation = self.rotary(positions, features.dtype)
@@ -177,15 +176,11 @@ def unroll_outputs(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps
     Returns:
         Normed outputs [B, T - i, H] of every step i; those at t predict the token after `tokens[:, t + i]`.
     """
-    num_tokens, store, masks, outputs = tokens.shape[1], AppendedKeys(), [], []
-    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=tokens.device)
+    num_tokens, store, outputs = tokens.shape[1], AppendedKeys(), []
     for step in range(num_steps):
-        length = num_tokens - step
-        own = torch.eye(num_tokens, dtype=torch.bool, device=tokens.device)[:, :length] if step else ones.tril()
-        masks.append(own)
-        mask = torch.cat(masks, 1)[:length].view(1, 1, length, -1)
         positions = torch.arange(step, num_tokens, device=tokens.device).unsqueeze(0)
-        states = head.run(tokens[:, step:], features[:, :length], positions, mask, store)
+        mixing = UnrolledMixing(step, num_tokens)
+        states = head.run(tokens[:, step:], features[:, : num_tokens - step], positions, mixing, store)
         normed = head.norm(states)
         outputs.append(normed)
         features = normed if head.config.has_norm_output else states

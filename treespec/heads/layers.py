@@ -61,6 +61,18 @@ class KeyStore(Protocol):
         ...
 
 
+class Mixing(Protocol):
+    """What may stand for a mask: attention over keys of which most queries see few."""
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Values mixed for queries [B, G, R F, D], R heads per key head one after the other; keys [B, G, S, D]."""
+        ...
+
+
+Mask = Tensor | Mixing | None
+"""Bool [B or 1, 1, F, S], True where a key is attended; or what does the same faster; None where all are."""
+
+
 class AppendedKeys:
     """A key store that appends pass after pass, through which gradients flow."""
 
@@ -96,11 +108,8 @@ class Attention(nn.Module):
         self.q_norm = config.norm(config.head_dim) if config.has_head_norms else None
         self.k_norm = config.norm(config.head_dim) if config.has_head_norms else None
 
-    def forward(self, states: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyStore) -> Tensor:
-        """states [B, F, input_size] to [B, F, H]; `mask` bool [B or 1, 1, F, S], True where a key is attended.
-
-        Without a mask all of the store's keys are.
-        """
+    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
+        """states [B, F, input_size] to [B, F, H]; `mask` says which of the store's keys are attended."""
         queries, keys, values = self.project(states, rotation)
         keys, values = store.extend(self._index, keys, values)
         return self.attend(queries, keys, values, mask)
@@ -126,15 +135,17 @@ class Attention(nn.Module):
         keys = rotate(keys if self.k_norm is None else self.k_norm(keys), rotation)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
         """Queries [B, F, A, D] over keys and values [B, G, S, D]: [B, F, H]."""
         num_rows, num_tokens, _, size = queries.shape
         share = self._num_heads // self._num_key_heads
         stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
         stacked = stacked.reshape(num_rows, -1, share * num_tokens, size)
-        if mask is not None and share > 1:
-            mask = mask.repeat(1, 1, share, 1)
-        mixed = nn.functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
+        if mask is None or isinstance(mask, Tensor):
+            mask = mask if mask is None or share == 1 else mask.repeat(1, 1, share, 1)
+            mixed = nn.functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
+        else:
+            mixed = mask(stacked, keys, values)
         mixed = mixed.view(num_rows, -1, share, num_tokens, size).permute(0, 3, 1, 2, 4)
         return self.o_proj(mixed.reshape(num_rows, num_tokens, -1))
 
@@ -161,6 +172,6 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, index)
         self.mlp = GatedMlp(config)
 
-    def forward(self, states: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyStore) -> Tensor:
+    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
         states = states + self.self_attn(self.input_layernorm(states), rotation, mask, store)
         return states + self.mlp(self.post_attention_layernorm(states))

@@ -1,0 +1,102 @@
+"""Attention in training, where most of a mask is empty: the context in one product, a draft's own tokens beside it.
+
+Axis letters: B rows, G key heads, D head size, F queries per head, S keys, T context keys, C blocks, K slots per block,
+R query heads per key head; stacked queries are [B, G, R F, D], all of one query head side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AnchoredMixing:
+    """Blocks side by side: each sees some of the context and itself. The keys are [context; blocks].
+
+    Args:
+        context: bool [B, F, T], which of the context's keys a slot sees.
+        size: K.
+        is_causal: a slot sees no later slot of its block.
+    """
+
+    context: Tensor
+    size: int
+    is_causal: bool = False
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Stacked queries over keys and values [B, G, S, D]; see `Mixing`."""
+        num_context, size = self.context.shape[2], self.size
+        sizes = [num_context, keys.shape[2] - num_context]
+        (context_keys, own_keys), (context_values, own_values) = keys.split(sizes, 2), values.split(sizes, 2)
+        share = queries.shape[2] // sizes[1]
+        queries = queries * queries.shape[3] ** -0.5
+        scores = _masked(torch.matmul(queries, context_keys.transpose(2, 3)), self.context, share)
+        blocks = _by_block(queries, share, size)
+        own = torch.matmul(blocks, _of_blocks(own_keys, size).transpose(3, 4))
+        if self.is_causal:
+            later = torch.ones(size, size, dtype=torch.bool, device=own.device).triu(1)
+            own = own.masked_fill(later.repeat(share, 1), -torch.inf)
+        shares = torch.cat([scores, _by_head(own, share)], -1).softmax(-1)
+        in_context, in_block = shares.split([num_context, size], -1)
+        mixed = torch.matmul(_by_block(in_block, share, size), _of_blocks(own_values, size))
+        return torch.matmul(in_context, context_values) + _by_head(mixed, share)
+
+
+@dataclass(frozen=True)
+class UnrolledMixing:
+    """Step i of an unrolled text: a query at t sees the first step's keys up to t, and the later ones' at t.
+
+    The keys are those of the steps one after the other, each one shorter than the one before.
+
+    Args:
+        step: i.
+        num_tokens: T, of the first step.
+    """
+
+    step: int
+    num_tokens: int
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Stacked queries over keys and values [B, G, S, D]; see `Mixing`."""
+        length, device = self.num_tokens - self.step, queries.device
+        sizes = [self.num_tokens - i for i in range(self.step + 1)]
+        (first_keys, *own_keys), (first_values, *own_values) = keys.split(sizes, 2), values.split(sizes, 2)
+        share = queries.shape[2] // length
+        queries = queries * queries.shape[3] ** -0.5
+        seen = torch.ones(length, self.num_tokens, dtype=torch.bool, device=device).tril().unsqueeze(0)
+        scores = [_masked(torch.matmul(queries, first_keys.transpose(2, 3)), seen, share)]
+        scores += [(queries * k[:, :, :length].repeat(1, 1, share, 1)).sum(-1, keepdim=True) for k in own_keys]
+        shares = torch.cat(scores, -1).softmax(-1)
+        mixed = torch.matmul(shares[..., : self.num_tokens], first_values)
+        for i, own in enumerate(own_values):
+            place = self.num_tokens + i
+            mixed = mixed + shares[..., place : place + 1] * own[:, :, :length].repeat(1, 1, share, 1)
+        return mixed
+
+
+def _masked(scores: Tensor, seen: Tensor, share: int) -> Tensor:
+    """Scores [B, G, R F, T] where `seen` [B or 1, F, T] is True, else minus infinity."""
+    penalty = torch.zeros(seen.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~seen, -torch.inf)
+    return scores + penalty.repeat(1, share, 1).unsqueeze(1)
+
+
+def _by_block(rows: Tensor, share: int, size: int) -> Tensor:
+    """[B, G, R C K, X] to [B, G, C, R K, X]."""
+    num_rows, num_heads, _, width = rows.shape
+    parts = rows.view(num_rows, num_heads, share, -1, size, width).transpose(2, 3)
+    return parts.reshape(num_rows, num_heads, -1, share * size, width)
+
+
+def _by_head(blocks: Tensor, share: int) -> Tensor:
+    """The inverse of `_by_block`."""
+    num_rows, num_heads, num_blocks, rows, width = blocks.shape
+    parts = blocks.view(num_rows, num_heads, num_blocks, share, rows // share, width).transpose(2, 3)
+    return parts.reshape(num_rows, num_heads, -1, width)
+
+
+def _of_blocks(keys: Tensor, size: int) -> Tensor:
+    """[B, G, C K, D] to [B, G, C, K, D]."""
+    return keys.reshape(*keys.shape[:2], -1, size, keys.shape[3])
