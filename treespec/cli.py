@@ -1,4 +1,4 @@
-"""The command line: `treespec warm-up`, `treespec write`, `treespec train`."""
+"""The command line: `treespec warm-up`, `treespec write`, `treespec train`, `treespec export`."""
 
 from __future__ import annotations
 
@@ -178,6 +178,23 @@ def train(
         load_tokenizer(model).save_pretrained(result.folder)
     _draw_curve(result, out / "curve.png", f"{kind} for {name or model}")
     console.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
+
+
+@app.command("export")
+def export(
+    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    head: Annotated[str, typer.Argument(help="Its trained head: a hub name or a folder.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")],
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    whole: Annotated[
+        bool, typer.Option(help="With the output rows and the embedding, or without what the target has.")
+    ] = True,
+) -> None:
+    """Write a trained head whole, in the speculators format, for readers that take nothing from the target."""
+    from treespec.hf.head_export import dtype_of, export_head
+    from treespec.hf.loading import load_model
+
+    export_head(head, load_model(model).eval(), out, dtype_of(dtype), whole)
 
 
 def main() -> None:

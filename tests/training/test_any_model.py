@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import tiny_llama
 from training_texts import VOCAB, write
 from typer.testing import CliRunner
@@ -69,6 +70,11 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     for words in ("# DSpark block head for tiny-llama", "3 steps", "576 tokens in 12 texts", "chain of 2, T = 0"):
         assert words in card
     treespec.load_drafter(folders / "run" / "drafter", tiny_llama(vocab_size=VOCAB, num_layers=3))
+    whole = ["export", target, f"{out}/drafter", "--out", str(folders / "whole"), "--dtype", "bfloat16"]
+    assert CliRunner().invoke(app, whole).exit_code == 0
+    tensors = load_file(folders / "whole" / "model.safetensors")
+    assert tensors["lm_head.weight"].shape == (VOCAB, 32)
+    assert tensors["embed_tokens.weight"].dtype == torch.bfloat16
     shutil.rmtree(folders / "run" / "features")
     again = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
     assert again.exit_code == 0, again.output

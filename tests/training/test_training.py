@@ -39,9 +39,8 @@ class Trained:
         num_layers = 2 if kind == "draft_model" else None
         self.config = replace(CONFIG, kind=kind, num_layers=num_layers)
         self.folder, self.evaluations, self.runs = folder, [], []
-        self.result = train(
-            target, texts, folder, self.config, name="tiny", on_evaluation=self.evaluations.append, on_step=self.see
-        )
+        reports = {"on_evaluation": self.evaluations.append, "on_step": self.see}
+        self.result = train(target, texts, folder, self.config, name="tiny", dtype=torch.float32, **reports)
 
     def see(self, run):
         self.runs = [run]
@@ -95,7 +94,7 @@ def test_a_killed_run_goes_on_bit_by_bit(trained, target, texts, tmp_path, step)
     folder, features = tmp_path / "run", trained.folder / "features"
     with pytest.raises(KilledError):
         train(target, texts, folder, trained.config, features=features, on_step=kill)
-    result = train(target, texts, folder, trained.config, features=features, name="tiny")
+    result = train(target, texts, folder, trained.config, features=features, name="tiny", dtype=torch.float32)
     assert result.evaluation == trained.result.evaluation
     losses, expected = ([line.get("loss") for line in r.progress.log] for r in (result, trained.result))
     assert losses == expected
@@ -107,7 +106,8 @@ def test_a_killed_run_goes_on_bit_by_bit(trained, target, texts, tmp_path, step)
 def test_frozen_rows_are_the_targets_and_not_in_the_file(trained, target):
     if trained.config.kind == "draft_model":
         pytest.skip("a draft model's files are whole")
-    assert "lm_head.weight" not in load_file(trained.result.folder / "model.safetensors")
+    files = load_file(trained.result.folder / "model.safetensors")
+    assert "lm_head.weight" not in files
     head = treespec.load_drafter(trained.result.folder, target).head
     assert torch.equal(head.lm_head.weight, target.lm_head.weight[head.target_ids])
 

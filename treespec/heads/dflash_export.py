@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from treespec.errors import ConfigError
 from treespec.heads.dflash import BlockConfig, BlockHead
 from treespec.heads.dflash_files import LAYER_IDS
@@ -18,14 +20,16 @@ def save_block(
     verifier: str | None = None,
     has_lm_head: bool = True,
     has_embedding: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write `config.json` and `model.safetensors` to a folder, in the head's own dtype; DSpark's if it is one.
+    """Write `config.json` and `model.safetensors` to a folder; DSpark's if it is one.
 
     Args:
         hidden_layers: the target's hidden states that the head fuses, counted from the embedding (0).
         verifier: the target's name, for the record.
         has_lm_head: False leaves out rows that are the target's own; the loader takes them from there again.
         has_embedding: with the embedding, for readers that do not take the target's.
+        dtype: of the weights; None: the head's own.
 
     Raises:
         ConfigError: spans that the format has no words for.
@@ -48,7 +52,7 @@ def save_block(
             "enable_confidence_head": config.has_confidence,
             "confidence_head_with_markov": config.has_markov_confidence,
         }
-    write_head(head, keys, folder, has_lm_head, has_embedding)
+    write_head(head, keys, folder, has_lm_head, has_embedding, dtype)
 
 
 def _is_causal(config: BlockConfig) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from treespec.heads.eagle3 import Eagle3Head
 from treespec.heads.eagle3_files import LAYER_IDS
 from treespec.heads.export import layer_keys, speculators_keys, write_head
@@ -20,14 +22,16 @@ def save_eagle3(
     verifier: str | None = None,
     has_lm_head: bool = True,
     has_embedding: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write `config.json` and `model.safetensors` to a folder, in the head's own dtype.
+    """Write `config.json` and `model.safetensors` to a folder.
 
     Args:
         hidden_layers: the target's hidden states that the head fuses, counted from the embedding (0).
         verifier: the target's name, for the record.
         has_lm_head: False leaves out rows that are the target's own; the loader takes them from there again.
         has_embedding: with the embedding, for readers that do not take the target's.
+        dtype: of the weights; None: the head's own.
     """
     config = head.config
     keys = speculators_keys("eagle3", "Eagle3Speculator", config, NUM_TOKENS, verifier) | {
@@ -39,4 +43,4 @@ def save_eagle3(
         LAYER_IDS: list(hidden_layers),
         "transformer_layer_config": layer_keys(config, [config.layer.window] * config.num_layers),
     }
-    write_head(head, keys, folder, has_lm_head, has_embedding)
+    write_head(head, keys, folder, has_lm_head, has_embedding, dtype)

@@ -21,13 +21,19 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def write_head(
-    head: Eagle3Head | BlockHead, keys: dict[str, Any], folder: str | Path, has_lm_head: bool, has_embedding: bool
+    head: Eagle3Head | BlockHead,
+    keys: dict[str, Any],
+    folder: str | Path,
+    has_lm_head: bool,
+    has_embedding: bool,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write `config.json` of `keys` and `model.safetensors`, in the head's own dtype.
+    """Write `config.json` of `keys` and `model.safetensors`.
 
     Args:
         has_lm_head: False leaves out rows that are the target's own; the loader takes them from there again.
         has_embedding: with the embedding, for readers that do not take the target's.
+        dtype: of the weights; None: the head's own.
     """
     state = split_fused(head.state_dict(), head.config.layer)
     if not has_lm_head:
@@ -41,7 +47,10 @@ def write_head(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
     # Copies, for the file's format forbids tensors that share memory, as tied embeddings do.
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
+        for name, tensor in state.items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -92,9 +92,10 @@ class BlockLearner(nn.Module):
             ]
         return [Draft(*map(torch.cat, zip(*of_depth, strict=True))) for of_depth in zip(*parts, strict=True)]
 
-    def save(self, folder: Path, name: str | None) -> None:
+    def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""
-        save_block(self._whole_head(), self._hidden_layers, folder, name, has_lm_head=not self._is_head_frozen)
+        head, has_head = self._whole_head(), not self._is_head_frozen
+        save_block(head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
 
     def _drafts(self, batch: Batch, anchors: Tensor) -> list[Draft]:
         """Drafts of blocks at anchors int64 [B, C], at places where the target wrote what comes next."""

@@ -5,6 +5,7 @@ Axis letters: B texts, T tokens, H the hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
@@ -59,9 +60,9 @@ class DraftModelLearner(nn.Module):
             drafts.append(Draft(states[texts, anchors + depth], texts, anchors))
         return drafts
 
-    def save(self, folder: Path, name: str | None) -> None:
+    def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the model as transformers does."""
-        self.model.save_pretrained(folder)
+        copy.deepcopy(self.model).to(dtype=dtype).save_pretrained(folder)
 
     def _states(self, tokens: Tensor) -> Tensor:
         """What the output head reads, [B, T, H]."""

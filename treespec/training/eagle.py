@@ -59,9 +59,10 @@ class EagleLearner(nn.Module):
         """See `Learner`."""
         return self.head.lm_head.weight
 
-    def save(self, folder: Path, name: str | None) -> None:
+    def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""
-        save_eagle3(self.head, self._hidden_layers, folder, name, has_lm_head=not self._is_head_frozen)
+        has_head = not self._is_head_frozen
+        save_eagle3(self.head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
 
 
 def make_eagle(

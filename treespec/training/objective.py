@@ -62,8 +62,8 @@ class Learner(Protocol):
         """[W, H], which makes logits of outputs."""
         ...
 
-    def save(self, folder: Path, name: str | None) -> None:
-        """Write the drafter for the target of that name."""
+    def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
+        """Write the drafter for the target of that name; `dtype` of its files."""
         ...
 
 

@@ -54,6 +54,7 @@ def train(
     features: str | Path | None = None,
     name: str | None = None,
     command: str | None = None,
+    dtype: torch.dtype = torch.float16,
     on_tokens: Callable[[int], object] = lambda _: None,
     on_step: Callable[[Run], object] = lambda _: None,
     on_evaluation: Callable[[Evaluation], object] = lambda _: None,
@@ -67,6 +68,7 @@ def train(
         config: the run's settings.
         features: where the target's features are kept; runs may share it. Default: `features/` in `folder`.
         name, command: the target's name and the command that runs this, for the drafter's files.
+        dtype: of the weights in the drafter's files.
         on_tokens: called with numbers of tokens whose features have been read.
         on_step: called after every step.
         on_evaluation: called with every evaluation.
@@ -100,7 +102,7 @@ def train(
 
     def report(found: Evaluation) -> None:
         out = folder / "drafter"
-        learner.save(out, name)
+        learner.save(out, name, dtype)
         write_card(out / "README.md", about, run.progress, found)
         write_report(folder, about, run.progress, found)
         on_evaluation(found)
