@@ -142,6 +142,7 @@ def train(
     features: Annotated[
         Path | None, typer.Option(file_okay=False, help="The target's features, shared by runs; default: OUT/features.")
     ] = None,
+    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
 ) -> None:
@@ -160,6 +161,7 @@ def train(
     config, console = TrainingConfig(**given), Console(stderr=True)
     with console.status(f"loading {model}"):
         target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
+    torch.nn.Module.to(target, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with _progress(console) as progress:
         reporter = Reporter(progress, int(written.lengths.clamp(max=config.max_length).sum()))
         result = run_training(

@@ -11,8 +11,9 @@ from treespec.hf.features import FeatureReader
 from treespec.hf.pruned import prune, spread_layers
 from treespec.training import TrainingConfig, losses, parse_settings
 from treespec.training.block import draw_anchors
+from treespec.training.data import Batch
 from treespec.training.evaluate import best_tree, greedy_start, histogram, play_rounds
-from treespec.training.loop import learning_rate
+from treespec.training.loop import learning_rate, with_noise
 from treespec.training.losses import Laws, law_loss
 from treespec.training.sampler import Sampler
 from treespec.training.vocabulary import choose_vocabulary, draft_ids, unused_token
@@ -144,6 +145,14 @@ def test_the_rate_warms_up_and_falls_to_zero():
     assert [learning_rate(config, step, 0.0) for step in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
     assert learning_rate(config, 100, 0.5) == pytest.approx(0.5)
     assert learning_rate(config, 100, 1.0) == pytest.approx(0)
+
+
+def test_noise_is_in_units_of_the_states():
+    states = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100]).view(2, 1, 1)
+    batch = Batch(*[torch.zeros(2, 50)] * 6)._replace(states=states)
+    noisy = with_noise(batch, 0.1, torch.Generator().manual_seed(1)).states - states
+    assert noisy.std((1, 2)).tolist() == pytest.approx([0.1, 10], rel=0.1)
+    assert with_noise(batch, 0.0, torch.Generator()) is batch
 
 
 def test_settings_are_parsed_by_their_types():

@@ -1,11 +1,13 @@
 """Training on a tiny target: it learns, goes on after a kill, and what it measures is what its files then do."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from training_texts import LENGTH, write
 from transformers import AutoModelForCausalLM
 
@@ -115,6 +117,20 @@ def test_frozen_rows_are_the_targets_and_not_in_the_file(trained, target):
 def test_another_run_in_the_folder_is_refused(trained, target, texts):
     with pytest.raises(CheckpointError, match="is of a run with other settings"):
         train(target, texts, trained.folder, replace(trained.config, learning_rate=1e-3))
+
+
+def test_a_run_of_before_a_setting_was_there_goes_on(trained, target, texts, tmp_path):
+    """A state file whose settings lack one that has its default now."""
+    path = tmp_path / "state.safetensors"
+    with safe_open(trained.folder / path.name, "pt") as file:
+        about = file.metadata()
+    run = json.loads(about["run"])
+    del run["noise"]
+    save_file(load_file(trained.folder / path.name), path, metadata=about | {"run": json.dumps(run)})
+    features = trained.folder / "features"
+    assert train(target, texts, tmp_path, trained.config, features=features).progress.step == CONFIG.num_steps
+    with pytest.raises(CheckpointError):
+        train(target, texts, tmp_path, replace(trained.config, noise=0.1), features=features)
 
 
 def test_features_are_read_again_where_the_bound_leaves_no_room(trained, target, texts, tmp_path):

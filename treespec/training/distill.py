@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,8 @@ class DraftModelLearner(nn.Module):
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the model as transformers does."""
-        copy.deepcopy(self.model).to(dtype=dtype).save_pretrained(folder)
+        twin: Any = copy.deepcopy(self.model)
+        twin.to(dtype).save_pretrained(folder)
 
     def _states(self, tokens: Tensor) -> Tensor:
         """What the output head reads, [B, T, H]."""

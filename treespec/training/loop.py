@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from treespec.training.cast import CastWeights
-from treespec.training.data import FeatureSet
+from treespec.training.data import Batch, FeatureSet
 from treespec.training.evaluate import Evaluation, JudgedText, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
@@ -53,10 +53,11 @@ class Run:
         self._num_steps = config.num_steps or math.ceil(config.num_epochs * self._sampler.num_batches)
         self._optimizer = make_optimizer(objective, config)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
-        self._path, self._name = folder / STATE, json.dumps(asdict(config) | {"features": features.digest()})
+        self._path, self._settings = folder / STATE, asdict(config) | {"features": features.digest()}
         self.progress = Progress()
         if self._path.exists():
-            self.progress = load_state(self._path, objective, self._optimizer, self._name)
+            defaults = json.loads(json.dumps(asdict(TrainingConfig())))
+            self.progress = load_state(self._path, objective, self._optimizer, self._settings, defaults)
         self._start = time.perf_counter() - self.progress.seconds
 
     @property
@@ -96,6 +97,7 @@ class Run:
         texts = [self._split.train[i] for i in self._sampler.batch(progress.step)]
         batch = self._features.batch(texts)
         generator = torch.Generator(batch.tokens.device).manual_seed(config.seed * SEED_STRIDE + progress.step)
+        batch = with_noise(batch, config.noise, generator)
         rate = learning_rate(config, progress.step, self.share_done)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -132,7 +134,7 @@ class Run:
     def save(self) -> None:
         """Write the state."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        save_state(self._path, self.objective, self._optimizer, self.progress, self._name)
+        save_state(self._path, self.objective, self._optimizer, self.progress, self._settings)
 
     def _log(self, values: dict[str, float]) -> None:
         progress = self.progress
@@ -148,6 +150,15 @@ def make_optimizer(objective: nn.Module, config: TrainingConfig) -> torch.optim.
         {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+
+
+def with_noise(batch: Batch, noise: float, generator: torch.Generator) -> Batch:
+    """The batch with normal noise on its states, of `noise` times the root mean square of each."""
+    if not noise:
+        return batch
+    size = batch.states.float().square().mean(-1, keepdim=True).sqrt()
+    draws = torch.randn(batch.states.shape, generator=generator, device=batch.states.device)
+    return batch._replace(states=batch.states + (noise * size * draws).to(batch.states.dtype))
 
 
 def learning_rate(config: TrainingConfig, step: int, share_done: float) -> float:

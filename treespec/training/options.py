@@ -52,6 +52,7 @@ class TrainingConfig:
         warmup_steps: linear.
         weight_decay: AdamW's, on matrices only.
         betas: AdamW's.
+        noise: normal noise on the states that a head reads, in units of their root mean square.
         clip: the largest norm of the gradient.
         num_candidates: the target's law is kept as so many of its most probable tokens.
         max_cache_gb: features on disk; texts beyond it are read by the target again whenever they are needed.
@@ -88,6 +89,7 @@ class TrainingConfig:
     warmup_steps: int = 20
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
+    noise: float = 0.0
     clip: float = 1.0
     num_candidates: int = 64
     max_cache_gb: float = 8.0
@@ -112,7 +114,7 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
-        for name in ("warmup_steps", "weight_decay", "max_cache_gb", "markov_rank"):
+        for name in ("warmup_steps", "weight_decay", "max_cache_gb", "markov_rank", "noise"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("tv_weight", "tv_start", "depth_decay"):

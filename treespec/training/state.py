@@ -6,6 +6,7 @@ Nothing random is kept: every step's draws and every epoch's order come from the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from treespec.tensor_file import read_tensors
 
 FORMAT = "treespec-training-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Run = Mapping[str, Any]
 
 
 @dataclass
@@ -35,8 +38,8 @@ class Progress:
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
-def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: str) -> None:
-    """Write a run's state; `run` says which run it is."""
+def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: Run) -> None:
+    """Write a run's state; `run` says by its settings which run it is."""
     tensors: dict[str, Tensor] = {}
     for name, weight in _trained(module).items():
         tensors[name] = weight.detach()
@@ -44,13 +47,13 @@ def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
             if moment in (known := optimizer.state.get(weight, {})):
                 tensors[f"{moment}:{name}"] = known[moment]
     scratch = path.with_suffix(".partial")
-    about = {"format": FORMAT, "run": run, "progress": json.dumps(vars(progress))}
+    about = {"format": FORMAT, "run": json.dumps(run), "progress": json.dumps(vars(progress))}
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata=about)
     scratch.replace(path)
 
 
-def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: str) -> Progress:
-    """Take up a run.
+def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: Run, defaults: Run) -> Progress:
+    """Take up a run; settings that the file does not know, being older than they are, had their `defaults`.
 
     Raises:
         CheckpointError: the file is damaged, or is of a run with other settings, texts or model.
@@ -58,7 +61,7 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
     weights = _trained(module)
     names = [*weights, *(f"{moment}:{name}" for name in weights for moment in MOMENTS)]
     tensors, about = read_tensors(path, FORMAT, names)
-    if about.get("run") != run:
+    if {**defaults, **json.loads(about.get("run", "{}"))} != json.loads(json.dumps(run)):
         raise CheckpointError(
             f"{path} is of a run with other settings, texts or model: give another folder, or delete it to start anew"
         )
