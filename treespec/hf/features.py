@@ -99,9 +99,8 @@ class FeatureReader:
             )
         states = list(pick_layers(output, self._hidden_layers).values())
         beside = torch.cat(states, -1).to(self._dtype) if states else torch.empty(*ids.shape, 0, dtype=self._dtype)
-        logits = output.logits.float()
-        top = logits.topk(self._num_candidates)
-        probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp().half().cpu()
+        top = output.logits.softmax(-1, dtype=torch.float32).topk(self._num_candidates)
+        probs = top.values.half().cpu()
         parts = zip(texts, beside.cpu(), top.indices.int().cpu(), probs, strict=True)
         return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]
 
