@@ -296,9 +296,11 @@ def test_merge_refuses_sampled_children():
     loop = Loop(Merge(parts), [[1, 1]], BestFirst(8))
     with pytest.raises(ConfigError, match="DraftModel proposed sampled children"):
         loop.propose()
-    for bad in ([], [SuffixLookup()], [SuffixLookup(), "ngram"]):
+    for bad in ([], [SuffixLookup()], [SuffixLookup(), "ngram"], [SuffixLookup, TokenRecycling], 3):
         with pytest.raises(ConfigError, match="two or more drafters"):
             Merge(bad)
+    with pytest.raises(ConfigError, match="twice"):
+        Merge([parts[0], parts[1], parts[0]])
 
 
 def test_the_snippet_of_the_docs_runs():

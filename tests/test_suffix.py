@@ -1,5 +1,6 @@
 """Suffix lookup: scores and trees equal to counting by brute force, bounded memory, invisible in time."""
 
+import math
 import time
 from collections import Counter
 
@@ -242,11 +243,15 @@ def test_a_store_is_saved_and_loaded(tmp_path):
 def test_stores_refuse_what_cannot_be():
     with pytest.raises(VocabularyMismatchError, match="holds token 7 and the model's vocabulary has 6"):
         Loop(SuffixLookup(policy=4, store=SuffixStore([[1, 7]])), [[1]])
-    with pytest.raises(ConfigError, match="negative"):
-        SuffixStore([[1, -1]])
+    for ids in ([1, -1], [1, 1 << 31]):
+        with pytest.raises(ConfigError, match=r"in \[0, 2\*\*31\)"):
+            SuffixStore([ids])
+    for text in ([1.5, 2.0], [[1, 2], [3, 4]], [[1], [2, 3]], "text", 7):
+        with pytest.raises(ConfigError, match="flat list of token ids"):
+            SuffixStore([text])
     with pytest.raises(ConfigError, match="at least 64"):
         SuffixStore(capacity=3)
-    for options in ({"factor": -1.0}, {"factor": 0.0, "offset": 0.0}, {"min_prob": 1.5}):
+    for options in ({"factor": -1.0}, {"factor": 0.0, "offset": 0.0}, {"factor": math.inf}, {"min_prob": 1.5}):
         with pytest.raises(ConfigError, match="min_prob in"):
             SuffixLookup(**options)
 

@@ -217,6 +217,8 @@ def test_warm_starts_that_do_not_fit_are_refused(tmp_path, tensors, metadata, wo
         ({"tokens": torch.tensor([-1, -5], dtype=torch.int32)}, {}, "must be int32"),
         ({"tokens": torch.zeros(0, dtype=torch.int32)}, {}, "must be int32"),
         ({"tokens": torch.zeros(3)}, {}, "must be int32"),
+        ({"tokens": torch.tensor([1, 2, -1], dtype=torch.int32)}, {}, "between -1s"),
+        ({"tokens": torch.tensor([-1, 1, 2], dtype=torch.int32)}, {}, "between -1s"),
         ({}, {"capacity": "much"}, "lacks a store's capacity"),
         ({}, {"capacity": "1"}, "lacks a store's capacity"),
     ],
@@ -227,6 +229,20 @@ def test_stores_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):
     rewrite(path, tensors, **metadata)
     with pytest.raises(CheckpointError, match=words):
         SuffixStore.load(path)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        SuffixStore([[1, 2]]),
+        TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(3))),
+        WarmStart(Table(torch.ones(4, 2).long(), torch.ones(3)), [torch.tensor([1, 2])]),
+    ],
+    ids=lambda kept: type(kept).__name__,
+)
+def test_a_folder_that_is_not_there_is_named(kept, tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        kept.save(tmp_path / "nowhere" / "file.safetensors")
 
 
 def test_files_are_read_by_their_format(tmp_path):

@@ -1,11 +1,12 @@
-"""Small safetensors files of our own formats, read with every way to be wrong ending in a `CheckpointError`."""
+"""Small safetensors files of our own formats; every way to be wrong ends in a `CheckpointError`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from treespec.errors import CheckpointError
@@ -34,3 +35,19 @@ def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tu
             return {name: file.get_tensor(name) for name in names}, metadata
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
+
+
+def write_tensors(
+    path: str | Path, format_name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file that `read_tensors` reads, whole or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written there.
+    """
+    scratch = Path(path).with_suffix(".partial")
+    try:
+        save_file(dict(tensors), scratch, metadata={"format": format_name, **metadata})
+        scratch.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written ({error})") from error

@@ -32,12 +32,16 @@ class Merge:
         num_nodes: the most nodes of a merged tree, root included; None takes the call's policy's.
 
     Raises:
-        ConfigError: fewer than two drafters, something that is no drafter, or a budget that is not a positive int.
+        ConfigError: fewer than two drafters, something that is no drafter, one of them twice, or a budget that is not a
+            positive int.
     """
 
     def __init__(self, drafters: Sequence[Drafter], num_nodes: int | None = None) -> None:
-        if len(drafters) < 2 or not all(isinstance(drafter, Drafter) for drafter in drafters):
+        is_list = isinstance(drafters, Sequence) and len(drafters) >= 2
+        if not is_list or not all(isinstance(d, Drafter) and not isinstance(d, type) for d in drafters):
             raise ConfigError(f"Merge needs a list of two or more drafters, got {drafters!r}")
+        if len({id(drafter) for drafter in drafters}) < len(drafters):
+            raise ConfigError("one drafter is given to Merge twice: each serves one call and one tree at a time")
         self._drafters = list(drafters)
         self._own_num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
         self._calibration = Calibration()

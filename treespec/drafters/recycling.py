@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from treespec.drafters.recycling_table import PACKED, Table, pack_table, read_vocab_size, unpack_table
@@ -26,7 +25,7 @@ from treespec.drafters.shared import (
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies.checks import check_count
 from treespec.protocols import Proposal, Session, VerifiedStep
-from treespec.tensor_file import read_tensors
+from treespec.tensor_file import read_tensors, write_tensors
 from treespec.tree import PADDING_PARENT, TreeBatch
 
 FORMAT = "treespec-recycling-1"
@@ -112,13 +111,11 @@ class TokenRecycling(SessionSource):
 
         Raises:
             ConfigError: before the first call nothing is known.
+            CheckpointError: the file cannot be written.
         """
         table, hits = self.table, self._hits
         assert hits is not None
-        metadata = {"format": FORMAT, "vocab_size": str(len(table))}
-        scratch = Path(path).with_suffix(".partial")
-        save_file(pack_table(Table(table, hits)), scratch, metadata=metadata)
-        scratch.replace(path)
+        write_tensors(path, FORMAT, pack_table(Table(table, hits)), {"vocab_size": str(len(table))})
 
     @classmethod
     def load(cls, path: str | Path, policy: Shape | None = None) -> TokenRecycling:

@@ -6,6 +6,7 @@ prompt lookup (Saxena 2023) is the special case of the longest match and its mos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,9 +73,9 @@ class SuffixLookup:
         self._max_match, self._min_match = check_count("max_match", max_match), check_count("min_match", min_match)
         if min_match > max_match:
             raise ConfigError(f"min_match is {min_match} and max_match {max_match}: nothing would ever be looked up")
-        if not (factor >= 0 and factor + offset >= 1 and 0 <= min_prob <= 1):
+        if not (factor >= 0 and 1 <= factor + offset < math.inf and 0 <= min_prob <= 1):
             raise ConfigError(
-                "factor must not be negative, factor + offset be at least one node, and min_prob in [0, 1]: got "
+                "factor must not be negative, factor + offset be at least one node, and min_prob in [0, 1]; got "
                 f"{factor!r}, {offset!r}, {min_prob!r}"
             )
         self._own_policy, self._store = own_policy(policy), store

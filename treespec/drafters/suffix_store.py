@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from treespec.drafters.suffix_text import SEPARATOR, Occurrences, SuffixText
 from treespec.errors import CheckpointError, ConfigError
 from treespec.policies.checks import check_count
-from treespec.tensor_file import read_tensors
+from treespec.tensor_file import read_tensors, write_tensors
 
 Ids = Sequence[int] | np.ndarray
 
@@ -36,7 +35,7 @@ class SuffixStore:
         max_match: the longest ending that can be looked up.
 
     Raises:
-        ConfigError: a number that is not a positive int or too small, or a negative id.
+        ConfigError: a number that is not a positive int or too small, or a text that is no list of ids.
     """
 
     def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
@@ -67,13 +66,15 @@ class SuffixStore:
         return [part[1:].tolist() for part in parts if len(part) > 1]
 
     def add(self, *texts: Ids) -> None:
-        """Add texts of token ids; sorts and forgets where it is time to."""
+        """Add texts of token ids; sorts and forgets where it is time to.
+
+        Raises:
+            ConfigError: a text that is no list of ids; the texts before it are kept.
+        """
         for text in texts:
-            tokens = np.asarray(text, dtype=np.int32)
+            tokens = _as_ids(text)
             if not len(tokens):
                 continue
-            if tokens.min() < 0:
-                raise ConfigError(f"token ids must not be negative, got {int(tokens.min())}")
             self._text.append(tokens[-self.capacity // 2 :])
             self._text.append([SEPARATOR])
         self._tidy()
@@ -100,12 +101,14 @@ class SuffixStore:
         return self._text
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+        """Write a safetensors file, whole or not at all.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
         self._absorb()
-        scratch = Path(path).with_suffix(".partial")
-        metadata = {"format": FORMAT, "capacity": str(self.capacity), "max_match": str(self.max_match)}
-        save_file({"tokens": torch.from_numpy(self._text.tokens.copy())}, scratch, metadata=metadata)
-        scratch.replace(path)
+        metadata = {"capacity": str(self.capacity), "max_match": str(self.max_match)}
+        write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self._text.tokens.copy())}, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> SuffixStore:
@@ -120,9 +123,10 @@ class SuffixStore:
             store = cls(capacity=int(metadata["capacity"]), max_match=int(metadata["max_match"]))
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path} lacks a store's capacity and max_match ({error!r}): make it anew") from error
-        if tokens.ndim != 1 or tokens.dtype != torch.int32 or len(tokens) == 0 or int(tokens.min()) < SEPARATOR:
+        is_listed = tokens.ndim == 1 and tokens.dtype == torch.int32 and len(tokens) > 0
+        if not is_listed or int(tokens.min()) < SEPARATOR or not int(tokens[0]) == int(tokens[-1]) == SEPARATOR:
             got = f"{tokens.dtype} {list(tokens.shape)}"
-            raise CheckpointError(f"{path}: tokens must be int32 [N] of ids or {SEPARATOR}, got {got}")
+            raise CheckpointError(f"{path}: tokens must be int32 [N] of ids between {SEPARATOR}s, got {got}")
         store._text = SuffixText(tokens[1:].numpy())
         store._tidy()
         return store
@@ -140,3 +144,20 @@ class SuffixStore:
         num_unsorted = len(self._text) - self._text.num_sorted
         if num_unsorted >= max(MIN_UNSORTED, len(self._text) // UNSORTED_SHARE):
             self._text.sort(self.max_match)
+
+
+def _as_ids(text: Ids) -> np.ndarray:
+    """Token ids int32 [N].
+
+    Raises:
+        ConfigError: no flat list, or something else than integers from 0 to 2**31 - 1 in it.
+    """
+    try:
+        tokens = np.asarray(text)
+    except ValueError as error:
+        raise ConfigError(f"a text must be a flat list of token ids: {error}") from error
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise ConfigError(f"a text must be a flat list of token ids, got {tokens.dtype} {list(tokens.shape)}")
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < 1 << 31:
+        raise ConfigError(f"token ids must lie in [0, 2**31), got {int(tokens.min())} to {int(tokens.max())}")
+    return tokens.astype(np.int32)

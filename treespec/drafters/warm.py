@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from treespec.drafters.recycling import TokenRecycling
@@ -28,7 +27,7 @@ from treespec.drafters.shared import Shape
 from treespec.drafters.suffix import SuffixLookup
 from treespec.drafters.suffix_store import SuffixStore
 from treespec.errors import CheckpointError
-from treespec.tensor_file import read_tensors
+from treespec.tensor_file import read_tensors, write_tensors
 
 FORMAT = "treespec-warm-start-1"
 
@@ -83,15 +82,17 @@ class WarmStart:
         return [self.recycling(), self.suffix()]
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+        """Write a safetensors file, whole or not at all.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
         tensors = pack_table(self.table) | {
             "tokens": pack_ids(torch.cat(list(self.texts)), self.vocab_size),
             "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32),
         }
-        metadata = {"format": FORMAT, "vocab_size": str(self.vocab_size), "about": json.dumps(dict(self.about))}
-        scratch = Path(path).with_suffix(".partial")
-        save_file(tensors, scratch, metadata=metadata)
-        scratch.replace(path)
+        metadata = {"vocab_size": str(self.vocab_size), "about": json.dumps(dict(self.about))}
+        write_tensors(path, FORMAT, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> WarmStart:
