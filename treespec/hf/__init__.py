@@ -5,6 +5,7 @@ from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model
 from treespec.hf.early_exit import make_exit_scorer
+from treespec.hf.head_export import export_head
 from treespec.hf.heads import load_drafter, load_head
 from treespec.hf.mask import tree_attention_mask
 from treespec.hf.speculation import TreeSpeculation, generate
@@ -16,6 +17,7 @@ __all__ = [
     "TreeSpeculation",
     "commit_cache",
     "draft_model",
+    "export_head",
     "from_config",
     "generate",
     "load_drafter",
