@@ -191,12 +191,13 @@ def export(
     whole: Annotated[
         bool, typer.Option(help="With the output rows and the embedding, or without what the target has.")
     ] = True,
+    markov_rank: Annotated[int | None, typer.Option(min=1, help="Cut a block head's bigram bias to this rank.")] = None,
 ) -> None:
     """Write a trained head whole, in the speculators format, for readers that take nothing from the target."""
     from treespec.hf.head_export import dtype_of, export_head
     from treespec.hf.loading import load_model
 
-    export_head(head, load_model(model).eval(), out, dtype_of(dtype), whole)
+    export_head(head, load_model(model).eval(), out, dtype_of(dtype), whole, markov_rank)
 
 
 def main() -> None:

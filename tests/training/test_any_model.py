@@ -14,7 +14,8 @@ from zoo import ARCHITECTURES, build
 
 import treespec
 from treespec.cli import app
-from treespec.errors import UnsupportedModelError
+from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf import export_head
 from treespec.hf.texts import Texts, read_folder, save_texts
 from treespec.training import TrainingConfig, parse_settings, train
 
@@ -45,6 +46,23 @@ def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_pa
 def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
     with pytest.raises(UnsupportedModelError, match="behind the output head"):
         train(build(KINDS["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))
+
+
+def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    config = TrainingConfig(kind="block", **SMALL | {"markov_rank": 6, "learning_rate": 0.02})
+    folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
+    head = treespec.load_drafter(folder, target).head
+    whole = head.markov_head.markov_w1.weight @ head.markov_head.markov_w2.weight.T
+    left, sizes, right = torch.linalg.svd(whole)
+    for rank in (6, 4):
+        export_head(folder, target, tmp_path / "cut", torch.float32, has_all=False, markov_rank=rank)
+        cut = treespec.load_drafter(tmp_path / "cut", target).head.markov_head
+        assert cut.markov_w1.weight.shape == (VOCAB, rank)
+        nearest = left[:, :rank] * sizes[:rank] @ right[:rank]
+        torch.testing.assert_close(cut.markov_w1.weight @ cut.markov_w2.weight.T, nearest, atol=1e-5, rtol=1e-3)
+    with pytest.raises(ConfigError, match="markov_rank"):
+        export_head(folder, target, tmp_path / "cut", markov_rank=7)
 
 
 @pytest.fixture

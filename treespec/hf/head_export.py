@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,8 +11,10 @@ from transformers import PreTrainedModel
 
 from treespec.drafters.block import BlockDrafter
 from treespec.errors import ConfigError
+from treespec.heads.dflash import BlockHead
 from treespec.heads.dflash_export import save_block
 from treespec.heads.eagle3_export import save_eagle3
+from treespec.heads.markov import MarkovHead
 from treespec.hf.heads import load_drafter
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -24,7 +28,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def export_head(
-    name: str | Path, target: PreTrainedModel, out: str | Path, dtype: torch.dtype = torch.float16, has_all: bool = True
+    name: str | Path,
+    target: PreTrainedModel,
+    out: str | Path,
+    dtype: torch.dtype = torch.float16,
+    has_all: bool = True,
+    markov_rank: int | None = None,
 ) -> None:
     """Write a trained head in the speculators library's format, which vLLM reads too.
 
@@ -33,13 +42,37 @@ def export_head(
         out: the folder to write.
         dtype: of the weights.
         has_all: with the output rows and the embedding, which `load_drafter` can take from the target.
+        markov_rank: cut a block head's bigram bias to this rank, the nearest there is: a smaller file.
 
     Raises:
-        CheckpointError, ConfigError: see `load_drafter`.
+        CheckpointError, ConfigError: see `load_drafter`; a rank that the head does not have.
     """
     drafter = load_drafter(name, target)
+    if markov_rank is not None:
+        if not isinstance(drafter, BlockDrafter) or not 0 < markov_rank <= drafter.head.config.markov_rank:
+            raise ConfigError(f"markov_rank must be from 1 to the rank of a block head's bias, got {markov_rank}")
+        drafter = BlockDrafter(cut_markov(drafter.head, markov_rank), drafter.hidden_layers)
     layers, verifier = drafter.hidden_layers, getattr(target.config, "_name_or_path", None) or None
     if isinstance(drafter, BlockDrafter):
         save_block(drafter.head, layers, out, verifier, has_lm_head=has_all, has_embedding=has_all, dtype=dtype)
     else:
         save_eagle3(drafter.head, layers, out, verifier, has_lm_head=has_all, has_embedding=has_all, dtype=dtype)
+
+
+@torch.no_grad()
+def cut_markov(head: BlockHead, rank: int) -> BlockHead:
+    """The head with the bias of this rank that is nearest to its own B = W1 W2^T (Eckart and Young 1936).
+
+    With W1 = Q1 R1 and W2 = Q2 R2 the singular values of B are those of the small matrix R1 R2^T.
+    """
+    assert head.markov_head is not None
+    first, second = head.markov_head.markov_w1.weight.float(), head.markov_head.markov_w2.weight.float()
+    (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
+    left, sizes, right = torch.linalg.svd(r1 @ r2.T)
+    roots = sizes[:rank].sqrt()
+    cut = copy.deepcopy(head)
+    cut.config = replace(head.config, markov_rank=rank)
+    cut.markov_head = MarkovHead(head.config.vocab_size, head.config.draft_vocab_size, rank).to(first.device)
+    cut.markov_head.markov_w1.weight.copy_(q1 @ (left[:, :rank] * roots))
+    cut.markov_head.markov_w2.weight.copy_(q2 @ (right[:rank].T * roots))
+    return cut.to(head.fc.weight.dtype)
