@@ -6,13 +6,20 @@ nodes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from treespec.drafters.path_laws import PathLaws
-from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
+from treespec.drafters.shared import (
+    SessionSource,
+    Shape,
+    depth_room,
+    own_policy,
+    policy_of_call,
+    single_nodes,
+    tell_policy,
+)
 from treespec.errors import ConfigError
 from treespec.policies.checks import check_count
 from treespec.protocols import EarlyExitScorer, Proposal, Session, VerifiedStep
@@ -54,7 +61,7 @@ class EarlyExit(SessionSource):
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""
-        depth = min(max_depth, self._room())
+        depth = min(max_depth, depth_room(self._session.history, self._target.max_positions))
         if depth < 1:
             return single_nodes(self.root_tokens)
         self._laws = PathLaws(self._session)
@@ -70,11 +77,3 @@ class EarlyExit(SessionSource):
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`. Expanded nodes are numbered as the target numbers its drafted ones."""
         return Proposal(self._laws(self._target.draft(tokens, parents), tokens, parents))
-
-    def _room(self) -> int:
-        """The depth that the target's positions allow the longest row: leaves are not drafted from."""
-        if self._target.max_positions is None:
-            return sys.maxsize
-        history = self._session.history
-        longest = max(length - padding for length, padding in zip(history.lengths, history.num_padding, strict=True))
-        return self._target.max_positions + 1 - longest

@@ -66,7 +66,7 @@ def tell_policy(own: TreePolicy | None, step: VerifiedStep) -> None:
 
 
 def depth_room(history: History, max_length: int | None) -> int:
-    """The depth of trees for which a head that sees texts of `max_length` tokens has room: leaves are not read."""
+    """The depth of trees for which a drafter that sees texts of `max_length` tokens has room: leaves are not read."""
     if max_length is None:
         return sys.maxsize
     longest = max(length - padding for length, padding in zip(history.lengths, history.num_padding, strict=True))
