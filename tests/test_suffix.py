@@ -31,29 +31,33 @@ def ends_of(texts, ending, is_last_free):
     return found
 
 
-def path_probs(texts, ends, depth):
-    """Probability of every continuation: the product of count(child) / count(parent), of those that go on."""
+def path_probs(texts, ends, depth, length, doubt):
+    """Probability of every continuation of a match of `length` tokens, which grows by one token per level.
+
+    The product of count(child) / count(parent), of those that go on, each times match / (match + doubt).
+    """
     counts = Counter()
     for number, end in ends:
-        for length in range(1, depth + 1):
-            if end + length < len(texts[number]):
-                counts[tuple(texts[number][end + 1 : end + 1 + length])] += 1
+        for more in range(1, depth + 1):
+            if end + more < len(texts[number]):
+                counts[tuple(texts[number][end + 1 : end + 1 + more])] += 1
     totals = Counter()
     for path, count in counts.items():
         totals[path[:-1]] += count
     probs = {(): 1.0}
     for path in sorted(counts, key=len):
-        probs[path] = probs[path[:-1]] * counts[path] / totals[path[:-1]]
+        match = length + len(path) - 1
+        probs[path] = probs[path[:-1]] * counts[path] / totals[path[:-1]] * match / (match + doubt)
     del probs[()]
     return probs
 
 
-def brute_force(text, stored, max_match, min_match, factor, offset, min_prob, depth, budget):
+def brute_force(text, stored, max_match, min_match, factor, offset, min_prob, doubt, depth, budget):
     """The best score over all match lengths and both tries."""
     best = 0.0
     for texts, is_own in (([text], True), (stored, False)):
         for length in range(min_match, min(max_match, len(text)) + 1):
-            probs = path_probs(texts, ends_of(texts, text[-length:], is_own), depth)
+            probs = path_probs(texts, ends_of(texts, text[-length:], is_own), depth, length, doubt)
             likely = sorted((p for p in probs.values() if p >= min_prob), reverse=True)
             best = max(best, sum(likely[: min(budget, int(factor * length + offset))]))
     return best
@@ -66,20 +70,23 @@ def brute_force(text, stored, max_match, min_match, factor, offset, min_prob, de
     st.integers(1, 2),
     st.sampled_from([(1.0, 0.0), (2.0, 4.0), (0.0, 3.0), (0.5, 1.0)]),
     st.sampled_from([0.0, 0.1, 0.4]),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     st.integers(1, 6),
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_the_tree_has_the_best_score_of_all_lengths_and_tries(text, stored, max_match, more, budget_rule, least, depth):
+def test_the_tree_has_the_best_score_of_all_lengths_and_tries(
+    text, stored, max_match, more, budget_rule, least, doubt, depth
+):
     min_match = min(more, max_match)
     factor, offset = budget_rule
     store = SuffixStore(stored)
     if len(stored) % 2:
         store.text.sort(store.max_match)
-    lookup = SuffixLookup(max_match, min_match, BestFirst(8), store, factor, offset, least)
+    lookup = SuffixLookup(max_match, min_match, BestFirst(8), store, factor, offset, least, doubt)
     loop = Loop(lookup, [text])
     batch = loop.propose(depth)
     tree, values = batch.trees[0], batch.values[0].tolist()
-    expected = brute_force(text, stored, max_match, min_match, factor, offset, least, depth, budget=7)
+    expected = brute_force(text, stored, max_match, min_match, factor, offset, least, doubt, depth, budget=7)
     assert sum(values[1:]) == pytest.approx(expected)
     assert all(value >= least for value in values)
     assert max(tree.depths) <= depth
@@ -88,7 +95,7 @@ def test_the_tree_has_the_best_score_of_all_lengths_and_tries(text, stored, max_
         matches = []
         for texts, is_own in (([text], True), (stored, False)):
             for length in range(min_match, min(max_match, len(text)) + 1):
-                matches.append(path_probs(texts, ends_of(texts, text[-length:], is_own), depth))
+                matches.append(path_probs(texts, ends_of(texts, text[-length:], is_own), depth, length, doubt))
         assert any(all(probs.get(path) == pytest.approx(value) for path, value in paths.items()) for probs in matches)
 
 
@@ -115,7 +122,7 @@ def test_occurrences_are_those_of_a_naive_search(text, more, max_match, when_sor
 @pytest.mark.parametrize("policy", [BestFirst(7), BestFirst(7, beam=99), KAry((2, 2)), Chain(3)])
 def test_suffix_lookup_drafts_what_followed(policy):
     prompts = [[1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], [1, 2, 3]]
-    batch = Loop(SuffixLookup(), prompts, policy).propose(max_depth=3)
+    batch = Loop(SuffixLookup(doubt=0.0), prompts, policy).propose(max_depth=3)
     assert batch.num_nodes[1] == 1, "nothing was repeated"
     assert batch.families == {SELECTED}
     tree = batch.trees[0]
@@ -132,7 +139,7 @@ def test_suffix_lookup_drafts_what_followed(policy):
 def test_policies_with_and_without_a_host_form_grow_one_tree(text):
     """With budgets that no match exceeds the heap's tree is the policy's own."""
     grown = [
-        Loop(SuffixLookup(offset=99.0, min_prob=0.2), [text], policy).propose(3)
+        Loop(SuffixLookup(offset=99.0, min_prob=0.05), [text], policy).propose(3)
         for policy in (BestFirst(6), BestFirst(6, beam=99))
     ]
     paths = [
@@ -156,7 +163,7 @@ def test_suffix_lookup_reads_the_output():
 
 def test_prompt_lookup_is_the_longest_match_alone():
     text = [1, 2, 5, 1, 2, 3, 2, 4, 2, 4, 2, 4, 2, 4, 2, 4, 1, 2]
-    assert Loop(SuffixLookup(policy=Chain(2)), [text]).propose().tokens.tolist() == [[2, 4, 2]]
+    assert Loop(SuffixLookup(policy=Chain(2), doubt=0.0), [text]).propose().tokens.tolist() == [[2, 4, 2]]
     lookup = SuffixLookup(policy=Chain(2), is_longest_only=True)
     assert Loop(lookup, [text]).propose().tokens.tolist() == [[2, 3, 2]]
 
@@ -251,7 +258,13 @@ def test_stores_refuse_what_cannot_be():
             SuffixStore([text])
     with pytest.raises(ConfigError, match="at least 64"):
         SuffixStore(capacity=3)
-    for options in ({"factor": -1.0}, {"factor": 0.0, "offset": 0.0}, {"factor": math.inf}, {"min_prob": 1.5}):
+    for options in (
+        {"factor": -1.0},
+        {"factor": 0.0, "offset": 0.0},
+        {"factor": math.inf},
+        {"min_prob": 1.5},
+        {"doubt": -1.0},
+    ):
         with pytest.raises(ConfigError, match="min_prob in"):
             SuffixLookup(**options)
 

@@ -21,7 +21,7 @@ from treespec.drafters.shared import (
     to_device,
 )
 from treespec.drafters.suffix_store import SuffixStore
-from treespec.drafters.suffix_text import Occurrences, SuffixText
+from treespec.drafters.suffix_text import Occurrences, Place, SuffixText, greatest_score
 from treespec.drafters.trie_source import TrieSource
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies.checks import check_count
@@ -37,14 +37,19 @@ class Match(NamedTuple):
     text: SuffixText
     occurrences: Occurrences
 
+    def place(self, doubt: float) -> Place:
+        """What is to be continued."""
+        return Place(self.text, self.text.ends(self.occurrences), self.length, doubt)
+
 
 class SuffixLookup:
     """Drafts by looking up the text's own ending in the prompt and the output, and in a store of earlier texts.
 
     For every match length m, in each text, the best continuations form a tree of at most `factor` m + `offset` nodes; a
-    node's probability is the product of count(child) / count(parent) along its path, and nodes below `min_prob` are
-    dropped. The tree with the highest sum of probabilities, its expected accepted tokens, is proposed. A policy that
-    is not `BestFirst` grows its own tree from that match.
+    node's probability is the product of count(child) / count(parent) along its path, each times m / (m + doubt) where m
+    tokens match before it, and nodes below `min_prob` are dropped. The tree with the highest sum of probabilities, its
+    expected accepted tokens, is proposed. A policy that is not `BestFirst` grows its own tree from that match.
+    SuffixDecoding itself has no doubt and `min_prob` .1.
 
     Args:
         max_match: the longest ending looked up, in tokens.
@@ -53,6 +58,7 @@ class SuffixLookup:
         store: texts of earlier calls; this drafter adds what its calls generate. None: nothing is kept across calls.
         factor, offset: how many nodes a match of one more token, and any match, may have.
         min_prob: the least probability of a node's path.
+        doubt: how much short matches are doubted; 0 takes every share of the occurrences at its word.
         is_longest_only: look at the longest match alone, as prompt lookup does.
 
     Raises:
@@ -67,19 +73,20 @@ class SuffixLookup:
         store: SuffixStore | None = None,
         factor: float = 2.0,
         offset: float = 4.0,
-        min_prob: float = 0.1,
+        min_prob: float = 0.03,
+        doubt: float = 1.0,
         is_longest_only: bool = False,
     ) -> None:
         self._max_match, self._min_match = check_count("max_match", max_match), check_count("min_match", min_match)
         if min_match > max_match:
             raise ConfigError(f"min_match is {min_match} and max_match {max_match}: nothing would ever be looked up")
-        if not (factor >= 0 and 1 <= factor + offset < math.inf and 0 <= min_prob <= 1):
+        if not (factor >= 0 and 1 <= factor + offset < math.inf and 0 <= min_prob <= 1 and 0 <= doubt < math.inf):
             raise ConfigError(
-                "factor must not be negative, factor + offset be at least one node, and min_prob in [0, 1]; got "
-                f"{factor!r}, {offset!r}, {min_prob!r}"
+                "factor and doubt must not be negative, factor + offset be at least one node, and min_prob in [0, 1]; "
+                f"got {factor!r}, {doubt!r}, {offset!r}, {min_prob!r}"
             )
         self._own_policy, self._store = own_policy(policy), store
-        self._factor, self._offset, self._min_prob = factor, offset, min_prob
+        self._factor, self._offset, self._min_prob, self._doubt = factor, offset, min_prob, doubt
         self._is_longest_only = is_longest_only
 
     @property
@@ -119,7 +126,7 @@ class SuffixLookup:
             return stack_trees([self._best(row, budget, depth)[0] for row in self._rows], device)
         roots = [row.ending(1)[0] for row in self._rows]
         matches = [self._best(row, budget, depth)[1] for row in self._rows]
-        sources = [None if match is None else (match.text, match.text.ends(match.occurrences)) for match in matches]
+        sources = [None if match is None else match.place(self._doubt) for match in matches]
         source = TrieSource(roots, sources, self._min_prob, self._session.is_sampling)
         return to_device(policy.grow(source, max_depth), device)
 
@@ -139,11 +146,11 @@ class SuffixLookup:
         best, best_match, best_score = HostTree([ending[-1]], [-1], [1.0]), None, 0.0
         for match in self._matches(row, ending):
             num_nodes = min(budget, int(self._factor * match.length + self._offset))
-            if num_nodes <= best_score or (best_match and self._is_longest_only):
-                break  # No node is worth more than one, and shorter matches may have no more nodes.
-            state = match.text.ends(match.occurrences)
-            children_of = match.text.children
-            tree = grow_best_first(ending[-1], state, children_of, num_nodes + 1, depth, self._min_prob)
+            most = greatest_score(match.length, min(num_nodes, depth), self._doubt)
+            if most <= best_score or (best_match and self._is_longest_only):
+                break  # Shorter matches may have no more nodes, and theirs are worth no more.
+            place = match.place(self._doubt)
+            tree = grow_best_first(ending[-1], place, Place.children, num_nodes + 1, depth, self._min_prob)
             score = sum(tree.values) - 1
             if score > best_score:
                 best, best_match, best_score = tree, match, score

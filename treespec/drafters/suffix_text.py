@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -151,3 +152,32 @@ class SuffixText:
 
         start = bisect_left(order, token, start, end, key=earlier)
         return start, bisect_right(order, token, start, end, key=earlier)
+
+
+class Place(NamedTuple):
+    """Positions of a text, after `length` tokens that are those of the text that is continued.
+
+    The more tokens match, the likelier what came next comes again: with probability share x length / (length + doubt).
+    With a doubt of 1 that is what was measured, see docs/drafters.md; without doubt it is the share alone.
+    """
+
+    text: SuffixText
+    ends: list[int]
+    length: int
+    doubt: float
+
+    def children(self) -> list[tuple[float, int, Place]]:
+        """(probability, token, place behind the token), most probable first."""
+        text, ends, length, doubt = self
+        trust = length / (length + doubt)
+        return [(trust * p, t, Place(text, found, length + 1, doubt)) for p, t, found in text.children(ends)]
+
+
+@cache
+def greatest_score(length: int, num_levels: int, doubt: float) -> float:
+    """The greatest sum of path probabilities that a tree behind a match can have: a level's sum to its certain path's."""
+    path, score = 1.0, 0.0
+    for match in range(length, length + num_levels):
+        path *= match / (match + doubt)
+        score += path
+    return score

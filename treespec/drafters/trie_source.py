@@ -8,23 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from treespec.drafters.suffix_text import SuffixText
+from treespec.drafters.suffix_text import Place
 from treespec.protocols import Proposal
 from treespec.tree import PADDING_PARENT, ROOT_PARENT
 
 
 class TrieNode(NamedTuple):
-    """A node of the trie: the positions that it stands for in `text`, and its path's probability."""
+    """A node of the trie: the place that it stands for, and its path's probability."""
 
-    text: SuffixText
-    ends: list[int]
+    place: Place
     prob: float
 
     def children(self, min_prob: float) -> list[tuple[float, int, TrieNode]]:
         """(probability, token, child) of the children whose paths are probable enough, most probable first."""
-        ranked = self.text.children(self.ends)
-        likely = [entry for entry in ranked if self.prob * entry[0] >= min_prob]
-        return [(share, token, TrieNode(self.text, ends, self.prob * share)) for share, token, ends in likely]
+        likely = [entry for entry in self.place.children() if self.prob * entry[0] >= min_prob]
+        return [(share, token, TrieNode(place, self.prob * share)) for share, token, place in likely]
 
 
 class TrieSource:
@@ -32,14 +30,14 @@ class TrieSource:
 
     Args:
         roots: each row's last token.
-        starts: per row a text and the positions of the match in it; None where there is no match.
+        starts: per row the place behind the match; None where there is no match.
         min_prob: the least probability of a node's path.
     """
 
     def __init__(
         self,
         roots: Sequence[int],
-        starts: Sequence[tuple[SuffixText, list[int]] | None],
+        starts: Sequence[Place | None],
         min_prob: float,
         is_sampling: bool,
     ) -> None:
@@ -47,7 +45,7 @@ class TrieSource:
         self.is_sampling = is_sampling
         self.generator = torch.Generator()
         self._min_prob = min_prob
-        self._roots = [None if start is None else TrieNode(*start, 1.0) for start in starts]
+        self._roots = [None if start is None else TrieNode(start, 1.0) for start in starts]
         self._children: list[list[dict[int, tuple[float, TrieNode]]]] = [[] for _ in starts]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
