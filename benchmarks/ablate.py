@@ -16,6 +16,7 @@ import argparse
 import csv
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -146,6 +147,18 @@ def measure(args: argparse.Namespace, model: PreTrainedModel, tokenizer: Any, pr
     return rows
 
 
+def whole_cells(rows: Sequence[Row]) -> list[Row]:
+    """Without the cells of rules that admit only some of a policy's trees, such as the few that are chains by chance.
+
+    Those would be measured in contexts that were chosen by what was drafted there.
+    """
+    counts = Counter(row[1:-1] for row in rows)
+    fullest: dict[tuple[Any, ...], int] = {}
+    for (*levels, _), count in counts.items():
+        fullest[tuple(levels)] = max(fullest.get(tuple(levels), 0), count)
+    return [row for row in rows if counts[row[1:-1]] == fullest[row[1:-2]]]
+
+
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -173,7 +186,7 @@ def main() -> None:
     run = settings(seed=args.seed, contexts=args.contexts, draws=args.draws, new_tokens=args.new_tokens)
     model, tokenizer = smollm2.load(say=console.print)
     with progress_bar(console) as progress:
-        rows = measure(args, model, tokenizer, progress)
+        rows = whole_cells(measure(args, model, tokenizer, progress))
     run |= {"load_average_after": load_average(), "seconds": round(time.perf_counter() - start)}
     write_csv(rows, args.output.with_suffix(".csv"))
     write_json(args.output.with_suffix(".json"), {"run": run, "baseline": args.baseline})

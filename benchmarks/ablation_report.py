@@ -16,6 +16,9 @@ from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 PANEL = ("draft", "temperature", "top_p", "nodes")
 COLOURS = (REFERENCE, NEXT_EDGE, ACCEPTED, INK, "#7b5ea7", "#b04a5a", "#3d7fb5", "#8a8a3d", GREY)
 
+ROUNDING = 1e-4
+"""Gains below it are none: equal rules add in other orders."""
+
 
 class Cell(NamedTuple):
     """A combination of factors: its mean acceptance length, and the paired difference to its baseline."""
@@ -75,8 +78,8 @@ def finding(cells: Sequence[Cell]) -> str:
     """One sentence: the best lossless cell of a panel, and how many are above and below the baseline."""
     compared = [cell for cell in cells if cell.is_lossless and cell.gain is not None]
     best = max(compared, key=lambda cell: cell.length.value)
-    above = sum(cell.gain.low > 0 for cell in compared if cell.gain)
-    below = sum(cell.gain.high < 0 for cell in compared if cell.gain)
+    above = sum(cell.gain.low > ROUNDING for cell in compared if cell.gain)
+    below = sum(cell.gain.high < -ROUNDING for cell in compared if cell.gain)
     gain = best.gain.text(sign="+") if best.gain else ""
     return (
         f"of {len(compared)} lossless cells {above} accept more than the baseline beyond paired noise and {below} "

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import ablate
-from benchmarks.ablate import Row, WarpedLaws, accepted_lengths, read_baseline, write_csv
+from benchmarks.ablate import Row, WarpedLaws, accepted_lengths, read_baseline, whole_cells, write_csv
 from benchmarks.ablation_report import cells_of, draw, panels_of, report, varied
 from benchmarks.acceptance import TREES, grow
 from benchmarks.recorded import Text, without_layers
@@ -80,6 +80,14 @@ def test_gains_are_paired_within_a_temperature():
     assert (gain.value, gain.low, gain.high) == (0.0, -1.0, 1.0)
     assert len(panels_of(list(cells.values()))) == 2
     assert varied(ROWS) == ["temperature", "rule"]
+
+
+def test_rules_that_admit_only_some_trees_of_a_policy_are_left_out():
+    cells = {(1.0, "tree", "traversal"): [2.0, 3.0], (1.0, "tree", "block"): [9.0], (1.0, "chain", "block"): [1.0]}
+    assert {(row.policy, row.rule) for row in whole_cells(rows_of(cells))} == {
+        ("tree", "traversal"),
+        ("chain", "block"),
+    }
 
 
 def test_a_missing_baseline_and_one_of_other_contexts_are_named():
