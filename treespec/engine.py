@@ -30,6 +30,7 @@ from treespec.protocols import (
     VerifiedStep,
 )
 from treespec.stats import SpeculationStats, StepRecord
+from treespec.threads import one_thread
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 from treespec.verification import ArgmaxChooser, GivenChooser, resolve
 from treespec.verification.dense import decode, has_dense_form, pack_greedy, verify_dense
@@ -163,19 +164,26 @@ def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Ten
         if is_greedy_walk:
             return decode(pack_greedy(trees, laws.dense_scores()), trees)
         return verify_dense(rule, trees, laws.dense(), coins, draws)
-    if not bool(trees.is_valid):
-        if trees.laws is not None and bool(trees.laws.isnan().any()):
-            raise LogitsError("the drafter's laws hold NaN: check the draft model's weights and the logits processors")
-        raise InvalidTreeError(
-            "the drafter proposed an invalid tree: a child before its parent, a law that does not sum to one, or a "
-            "drawn token that its proposal law gives probability zero"
-        )
-    verdicts = []
-    for row, tree in enumerate(trees.trees):
-        law = partial(laws.scores if is_greedy_walk else laws.law, row)
-        chooser = ArgmaxChooser() if is_greedy_walk else GivenChooser(coins[row], draws[row])
-        verdicts.append(rule.walk(tree, law, chooser))
-    return verdicts
+    with one_thread(trees.device):
+        _check_drafted(trees)
+        verdicts = []
+        for row, tree in enumerate(trees.trees):
+            law = partial(laws.scores if is_greedy_walk else laws.law, row)
+            chooser = ArgmaxChooser() if is_greedy_walk else GivenChooser(coins[row], draws[row])
+            verdicts.append(rule.walk(tree, law, chooser))
+        return verdicts
+
+
+def _check_drafted(trees: TreeBatch) -> None:
+    """Raise LogitsError or InvalidTreeError unless the drafted trees can be verified."""
+    if bool(trees.is_valid):
+        return
+    if trees.laws is not None and bool(trees.laws.isnan().any()):
+        raise LogitsError("the drafter's laws hold NaN: check the draft model's weights and the logits processors")
+    raise InvalidTreeError(
+        "the drafter proposed an invalid tree: a child before its parent, a law that does not sum to one, or a "
+        "drawn token that its proposal law gives probability zero"
+    )
 
 
 def check_features(target: CausalScorer, drafter: Drafter) -> None:

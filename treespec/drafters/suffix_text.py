@@ -175,7 +175,7 @@ class Place(NamedTuple):
 
 @cache
 def greatest_score(length: int, num_levels: int, doubt: float) -> float:
-    """The greatest sum of path probabilities that a tree behind a match can have: a level's sum to its certain path's."""
+    """The greatest sum of path probabilities that a tree behind a match can have: that of a path that is certain."""
     path, score = 1.0, 0.0
     for match in range(length, length + num_levels):
         path *= match / (match + doubt)

@@ -1,0 +1,67 @@
+"""Verification on a CPU uses one thread, and gives the others back whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import treespec
+from treespec.engine import judge
+from treespec.laws import NoProcessors, TargetLaws
+from treespec.protocols import History
+from treespec.threads import one_thread
+from treespec.verification import RULES
+
+VOCAB_SIZE = 50_000
+"""Too large for the dense rules of a CPU."""
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Watching:
+    """The target walk, which notes how many threads there are."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.name, self.is_lossless, self.error, self.seen = "watching", True, error, 0
+
+    def check(self, trees):
+        """All trees will do."""
+
+    def walk(self, tree, target_law, chooser):
+        self.seen = torch.get_num_threads()
+        if self.error is not None:
+            raise self.error
+        return RULES["target_walk"].walk(tree, target_law, chooser)
+
+
+def verified(rule):
+    trees = treespec.TreeBatch(torch.tensor([[1, 2]]), torch.tensor([[-1, 0]]))
+    history = History(torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
+    laws = TargetLaws(trees, torch.zeros(1, 2, VOCAB_SIZE), history, NoProcessors(), [0], is_sampling=True)
+    return judge(rule, trees, laws, torch.full((1, 2), 0.5), torch.full((1, 2), 0.5))
+
+
+def test_a_walk_has_one_thread():
+    rule = Watching()
+    assert len(verified(rule)) == 1
+    assert rule.seen == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_come_back_after_an_error():
+    rule = Watching(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        verified(rule)
+    assert rule.seen == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_accelerators_are_left_alone():
+    with one_thread(torch.device("meta")):
+        assert torch.get_num_threads() == 2
