@@ -158,7 +158,7 @@ class Place(NamedTuple):
     """Positions of a text, after `length` tokens that are those of the text that is continued.
 
     The more tokens match, the likelier what came next comes again: with probability share x length / (length + doubt).
-    With a doubt of 1 that is what was measured, see docs/drafters.md; without doubt it is the share alone.
+    Without doubt it is the share alone. docs/drafters.md has what was measured.
     """
 
     text: SuffixText
