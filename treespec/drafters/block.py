@@ -11,90 +11,36 @@ key slots, H the head's hidden size, V the target's vocabulary, W the draft voca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from treespec.drafters.committed import CommittedStates
-from treespec.drafters.head_laws import HeadLaws, candidates, needs_laws
+from treespec.drafters.head_drafter import HeadDrafter
+from treespec.drafters.head_laws import HeadLaws, candidates
 from treespec.drafters.shared import (
-    SessionSource,
-    Shape,
     can_use_heap,
     depth_room,
     grow_on_host,
-    own_policy,
-    policy_of_call,
     single_nodes,
     stack_trees,
-    tell_policy,
 )
-from treespec.errors import VocabularyMismatchError
 from treespec.heads.dflash import BlockHead, Span
-from treespec.heads.row_keys import RowKeys
 from treespec.policies import BestFirst
-from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.protocols import Proposal, Session
 from treespec.tree import TreeBatch
 
 
-class BlockDrafter(SessionSource):
+class BlockDrafter(HeadDrafter[BlockHead]):
     """Drafts with a block-parallel head; see `Drafter` for its methods.
 
-    Sampled children are drawn from the exact law that is stored: the softmax of the head's logits after the caller's
-    processors, zero outside the draft vocabulary. Trees are no deeper than the head's block.
-
-    Args:
-        head: on the target's device.
-        hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
-        policy: how trees are shaped; None takes the call's policy.
-        max_length: the longest text that the head is to see, in tokens, after which the target decodes alone; None: no
-            end, for its positions are computed.
-
-    Raises:
-        ConfigError, InvalidTreeError: see `as_policy`.
+    See `HeadDrafter` for its arguments and for how children are sampled. Trees are no deeper than the head's block.
     """
 
-    def __init__(
-        self,
-        head: BlockHead,
-        hidden_layers: Sequence[int],
-        policy: Shape | None = None,
-        max_length: int | None = None,
-    ) -> None:
-        self._head = head
-        self._hidden_layers = tuple(hidden_layers)
-        self._own_policy = own_policy(policy)
-        self._max_length = max_length
+    _block: _Block | None
 
-    @property
-    def head(self) -> BlockHead:
-        """The module that drafts."""
-        return self._head
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """See `FeatureDrafter`."""
-        return self._hidden_layers
-
-    def start(self, session: Session) -> None:
-        """Take the prompt's states; the head reads them before the first block.
-
-        Raises:
-            VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
-        """
-        head = self._head
-        if head.config.vocab_size > session.vocab_size:
-            raise VocabularyMismatchError(
-                f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
-            )
-        self._session = session
-        self._policy = policy_of_call(self._own_policy, session)
-        self._is_selecting = not needs_laws(session, self._policy)
-        self._keys = RowKeys(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
-        self._committed = CommittedStates(session, self._hidden_layers)
-        self._block: _Block | None = None
+    def _forget_tree(self) -> None:
+        self._block = None
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where the context is full."""
@@ -107,24 +53,10 @@ class BlockDrafter(SessionSource):
             return single_nodes(self.root_tokens)
         with torch.no_grad():
             logits = self._read_block(depth)
-            self._block = _Block(
-                self._session, self._head, logits, policy.max_nodes - 1 if self._is_selecting else None
-            )
-            if self._is_selecting and self._session.device.type == "cpu" and can_use_heap(policy):
+            self._block = _Block(self._session, self._head, logits, self._num_candidates)
+            if self._num_candidates is not None and self._session.device.type == "cpu" and can_use_heap(policy):
                 return self._block.grow(policy, depth)
             return policy.grow(self, depth)
-
-    def commit(self, step: VerifiedStep) -> None:
-        """Keep the states of the emitted tokens for the next step's pass."""
-        tell_policy(self._own_policy, step)
-        self._block = None
-        self._keys.drop_pending()
-        self._committed.add(step)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
-        self._keys.select_rows(rows)
-        self._committed.select_rows(rows)
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`: the laws of the nodes' depths, changed by their tokens where there is a Markov head."""

@@ -11,88 +11,33 @@ J the target's, L fused layers, V the target's vocabulary, W the draft vocabular
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from treespec.drafters.committed import CommittedStates, take_columns
-from treespec.drafters.head_laws import HeadLaws, needs_laws
+from treespec.drafters.committed import take_columns
+from treespec.drafters.head_drafter import HeadDrafter
+from treespec.drafters.head_laws import HeadLaws
 from treespec.drafters.shared import (
-    SessionSource,
-    Shape,
     depth_room,
-    own_policy,
-    policy_of_call,
     single_nodes,
-    tell_policy,
 )
-from treespec.errors import VocabularyMismatchError
 from treespec.heads.eagle3 import Eagle3Head, Eagle3Output
-from treespec.heads.row_keys import RowKeys
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
-from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.protocols import Proposal
 from treespec.tree import TreeBatch
 
 
-class Eagle3(SessionSource):
+class Eagle3(HeadDrafter[Eagle3Head]):
     """Drafts with an EAGLE-3 head; see `Drafter` for its methods.
 
-    Sampled children are drawn from the exact law that is stored: the softmax of the head's logits after the caller's
-    processors, zero outside the draft vocabulary.
-
-    Args:
-        head: on the target's device.
-        hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
-        policy: how trees are shaped; None takes the call's policy.
-        max_length: the longest text that the head is to see, in tokens, after which the target decodes alone; None: no
-            end, for its positions are computed.
-
-    Raises:
-        ConfigError, InvalidTreeError: see `as_policy`.
+    See `HeadDrafter` for its arguments and for how children are sampled.
     """
 
-    def __init__(
-        self,
-        head: Eagle3Head,
-        hidden_layers: Sequence[int],
-        policy: Shape | None = None,
-        max_length: int | None = None,
-    ) -> None:
-        self._head = head
-        self._hidden_layers = tuple(hidden_layers)
-        self._own_policy = own_policy(policy)
-        self._max_length = max_length
+    _tree: _Tree | None
 
-    @property
-    def head(self) -> Eagle3Head:
-        """The module that drafts."""
-        return self._head
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """See `FeatureDrafter`."""
-        return self._hidden_layers
-
-    def start(self, session: Session) -> None:
-        """Take the prompt's states; the head reads them in the first step's pass.
-
-        Raises:
-            VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
-        """
-        head, history = self._head, session.history
-        if head.config.vocab_size > session.vocab_size:
-            raise VocabularyMismatchError(
-                f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
-            )
-        self._session = session
-        self._policy = policy_of_call(self._own_policy, session)
-        is_selecting = not needs_laws(session, self._policy)
-        self._num_candidates = self._policy.max_nodes - 1 if is_selecting else None
-        self._keys = RowKeys(head.config.layer, head.config.num_layers, history.num_rows, head.fc.weight)
-        self._committed = CommittedStates(session, self._hidden_layers)
-        self._tree: _Tree | None = None
+    def _forget_tree(self) -> None:
+        self._tree = None
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
@@ -102,18 +47,6 @@ class Eagle3(SessionSource):
         if not self._committed.reaches_roots or depth < 1:
             return single_nodes(self.root_tokens)
         return self._policy.grow(self, depth)
-
-    def commit(self, step: VerifiedStep) -> None:
-        """Keep the emitted tokens and the states before them for the next step's first pass."""
-        tell_policy(self._own_policy, step)
-        self._tree = None
-        self._keys.drop_pending()
-        self._committed.add(step)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
-        self._keys.select_rows(rows)
-        self._committed.select_rows(rows)
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         """See `DraftSource`; the first call reads the tokens that were committed since the last step."""

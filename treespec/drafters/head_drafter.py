@@ -1,0 +1,95 @@
+"""What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read.
+
+Axis letters: B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from treespec.drafters.committed import CommittedStates
+from treespec.drafters.head_laws import needs_laws
+from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, tell_policy
+from treespec.errors import VocabularyMismatchError
+from treespec.heads.dflash import BlockHead
+from treespec.heads.eagle3 import Eagle3Head
+from treespec.heads.row_keys import RowKeys
+from treespec.protocols import Session, VerifiedStep
+
+Head = TypeVar("Head", Eagle3Head, BlockHead)
+
+
+class HeadDrafter(SessionSource, Generic[Head]):
+    """Everything of `Eagle3` and `BlockDrafter` but their passes.
+
+    Sampled children are drawn from the exact law that is stored: the softmax of the head's logits after the caller's
+    processors, zero outside the draft vocabulary.
+
+    Args:
+        head: on the target's device.
+        hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
+        policy: how trees are shaped; None takes the call's policy.
+        max_length: the longest text that the head is to see, in tokens, after which the target decodes alone; None: no
+            end, for its positions are computed.
+
+    Raises:
+        ConfigError, InvalidTreeError: see `as_policy`.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        hidden_layers: Sequence[int],
+        policy: Shape | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        self._head: Head = head
+        self._hidden_layers = tuple(hidden_layers)
+        self._own_policy = own_policy(policy)
+        self._max_length = max_length
+
+    @property
+    def head(self) -> Head:
+        """The module that drafts."""
+        return self._head
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """See `FeatureDrafter`."""
+        return self._hidden_layers
+
+    def start(self, session: Session) -> None:
+        """Take the prompt's states, which the head reads in the first step.
+
+        Raises:
+            VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
+        """
+        head = self._head
+        if head.config.vocab_size > session.vocab_size:
+            raise VocabularyMismatchError(
+                f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
+            )
+        self._session = session
+        self._policy = policy_of_call(self._own_policy, session)
+        # The best candidates are enough where nothing is sampled.
+        self._num_candidates = None if needs_laws(session, self._policy) else self._policy.max_nodes - 1
+        self._keys = RowKeys(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
+        self._committed = CommittedStates(session, self._hidden_layers)
+        self._forget_tree()
+
+    def commit(self, step: VerifiedStep) -> None:
+        """Keep the emitted tokens and the states before them for the next step."""
+        tell_policy(self._own_policy, step)
+        self._forget_tree()
+        self._keys.drop_pending()
+        self._committed.add(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._keys.select_rows(rows)
+        self._committed.select_rows(rows)
+
+    def _forget_tree(self) -> None:
+        """Drop what is known of the step's tree."""
+        raise NotImplementedError
