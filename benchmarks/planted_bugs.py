@@ -17,7 +17,6 @@ from torch import Tensor
 
 from benchmarks.joint_law_cases import PLAIN, WARPED, Case, kary
 from treespec import Chain, DraftModel, KAry
-from treespec.engine import Streams
 from treespec.hf import cache as cache_module
 from treespec.hf import mask as mask_module
 from treespec.hf import target as target_module
@@ -26,6 +25,7 @@ from treespec.hf.target import make_scorer
 from treespec.laws import TargetLaws
 from treespec.policies import children as children_module
 from treespec.protocols import Chooser, DraftSource, Proposal, TargetLaw, TreePolicy, VerifiableTree
+from treespec.request import Streams
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.verification.steps import likelihood_ratio, residual_weights
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.recorded import Text
-from treespec.engine import Request, speculate
+from treespec.engine import speculate
 from treespec.hf import CausalLM
 from treespec.hf.cache import twin_cache
 from treespec.protocols import (
@@ -33,6 +33,7 @@ from treespec.protocols import (
     TreePolicy,
     VerifiableTree,
 )
+from treespec.request import Request
 from treespec.stats import SpeculationStats
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 

@@ -33,10 +33,10 @@ from benchmarks.prompts import DEMO, encode
 from benchmarks.recorded import without_layers
 from benchmarks.settings import load_average
 from treespec.drafters import DraftModel
-from treespec.engine import judge
 from treespec.hf import CausalLM
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.processors import TreeProcessors
+from treespec.judge import judge
 from treespec.laws import TargetLaws
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import CausalScorer, History, Proposal, Session, TreePolicy

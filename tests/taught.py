@@ -3,8 +3,9 @@
 import torch
 from toy_models import TableLM, ToyScorer
 
-from treespec.engine import Request, speculate
+from treespec.engine import speculate
 from treespec.protocols import Scores
+from treespec.request import Request
 
 VOCAB, SIZE, LAYER = 10, 16, 1
 

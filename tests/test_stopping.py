@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from toy_models import TableLM, TableSource, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
-from treespec.engine import Request, speculate
+from treespec.engine import speculate
 from treespec.errors import ConfigError
 from treespec.policies import AdaptiveChain, Chain, LikelyRejection, LowConfidence
 from treespec.protocols import Capability, Scores, VerifiedStep
+from treespec.request import Request
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
 
 RULES = {

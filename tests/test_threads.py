@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import treespec
-from treespec.engine import judge
+from treespec.judge import judge
 from treespec.laws import NoProcessors, TargetLaws
 from treespec.protocols import History
 from treespec.threads import one_thread

@@ -5,16 +5,14 @@ A chain is a tree of width one and plain decoding a tree of one node: there is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from treespec.errors import ConfigError, InvalidTreeError, LogitsError
-from treespec.laws import NoProcessors, TargetLaws
+from treespec.errors import ConfigError, InvalidTreeError
+from treespec.judge import judge
+from treespec.laws import TargetLaws
 from treespec.policies import Chain
 from treespec.protocols import (
     Capability,
@@ -23,96 +21,17 @@ from treespec.protocols import (
     FeatureDrafter,
     History,
     LearningPolicy,
-    PathProcessors,
     Session,
     TreePolicy,
-    VerificationRule,
     VerifiedStep,
 )
+from treespec.request import Request, Result, Streams
 from treespec.stats import SpeculationStats, StepRecord
-from treespec.threads import one_thread
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
-from treespec.verification import ArgmaxChooser, GivenChooser, resolve
-from treespec.verification.dense import decode, has_dense_form, pack_greedy, verify_dense
-
-DENSE_ON_CPU = 1 << 12
-"""Laws of at most so many numbers per row are computed densely on a CPU too: there the walk's own steps cost more."""
-
+from treespec.verification import resolve
 
 CHAIN_LENGTH = 5
 """The longest chain for a target that cannot verify the trees that were asked for."""
-
-
-class Stopping(Protocol):
-    """Where generation ends."""
-
-    def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:
-        """How many of the new tokens are kept, up to and including the one that stops the row; None: go on.
-
-        `ids` int64 [L] holds the whole row, left padding and new tokens included; `row` is the caller's batch row.
-        """
-        ...
-
-    def max_new(self, row: int, length: int, num_padding: int) -> int:
-        """How many tokens a row of `length` ids, `num_padding` of them padding, may still get."""
-        ...
-
-
-class Streams(NamedTuple):
-    """Three independent random streams: what one uses never shifts another."""
-
-    draft: torch.Generator
-    coins: torch.Generator
-    draws: torch.Generator
-
-    @classmethod
-    def from_seed(cls, seed: int | None, device: torch.device) -> Streams:
-        """`seed=None` takes one draw from torch's default generator, so that `torch.manual_seed` is enough."""
-        if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
-        parent = torch.Generator().manual_seed(seed)
-        seeds = torch.randint(2**62, (3,), generator=parent).tolist()
-        return cls(*(torch.Generator(device).manual_seed(s) for s in seeds))
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything one call of `speculate` needs beside the models.
-
-    Args:
-        prompt_ids: int64 [B, P], P >= 1, left-padded.
-        prompt_mask: bool [B, P], False on padding.
-        stopping: where each row ends.
-        policy: how trees are shaped, for drafters that have no policy of their own.
-        verification: "auto", a rule's name or a rule.
-        processors: the caller's logits processors.
-        is_sampling: False decodes greedily.
-        seed: of all random streams; None takes one draw from torch's default generator.
-        on_tokens: called with (row, tokens) as soon as tokens are final.
-        on_laws: called with (row, laws, index of the row in the laws, verdict path) before a row's tokens are final.
-        has_records: keep one `StepRecord` per step.
-    """
-
-    prompt_ids: Tensor
-    prompt_mask: Tensor
-    stopping: Stopping
-    policy: TreePolicy | None = None
-    verification: str | VerificationRule = "auto"
-    processors: PathProcessors = field(default_factory=NoProcessors)
-    is_sampling: bool = True
-    seed: int | None = None
-    on_tokens: Callable[[int, list[int]], None] | None = None
-    on_laws: Callable[[int, TargetLaws, int, tuple[int, ...]], None] | None = None
-    has_records: bool = False
-
-
-@dataclass
-class Result:
-    """`tokens[b]`: everything emitted for row b; counters; step records if asked for."""
-
-    tokens: list[list[int]]
-    stats: SpeculationStats
-    records: list[StepRecord]
 
 
 @torch.no_grad()
@@ -147,43 +66,6 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
         run.record(trees, verdicts, emitted, before)
         run.leave(finished)
     return Result(run.outputs, run.stats, run.records)
-
-
-def judge(rule: VerificationRule, trees: TreeBatch, laws: TargetLaws, coins: Tensor, draws: Tensor) -> list[Verdict]:
-    """Verify every tree of a batch with the fast form of `rule` that suits the device.
-
-    On a CPU each row is walked and only the nodes that the rule visits get a law; on an accelerator all laws are dense
-    and one copy brings every verdict to the host.
-
-    Args:
-        coins, draws: float [B, N], uniforms in [0, 1) indexed by the node judged and the node drawn from.
-    """
-    is_greedy_walk = not laws.is_sampling and rule.name == "target_walk"
-    is_cheap = trees.max_nodes * laws.logits.shape[-1] <= DENSE_ON_CPU and has_dense_form(rule)
-    if trees.device.type != "cpu" or is_cheap:
-        if is_greedy_walk:
-            return decode(pack_greedy(trees, laws.dense_scores()), trees)
-        return verify_dense(rule, trees, laws.dense(), coins, draws)
-    with one_thread(trees.device):
-        _check_drafted(trees)
-        verdicts = []
-        for row, tree in enumerate(trees.trees):
-            law = partial(laws.scores if is_greedy_walk else laws.law, row)
-            chooser = ArgmaxChooser() if is_greedy_walk else GivenChooser(coins[row], draws[row])
-            verdicts.append(rule.walk(tree, law, chooser))
-        return verdicts
-
-
-def _check_drafted(trees: TreeBatch) -> None:
-    """Raise LogitsError or InvalidTreeError unless the drafted trees can be verified."""
-    if bool(trees.is_valid):
-        return
-    if trees.laws is not None and bool(trees.laws.isnan().any()):
-        raise LogitsError("the drafter's laws hold NaN: check the draft model's weights and the logits processors")
-    raise InvalidTreeError(
-        "the drafter proposed an invalid tree: a child before its parent, a law that does not sum to one, or a "
-        "drawn token that its proposal law gives probability zero"
-    )
 
 
 def check_features(target: CausalScorer, drafter: Drafter) -> None:

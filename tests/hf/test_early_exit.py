@@ -14,7 +14,7 @@ from benchmarks.joint_law import run_case
 from benchmarks.joint_law_cases import PLAIN, VOCAB_SIZE, WARPED, Case, Models, kary
 from treespec import TreeSpeculation
 from treespec.drafters import EarlyExit
-from treespec.engine import Request, speculate
+from treespec.engine import speculate
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.cache import cache_error
 from treespec.hf.early_exit import EarlyExitLM, make_exit_scorer
@@ -22,6 +22,7 @@ from treespec.hf.layers import decoder_layers
 from treespec.hf.stopping import TreeStopping
 from treespec.hf.target import CausalLM, make_scorer
 from treespec.policies import BestFirst, Chain, KAry, SpecExec
+from treespec.request import Request
 
 GREEDY = {"max_new_tokens": 24, "do_sample": False}
 SPLIT = (

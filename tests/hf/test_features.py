@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from treespec import TokenRecycling, TreeSpeculation
-from treespec.engine import Request, speculate
+from treespec.engine import speculate
 from treespec.errors import ConfigError
 from treespec.hf.stopping import TreeStopping
 from treespec.hf.target import make_scorer
+from treespec.request import Request
 
 
 class Reader(TokenRecycling):

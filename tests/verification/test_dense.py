@@ -16,9 +16,9 @@ from transformers.generation.logits_process import (
 )
 from verification.toys import as_batch, drafted_batch, random_chain, random_drafted
 
-from treespec.engine import judge
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.hf.processors import TreeProcessors
+from treespec.judge import judge
 from treespec.laws import TargetLaws
 from treespec.protocols import History
 from treespec.stats import SpeculationStats

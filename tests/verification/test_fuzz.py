@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
-from treespec.engine import DENSE_ON_CPU, judge
 from treespec.errors import LogitsError
 from treespec.hf.processors import TreeProcessors
+from treespec.judge import DENSE_ON_CPU, judge
 from treespec.laws import TargetLaws
 from treespec.protocols import History
 from treespec.sampling import truncate_law

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.path_laws import PathLaws
-from treespec.policies import BestFirst, Chain, KAry, Paths
+from treespec.policies import BestFirst, Chain, Paths
 from treespec.policies.checks import AUTO
 from treespec.protocols import Proposal, Session, TreePolicy
 from treespec.tree import SELECTED
@@ -17,7 +17,7 @@ from treespec.tree import SELECTED
 
 def needs_laws(session: Session, policy: TreePolicy) -> bool:
     """Whether children may be drawn or the caller's processors ask for the whole law; else candidates are enough."""
-    is_selecting = isinstance(policy, (BestFirst, Chain, KAry, Paths)) and policy.children in (AUTO, SELECTED)
+    is_selecting = isinstance(policy, (BestFirst, Chain, Paths)) and policy.children in (AUTO, SELECTED)
     return session.is_sampling or not session.processors.is_path_free or not is_selecting
 
 

@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.drafters import DraftModel, Merge
-from treespec.engine import Request, Result, hidden_layers, speculate
+from treespec.engine import hidden_layers, speculate
 from treespec.errors import ConfigError, TreespecError, UnsupportedModeError
 from treespec.hf.cache import is_filled, twin_cache
 from treespec.hf.early_exit import make_exit_scorer
@@ -34,6 +34,7 @@ from treespec.hf.stopping import TreeStopping
 from treespec.hf.target import CausalLM, make_scorer
 from treespec.policies import as_policy
 from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
+from treespec.request import Request, Result
 from treespec.stats import SpeculationStats, StepRecord
 from treespec.verification import get_rule
 

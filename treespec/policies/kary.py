@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import mul
 
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO, check_children, check_count
-from treespec.policies.paths import Level, grow_shape
-from treespec.protocols import DraftSource
-from treespec.tree import TreeBatch
+from treespec.policies.checks import AUTO, check_count
+from treespec.policies.paths import Paths
 
 MAX_NODES = 4096
 
@@ -22,7 +20,7 @@ def check_branching(branching: Sequence[int]) -> tuple[int, ...]:
     return tuple(check_count("branching", width) for width in branching)
 
 
-class KAry:
+class KAry(Paths):
     """Every node of depth d gets `branching[d]` children, e.g. `(1, 1, 3, 1, 1)`.
 
     Args:
@@ -35,17 +33,8 @@ class KAry:
 
     def __init__(self, branching: Sequence[int], children: str = AUTO) -> None:
         widths = check_branching(branching)
-        sizes = list(accumulate(widths, mul, initial=1))
-        if sum(sizes) > MAX_NODES:
-            raise ConfigError(f"branching {widths} makes {sum(sizes)} nodes, more than {MAX_NODES}")
-        self._levels = [Level(tuple(range(n)), (k,) * n) for n, k in zip(sizes, widths, strict=False)]
-        self._num_nodes = sum(sizes)
-        self.children = check_children(children)
-
-    @property
-    def max_nodes(self) -> int:
-        return self._num_nodes
-
-    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
-        return grow_shape(self._levels, self.children, source, max_depth)
+        num_nodes = sum(accumulate(widths, mul, initial=1))
+        if num_nodes > MAX_NODES:
+            raise ConfigError(f"branching {widths} makes {num_nodes} nodes, more than {MAX_NODES}")
+        levels = [widths[:depth] for depth in range(1, len(widths) + 1)]
+        super().__init__([path for level in levels for path in product(*map(range, level))], children)
