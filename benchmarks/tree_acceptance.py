@@ -268,7 +268,7 @@ def digest(name: str, args: argparse.Namespace) -> str:
     """Of what decides a drafter's numbers: what was measured with other code or settings is not reused."""
     package = Path(treespec.policies.__file__ or "").parent.parent
     files = [*sorted((package / "policies").glob("*.py")), package / "engine.py", package / "stats.py"]
-    for prefix in DRAFTERS[name].sources:
+    for prefix in ("shared", *DRAFTERS[name].sources):
         files += sorted((package / "drafters").glob(f"{prefix}*.py"))
     files += [
         Path(__file__).with_name(own) for own in ("replay.py", "tree_policies.py", "recorded.py", "acceptance.py")
