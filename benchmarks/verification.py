@@ -25,8 +25,7 @@ import torch
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import treespec.policies
-import treespec.verification
+import treespec
 from benchmarks import smollm2
 from benchmarks.acceptance import (
     TREES,
@@ -261,10 +260,10 @@ def agreement(pairs: list[PairLaws]) -> dict[str, float]:
 
 def source_digest(args: argparse.Namespace) -> str:
     """Of everything that decides the numbers: what was measured with other code or settings is not reused."""
-    folders = [Path(module.__file__ or "").parent for module in (treespec.policies, treespec.verification)]
-    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
-    package = folders[0].parent
-    files += [package / "optimum.py", package / "sampling.py", package / "tree.py"]
+    package = Path(treespec.__file__ or "").parent
+    folders = [package / name for name in ("policies", "tree", "verification")]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    files += [package / "optimum.py", package / "sampling.py"]
     files += [Path(__file__).with_name(name) for name in ("acceptance.py", "recorded.py", "verification.py")]
     chosen = (args.seed, args.draws, args.bound_paths, args.positions, args.contexts, args.new_tokens)
     digest = hashlib.sha256(repr(chosen).encode())

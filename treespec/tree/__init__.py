@@ -1,0 +1,37 @@
+"""Token trees, batches of them, and verdicts: the types that every other module speaks.
+
+Axis letters: B rows, N nodes, V vocabulary, R proposal laws. Node 0 is the root: the last committed token, whose
+key/value rows are not cached yet. Parents stand before children; siblings stand in *verification order*.
+"""
+
+from treespec.tree.ancestors import ancestor_mask
+from treespec.tree.batch import TreeBatch
+from treespec.tree.constants import (
+    IID,
+    MIXED,
+    PADDING_PARENT,
+    POINT_MASS,
+    ROOT_PARENT,
+    SELECTED,
+    WITHOUT_REPLACEMENT,
+)
+from treespec.tree.paths import Path, parents_of_paths, parse_paths
+from treespec.tree.token_tree import TokenTree
+from treespec.tree.verdict import Verdict
+
+__all__ = [
+    "IID",
+    "MIXED",
+    "PADDING_PARENT",
+    "POINT_MASS",
+    "ROOT_PARENT",
+    "SELECTED",
+    "WITHOUT_REPLACEMENT",
+    "Path",
+    "TokenTree",
+    "TreeBatch",
+    "Verdict",
+    "ancestor_mask",
+    "parents_of_paths",
+    "parse_paths",
+]

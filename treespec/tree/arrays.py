@@ -1,0 +1,48 @@
+"""The arrays that a tree and a batch of trees have in common, and what their shapes must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treespec.errors import InvalidTreeError
+
+
+@dataclass(frozen=True, eq=False)
+class TreeArrays:
+    """Drafted nodes and their laws; `TokenTree` says what each array means.
+
+    Shapes are [N] in one tree and [B, N] in a batch, but for `laws`.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    laws: Tensor | None = None
+    law_index: Tensor | None = None
+    is_without_replacement: Tensor | None = None
+    is_width_fixed: bool = True
+
+
+def check_shapes(tree: TreeArrays, num_axes: int) -> None:
+    """Raise for arrays that do not fit together. Only shapes and dtypes are looked at, which waits for no device.
+
+    Raises:
+        InvalidTreeError: a wrong shape or dtype, or laws without their index.
+    """
+    shape = tree.tokens.shape
+    letters = "[N]" if num_axes == 1 else "[B, N]"
+    if len(shape) != num_axes or 0 in shape:
+        raise InvalidTreeError(f"tokens must be int64 {letters} with at least a root, got shape {list(shape)}")
+    expected = {"tokens": torch.int64, "parents": torch.int64, "law_index": torch.int64}
+    for name, dtype in {**expected, "is_without_replacement": torch.bool}.items():
+        value = getattr(tree, name)
+        if value is not None and (value.shape != shape or value.dtype != dtype):
+            got = f"{value.dtype} {list(value.shape)}"
+            raise InvalidTreeError(f"{name} must be {dtype} of tokens' shape {list(shape)}, got {got}")
+    laws = tree.laws
+    if laws is not None and (laws.ndim != 2 or 0 in laws.shape or not laws.is_floating_point()):
+        raise InvalidTreeError(f"laws must be float [R, V], at least one, or None: got {laws.dtype} {list(laws.shape)}")
+    if (laws is None) != (tree.law_index is None):
+        raise InvalidTreeError("laws and law_index come together: give both, or neither for a tree of point masses")

@@ -1,0 +1,84 @@
+"""Whether arrays of the right shapes hold trees that can have been drafted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from treespec.errors import InvalidTreeError
+from treespec.tree.arrays import TreeArrays
+from treespec.tree.constants import PADDING_PARENT, POINT_MASS, ROOT_PARENT
+
+if TYPE_CHECKING:
+    from treespec.tree.token_tree import TokenTree
+
+
+def check_structure(parents: list[int]) -> None:
+    """Raise for parents that make no tree.
+
+    Raises:
+        InvalidTreeError: no or two roots, or a child before its parent.
+    """
+    if parents[0] != ROOT_PARENT:
+        raise InvalidTreeError(f"node 0 must be the root (parent -1), its parent is {parents[0]}")
+    for node, parent in enumerate(parents[1:], start=1):
+        if parent == ROOT_PARENT:
+            raise InvalidTreeError(f"node {node} is a second root: only node 0 may have parent -1")
+        if not 0 <= parent < node:
+            raise InvalidTreeError(f"node {node} has parent {parent}: a parent must stand before its child (no cycles)")
+
+
+def check_laws(tree: TokenTree) -> None:
+    """Raise for laws that the tree's tokens cannot have been drawn from.
+
+    Raises:
+        InvalidTreeError: a law index out of range, a law that is none, or a drawn token of probability zero.
+    """
+    if tree.laws is None or tree.law_index is None:
+        return
+    rows, num_laws = tree.law_index_list, tree.laws.shape[0]
+    if rows[0] != POINT_MASS or min(rows) < POINT_MASS or max(rows) >= num_laws:
+        raise InvalidTreeError(f"law_index must be -1 at the root and in [-1, {num_laws}) elsewhere, got {rows}")
+    sums = tree.laws.sum(-1)
+    bad = ((sums - 1).abs() <= 1e-4).logical_not() | (tree.laws < 0).any(-1)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise InvalidTreeError(f"law {row} is not a probability law: its entries sum to {float(sums[row]):.6g}")
+    for node in range(1, tree.num_nodes):
+        law, token = tree.law(node), tree.token(node)
+        if law is not None and not (0 <= token < law.shape[0] and law[token] > 0):
+            raise InvalidTreeError(f"node {node} carries token {token}, which its proposal law gives probability zero")
+
+
+def is_drafted(trees: TreeArrays) -> Tensor:
+    """Both questions of a batch, bool []: a flag, so that nothing waits for the device."""
+    column = torch.arange(trees.tokens.shape[1], device=trees.tokens.device)
+    is_node = trees.parents != PADDING_PARENT
+    in_order = ((trees.parents < column) & (trees.parents >= 0)) | ~is_node
+    good = in_order[:, 1:].all() & (trees.parents[:, 0] == ROOT_PARENT).all()
+    good = good & (is_node.long().diff(dim=1) <= 0).all()
+    if trees.laws is None or trees.law_index is None:
+        return good
+    num_laws, vocab_size = trees.laws.shape
+    # Least entries, for comparing all of them takes a CPU ten times as long; NaN fails either comparison.
+    sums_to_one = ((trees.laws.sum(-1) - 1).abs() <= 1e-4).all() & (trees.laws.amin(-1) >= 0).all()
+    in_range = (trees.law_index >= POINT_MASS) & (trees.law_index < num_laws)
+    in_range = in_range & (trees.tokens >= 0) & (trees.tokens < vocab_size)
+    # Forced into range, for an index outside of it would crash the device before the flag is read.
+    row, token = trees.law_index.clamp(0, num_laws - 1), trees.tokens.clamp(0, vocab_size - 1)
+    is_drawn = in_range & (trees.laws[row, token] > 0) & ~_is_drawn_again(trees)
+    return good & sums_to_one & (is_drawn | (trees.law_index == POINT_MASS) | ~is_node).all()
+
+
+def _is_drawn_again(trees: TreeArrays) -> Tensor:
+    """bool [B, N]: drawn without replacement, though an earlier sibling from the same row had taken the token."""
+    if trees.is_without_replacement is None or trees.law_index is None:
+        return torch.zeros_like(trees.tokens, dtype=torch.bool)
+
+    def is_same(values: Tensor) -> Tensor:
+        return values.unsqueeze(2) == values.unsqueeze(1)
+
+    is_repeated = is_same(trees.parents) & is_same(trees.law_index) & is_same(trees.tokens)
+    return is_repeated.tril(-1).any(2) & trees.is_without_replacement

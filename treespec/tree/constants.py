@@ -1,0 +1,12 @@
+"""What stands in a tree's arrays where no node and no law is meant, and the names of the families of siblings."""
+
+ROOT_PARENT = -1
+"""The parent of every root."""
+
+PADDING_PARENT = -2
+"""The parent of what is no node: rows of a batch are padded to the size of the largest."""
+
+POINT_MASS = -1
+"""The law index of a child that was selected, not drawn."""
+
+SELECTED, IID, WITHOUT_REPLACEMENT, MIXED = "selected", "iid", "without_replacement", "mixed"

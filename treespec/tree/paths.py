@@ -1,0 +1,46 @@
+"""Paths through trees, and tree shapes written as lists of rank paths."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from operator import index
+
+from treespec.errors import InvalidTreeError
+from treespec.tree.constants import ROOT_PARENT
+
+Path = tuple[int, ...]
+"""Node ids from the root, or ranks among siblings below it."""
+
+
+def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
+    """Read a list of rank paths, given as such or as its literal, e.g. `"[(0,), (1,), (0, 0)]"`.
+
+    Returns:
+        The paths in the given order, every parent before its children.
+
+    Raises:
+        InvalidTreeError: not a list of tuples of ranks, a duplicate, or a path whose parent or earlier sibling does
+            not stand before it.
+    """
+    try:
+        listed = ast.literal_eval(paths) if isinstance(paths, str) else paths
+        parsed = [tuple(index(rank) for rank in path) for path in listed]
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise InvalidTreeError(f"expected a list of rank paths such as [(0,), (1,), (0, 0)], got {paths!r}") from error
+    seen: set[Path] = {()}
+    for path in parsed:
+        if not path or min(path) < 0 or path in seen:
+            raise InvalidTreeError(f"path {path} is empty, negative or given twice in {paths!r}")
+        if path[:-1] not in seen:
+            raise InvalidTreeError(f"path {path} stands before its parent {path[:-1]} in {paths!r}")
+        if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in seen:
+            raise InvalidTreeError(f"path {path} stands before its sibling of rank {path[-1] - 1} in {paths!r}")
+        seen.add(path)
+    return parsed
+
+
+def parents_of_paths(paths: Sequence[Path]) -> list[int]:
+    """Parent ids of the tree whose node i + 1 is `paths[i]`; the root's is -1."""
+    ids = {(): 0} | {path: i + 1 for i, path in enumerate(paths)}
+    return [ROOT_PARENT] + [ids[path[:-1]] for path in paths]

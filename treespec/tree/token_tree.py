@@ -1,0 +1,214 @@
+"""`TokenTree`: one drafted tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from treespec.errors import InvalidTreeError
+from treespec.tree.ancestors import ancestor_mask
+from treespec.tree.arrays import TreeArrays, check_shapes
+from treespec.tree.checks import check_laws, check_structure
+from treespec.tree.constants import IID, MIXED, POINT_MASS, SELECTED, WITHOUT_REPLACEMENT
+from treespec.tree.paths import Path, parents_of_paths, parse_paths
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree(TreeArrays):
+    """One drafted tree of N nodes, with the law that every child was really drawn from.
+
+    A child's *proposal law* is compactly stored: `law_index[i]` names a row of `laws`, or is -1 for a point mass (a
+    child selected deterministically). Where `is_without_replacement[i]`, the tokens of earlier siblings from the same
+    row are zeroed and the row renormalised; any other zeroing (mixed families) is already done in the stored row.
+
+    Args:
+        tokens: int64 [N].
+        parents: int64 [N]; `parents[0] == -1` and `0 <= parents[i] < i` for the others.
+        laws: float [R, V], each row summing to one within 1e-4; None when every child is a point mass.
+        law_index: int64 [N]; the root's entry is -1. None stands for all -1.
+        is_without_replacement: bool [N]. None stands for all False.
+        is_width_fixed: True when no node's width depended on its own draws (K-SEQ and optimal transport need it).
+
+    Raises:
+        InvalidTreeError: wrong shapes or dtypes, no or two roots, a child before its parent, a law that does not sum
+            to one, a drawn token of probability zero.
+    """
+
+    def __post_init__(self) -> None:
+        check_shapes(self, num_axes=1)
+        check_structure(self.parents.tolist())
+        check_laws(self)
+
+    @classmethod
+    def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Tensor) -> TokenTree:
+        """Build a tree of point masses from a list of rank paths, e.g. `[(0,), (1,), (0, 0)]` (vLLM's literal).
+
+        Args:
+            paths: see `parse_paths`.
+            tokens: the root's token, then one per path in the given order; int64 [len(paths) + 1].
+        """
+        parents = parents_of_paths(parse_paths(paths))
+        return cls(_as_tokens(tokens), torch.tensor(parents, dtype=torch.int64))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int] | Tensor, laws: Tensor | None = None) -> TokenTree:
+        """A tree of width one. `tokens` int64 [N] starts with the root; `laws` float [N - 1, V] are the draft laws."""
+        ids = _as_tokens(tokens)
+        steps = torch.arange(-1, len(ids) - 1)
+        return cls(ids, steps, laws, None if laws is None else steps.clone())
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the root included."""
+        return self.tokens.shape[0]
+
+    @cached_property
+    def token_list(self) -> list[int]:
+        """The nodes' tokens on the host, read once."""
+        return self.tokens.tolist()
+
+    @cached_property
+    def parent_list(self) -> list[int]:
+        """The nodes' parents on the host, read once; the root's is -1."""
+        return self.parents.tolist()
+
+    @cached_property
+    def law_index_list(self) -> list[int]:
+        """The nodes' rows of `laws` on the host, read once; -1 for point masses."""
+        return [POINT_MASS] * self.num_nodes if self.law_index is None else self.law_index.tolist()
+
+    @cached_property
+    def is_without_replacement_list(self) -> list[bool]:
+        """The nodes' flags on the host, read once."""
+        flags = self.is_without_replacement
+        return [False] * self.num_nodes if flags is None else flags.tolist()
+
+    @cached_property
+    def children_lists(self) -> list[list[int]]:
+        """Children of every node in verification order."""
+        children: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for node, parent in enumerate(self.parent_list):
+            if parent >= 0:
+                children[parent].append(node)
+        return children
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Depth of every node; the root's is 0."""
+        depths: list[int] = []
+        for parent in self.parent_list:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has more than one child."""
+        return all(len(children) <= 1 for children in self.children_lists)
+
+    @cached_property
+    def families(self) -> frozenset[str]:
+        """How the sibling groups were drawn: a subset of selected, iid, without_replacement, mixed.
+
+        An only child that was sampled counts as iid: with one draw there is nothing to replace.
+        """
+        return frozenset(self._family(group) for group in self.children_lists if group)
+
+    def _family(self, group: list[int]) -> str:
+        rows = {self.law_index_list[i] for i in group}
+        flags = {self.is_without_replacement_list[i] for i in group}
+        if rows == {POINT_MASS}:
+            return SELECTED
+        if len(rows) > 1 or (len(flags) > 1 and len(group) > 1):
+            return MIXED
+        return WITHOUT_REPLACEMENT if flags == {True} and len(group) > 1 else IID
+
+    def children(self, node: int) -> list[int]:
+        """Child ids of a node in verification order."""
+        return self.children_lists[node]
+
+    def token(self, node: int) -> int:
+        """The token of a node."""
+        return self.token_list[node]
+
+    def law(self, node: int) -> Tensor | None:
+        """The law that this child was drawn from given what was drawn before it: float [V], or None: a point mass."""
+        row = self.law_index_list[node]
+        if row == POINT_MASS or self.laws is None:
+            return None
+        law = self.laws[row]
+        earlier = self._earlier_siblings(node, row) if self.is_without_replacement_list[node] else []
+        if not earlier:
+            return law
+        law = law.index_fill(0, torch.tensor(earlier, device=law.device), 0.0)
+        return law / law.sum()
+
+    def _earlier_siblings(self, node: int, row: int) -> list[int]:
+        siblings = self.children_lists[self.parent_list[node]]
+        before = siblings[: siblings.index(node)]
+        return [self.token_list[i] for i in before if self.law_index_list[i] == row]
+
+    def path_to(self, node: int) -> Path:
+        """Node ids from the root to `node`, both included."""
+        path = [node]
+        while self.parent_list[path[-1]] >= 0:
+            path.append(self.parent_list[path[-1]])
+        return tuple(reversed(path))
+
+    def best_chain(self, values: Sequence[float] | None = None) -> Path:
+        """The path to a leaf with the greatest sum of `values` (None: the longest one), root included.
+
+        Sampled children may not be chosen by their tokens: of these the first draw is followed.
+        """
+        gains = [1.0] * self.num_nodes if values is None else list(values)[: self.num_nodes]
+        best: dict[int, int] = {}
+        for node in range(self.num_nodes - 1, -1, -1):
+            children = self.children_lists[node]
+            if children:
+                best[node] = children[0] if self.laws is not None else max(children, key=gains.__getitem__)
+                gains[node] += gains[best[node]]
+        path = [0]
+        while path[-1] in best:
+            path.append(best[path[-1]])
+        return tuple(path)
+
+    def leaf_paths(self) -> list[Path]:
+        """One path of node ids, root included, per leaf, in the order of the leaves' ids."""
+        return [self.path_to(i) for i, children in enumerate(self.children_lists) if not children]
+
+    def to_paths(self) -> list[Path]:
+        """The tree's shape as rank paths in node order: the inverse of `from_paths`."""
+        paths: list[Path] = [()]
+        for node in range(1, self.num_nodes):
+            parent = self.parent_list[node]
+            paths.append((*paths[parent], self.children_lists[parent].index(node)))
+        return paths[1:]
+
+    def ancestor_mask(self) -> Tensor:
+        """bool [N, N]: entry (i, j) tells whether j is i itself or an ancestor of i."""
+        return ancestor_mask(self.parents.unsqueeze(0))[0]
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """A directed graph, parent to child; nodes carry `token` and `depth`."""
+        import networkx
+
+        graph = networkx.DiGraph()
+        for node, parent in enumerate(self.parent_list):
+            graph.add_node(node, token=self.token_list[node], depth=self.depths[node])
+            if parent >= 0:
+                graph.add_edge(parent, node)
+        return graph
+
+
+def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
+    ids = torch.as_tensor(tokens)
+    if ids.is_floating_point() and ids.numel() > 0:
+        raise InvalidTreeError(f"tokens must be integers, got {ids.dtype}")
+    return ids.to(torch.int64)
