@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import logits_process as library
 
 from treespec import BestFirst, Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.hf.target import make_scorer
+from treespec.hf import make_scorer
 from treespec.protocols import Chooser, TargetLaw, TreePolicy, VerifiableTree, VerificationRule
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES

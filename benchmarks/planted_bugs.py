@@ -18,10 +18,10 @@ from torch import Tensor
 from benchmarks.joint_law_cases import PLAIN, WARPED, Case, kary
 from treespec import Chain, DraftModel, KAry
 from treespec.hf import cache as cache_module
+from treespec.hf import causal_lm as causal_lm_module
+from treespec.hf import make_scorer
 from treespec.hf import mask as mask_module
-from treespec.hf import target as target_module
 from treespec.hf.mask import CachedSlots, TreeAttention
-from treespec.hf.target import make_scorer
 from treespec.laws import TargetLaws
 from treespec.policies import children as children_module
 from treespec.protocols import Chooser, DraftSource, Proposal, TargetLaw, TreePolicy, VerifiableTree
@@ -213,7 +213,7 @@ def swapped(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
 
 _select, _attended_keys = children_module._select, mask_module._attended_keys
 _pending_attention, _keep_paths, _from_seed = (
-    target_module.pending_attention,
+    causal_lm_module.pending_attention,
     cache_module._keep_paths,
     Streams.from_seed,
 )
@@ -283,7 +283,7 @@ def _engine_bugs(rule: str) -> list[Case]:
         ("top-k children treated as sampled", "selected", PLAIN, children_module, "_select", _select_as_if_drawn),
         ("processors see the root's ids", "iid", WARPED, TargetLaws, "_drafted", _no_drafted_ids),
         ("tree mask without ancestors", "iid", PLAIN, mask_module, "_attended_keys", _keys_without_ancestors),
-        ("positions by slot, not by depth", "iid", PLAIN, target_module, "pending_attention", _slot_positions),
+        ("positions by slot, not by depth", "iid", PLAIN, causal_lm_module, "pending_attention", _slot_positions),
         ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", _one_noise),
     ]
     cases = [

@@ -12,7 +12,7 @@ from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
 from treespec.drafters.codec import Translator, continue_text, shared_tokens, spell
 from treespec.drafters.reencoding import longest_path, tree_of_paths
 from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.hf.target import make_scorer
+from treespec.hf import make_scorer
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Paths
 from treespec.protocols import Capability
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree

@@ -7,10 +7,10 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.hf import CausalLM
 from treespec.hf import cache as cache_module
 from treespec.hf.cache import cache_error, check_cache, commit_cache, is_filled, new_cache
 from treespec.hf.mask import tree_attention_mask
-from treespec.hf.target import CausalLM
 from treespec.tree import TokenTree, TreeBatch
 
 TOLERANCE = 1e-4

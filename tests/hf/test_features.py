@@ -6,8 +6,8 @@ import torch
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.engine import speculate
 from treespec.errors import ConfigError
+from treespec.hf import make_scorer
 from treespec.hf.stopping import TreeStopping
-from treespec.hf.target import make_scorer
 from treespec.request import Request
 
 

@@ -12,12 +12,11 @@ from zoo import ARCHITECTURES
 from zoo import build as build_architecture
 
 from treespec.errors import LogitsError, TreespecWarning, UnsupportedModelError
+from treespec.hf import CausalLM, make_scorer, selfcheck
 from treespec.hf import capability as capability_module
-from treespec.hf import selfcheck
 from treespec.hf.mask import TreeAttention, pending_attention
 from treespec.hf.recurrent import RecurrentLM
 from treespec.hf.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, self_check
-from treespec.hf.target import CausalLM, make_scorer
 from treespec.protocols import Capability
 
 MODES = (Capability.TREE, Capability.CHAIN)
@@ -76,7 +75,7 @@ class Planted:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bug", [Planted.causal, Planted.slots], ids=lambda bug: bug.__name__)
 def test_wrong_trees_are_found_in_every_dtype(bug, dtype, monkeypatch):
-    monkeypatch.setattr("treespec.hf.target.pending_attention", bug)
+    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", bug)
     for name in ("llama", "mistral"):
         result = check(build(name).to(dtype))
         assert result.capability == Capability.CHAIN
@@ -99,12 +98,12 @@ def test_nan_from_masks_is_found(monkeypatch):
         right = pending_attention(slots, parents, num_new, layout, dtype)
         return TreeAttention(torch.full_like(right.mask, torch.nan, dtype=dtype), right.position_ids)
 
-    monkeypatch.setattr("treespec.hf.target.pending_attention", empty)
+    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", empty)
     assert check(build("llama", "eager")).capability == Capability.CHAIN
 
 
 def test_models_that_fail_decode_otherwise_and_say_why(monkeypatch):
-    monkeypatch.setattr("treespec.hf.target.pending_attention", Planted.nothing)
+    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", Planted.nothing)
     model = build("llama")
     with pytest.warns(
         TreespecWarning, match=r"llama.* by chains because tree passes fail: mask shapes differ$"
@@ -117,7 +116,7 @@ def test_models_that_fail_decode_otherwise_and_say_why(monkeypatch):
 
 
 def test_models_whose_chains_are_wrong_decode_plainly(monkeypatch):
-    monkeypatch.setattr("treespec.hf.target.pending_attention", Planted.causal)
+    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", Planted.causal)
     forward = CausalLM._forward
 
     def without_positions(self, tokens, attention, is_prefill=False):
@@ -246,7 +245,7 @@ class TestUndisturbed:
         def full(*_):
             raise torch.OutOfMemoryError("no memory")
 
-        monkeypatch.setattr("treespec.hf.target.pending_attention", full)
+        monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", full)
         with pytest.raises(torch.OutOfMemoryError):
             check(build("llama"))
 

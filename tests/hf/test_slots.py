@@ -6,8 +6,8 @@ import pytest
 import torch
 from zoo import ARCHITECTURES, build, prompts
 
+from treespec.hf import CausalLM
 from treespec.hf.slots import SlotReaders
-from treespec.hf.target import CausalLM
 from treespec.tree import TokenTree
 
 ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}

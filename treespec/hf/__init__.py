@@ -1,6 +1,7 @@
 """The only part of treespec that imports transformers: models, caches, masks and `generate`."""
 
 from treespec.hf.cache import commit_cache, new_cache
+from treespec.hf.causal_lm import CausalLM
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model
@@ -8,8 +9,8 @@ from treespec.hf.early_exit import make_exit_scorer
 from treespec.hf.head_export import export_head
 from treespec.hf.heads import load_drafter, load_head
 from treespec.hf.mask import tree_attention_mask
+from treespec.hf.scorers import make_scorer
 from treespec.hf.speculation import TreeSpeculation, generate
-from treespec.hf.target import CausalLM, make_scorer
 
 __all__ = [
     "CausalLM",

@@ -13,8 +13,8 @@ from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
 from treespec.drafters.codec import Translator, shared_tokens
 from treespec.drafters.shared import Shape
 from treespec.errors import ConfigError, TreespecWarning
+from treespec.hf.scorers import make_scorer
 from treespec.hf.static import StaticLM
-from treespec.hf.target import make_scorer
 from treespec.hf.tokenizers import Spelling
 from treespec.policies.checks import check_count
 from treespec.protocols import CausalScorer

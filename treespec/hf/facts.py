@@ -6,10 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.protocols import HiddenStates
+
+
+def check_model(model: object) -> None:
+    """Raise `ConfigError` for what is no model."""
+    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise ConfigError(
+            f"expected a transformers model, got {type(model).__name__}: load it first with "
+            "AutoModelForCausalLM.from_pretrained"
+        )
+
+
+def plain_model(model: Any) -> Any:
+    """The model itself, where `torch.compile` has wrapped it."""
+    return getattr(model, "_orig_mod", model)
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
@@ -25,6 +41,20 @@ def num_logits(model: PreTrainedModel) -> int:
     if head is None:  # A model that does not tell which module its head is.
         return model.config.get_text_config().vocab_size
     return getattr(head, "out_features", None) or next(head.parameters()).shape[0]
+
+
+def position_table_size(model: PreTrainedModel) -> int | None:
+    """How many positions a model's learned or precomputed table has, None when it has no such table."""
+    sizes = []
+    tokens = model.get_input_embeddings()
+    for name, module in model.named_modules():
+        is_position = "wpe" in name.rsplit(".", 1)[-1] or "position" in name.rsplit(".", 1)[-1]
+        if is_position and isinstance(module, torch.nn.Embedding) and module is not tokens:
+            sizes.append(module.num_embeddings - getattr(module, "offset", 0))
+        table = getattr(module, "embed_positions", None)
+        if isinstance(table, Tensor):
+            sizes.append(table.shape[0])
+    return min(sizes, default=None)
 
 
 def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.facts import input_device, num_logits, pick_layers
+from treespec.hf.model_scorer import ModelScorer
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -60,7 +60,7 @@ class _Row:
     pending: list[int] = field(default_factory=list)
 
 
-class RecurrentLM:
+class RecurrentLM(ModelScorer):
     """A model with recurrent or convolution states as a `CausalScorer` of chains, or of single tokens.
 
     Every row has a cache of its own and takes its own passes: states have no padding that could be masked, so rows of
@@ -89,29 +89,9 @@ class RecurrentLM:
         """
         if capability == Capability.TREE:
             raise UnsupportedModelError(f"{type(model).__name__} keeps a state that mixes siblings: it scores no trees")
-        self._model = model
-        self._capability = capability
-        self._hidden_layers = tuple(hidden_layers)
-        self._arguments = frozenset(inspect.signature(model.forward).parameters)
+        super().__init__(model, capability, hidden_layers)
         self._cache_argument = cache_argument(model)
-        self._device = input_device(model)
         self._rows: list[_Row] = []
-
-    @property
-    def capability(self) -> Capability:
-        return self._capability
-
-    @property
-    def vocab_size(self) -> int:
-        return num_logits(self._model)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return self._hidden_layers
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
 
     @property
     def max_positions(self) -> int | None:
@@ -131,7 +111,7 @@ class RecurrentLM:
         """
         self._rows = [_Row(DynamicCache(config=self._model.config)) for _ in range(ids.shape[0])]
         states = [
-            self._feed(row, tokens[valid], logits_to_keep=1).hidden_states if valid.any() else None
+            self._feed(row, tokens[valid], has_last_logits_only=True).hidden_states if valid.any() else None
             for row, tokens, valid in zip(self._rows, ids, mask, strict=True)
         ]
         return _stack_states(states, ids.shape[1], is_left_padded=True)
@@ -212,22 +192,16 @@ class RecurrentLM:
             replayed = torch.tensor(row.pending[:num_kept], dtype=torch.int64, device=self.device)
             step = 1 if self._capability == Capability.PLAIN else max(num_kept, 1)
             for tokens in replayed.split(step) if num_kept else ():
-                self._feed(row, tokens, logits_to_keep=1)
+                self._feed(row, tokens, has_last_logits_only=True)
         row.state, row.pending = None, []
 
-    def _feed(self, row: _Row, tokens: Tensor, logits_to_keep: int = 0) -> Scores:
+    def _feed(self, row: _Row, tokens: Tensor, has_last_logits_only: bool = False) -> Scores:
         """One pass over a row's next tokens int64 [F], F >= 1: logits [1, F, V]."""
-        options: dict[str, Any] = {self._cache_argument: row.cache, "use_cache": True, "return_dict": True}
-        if "position_ids" in self._arguments:
-            positions = torch.arange(row.length, row.length + len(tokens), device=self.device)
-            options["position_ids"] = positions.unsqueeze(0)
-        if logits_to_keep and "logits_to_keep" in self._arguments:
-            options["logits_to_keep"] = logits_to_keep
-        if self._hidden_layers:
-            options["output_hidden_states"] = True
-        output = self._model(input_ids=tokens.unsqueeze(0).to(self.device), **options)
+        inputs = {"input_ids": tokens.unsqueeze(0).to(self.device), self._cache_argument: row.cache}
+        positions = torch.arange(row.length, row.length + len(tokens), device=self.device).unsqueeze(0)
+        scores = self._run(self._model, inputs, positions, has_last_logits_only)
         row.length += len(tokens)
-        return Scores(output.logits, pick_layers(output, self._hidden_layers))
+        return scores
 
 
 def cache_argument(model: PreTrainedModel) -> str:

@@ -29,9 +29,8 @@ from treespec.hf.early_exit import make_exit_scorer
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
 from treespec.hf.processors import TreeProcessors
 from treespec.hf.recording import EmittedScores
-from treespec.hf.recurrent import RecurrentLM
+from treespec.hf.scorers import AnyScorer, make_scorer
 from treespec.hf.stopping import TreeStopping
-from treespec.hf.target import CausalLM, make_scorer
 from treespec.policies import as_policy
 from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
 from treespec.request import Request, Result
@@ -39,7 +38,6 @@ from treespec.stats import SpeculationStats, StepRecord
 from treespec.verification import get_rule
 
 AnyDrafter = Drafter | PreTrainedModel
-AnyScorer = CausalLM | RecurrentLM
 Output = Tensor | GenerateDecoderOnlyOutput
 
 

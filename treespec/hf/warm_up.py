@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from treespec.drafters import WarmStart
 from treespec.errors import ConfigError
-from treespec.hf.target import make_scorer
+from treespec.hf.scorers import make_scorer
 from treespec.hf.texts import Texts
 from treespec.hf.writing import Writing, write_texts
 from treespec.policies.checks import check_count

@@ -8,9 +8,9 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
+from treespec.hf import CausalLM, make_scorer
 from treespec.hf import cache as cache_module
 from treespec.hf import mask as mask_module
-from treespec.hf.target import CausalLM, make_scorer
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
@@ -304,7 +304,7 @@ class TestPlantedBugs:
             first = slots.lengths.unsqueeze(1) + parents.shape[1] - num_new
             return mask_module.TreeAttention(attention.mask, first + torch.arange(num_new), attention.key_positions)
 
-        monkeypatch.setattr("treespec.hf.target.pending_attention", by_slot)
+        monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", by_slot)
         assert self.worst() > 0.1
 
     def test_window_forgotten(self, monkeypatch):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
+from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.cache import SlotCache, cache_shape, check_cache, is_filled, new_cache
-from treespec.hf.capability import detect, keeps_states, warn_once
-from treespec.hf.facts import input_device, num_logits, pick_layers
+from treespec.hf.facts import check_model, plain_model, position_table_size
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
-from treespec.hf.recurrent import RecurrentLM
-from treespec.hf.selfcheck import Candidate, check_once
+from treespec.hf.model_scorer import ModelScorer
 from treespec.hf.slots import SlotReaders
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
 
-class CausalLM:
+class CausalLM(ModelScorer):
     """A causal language model with a cache that takes trees and is cut back to paths.
 
     Trees are scored with a tree attention mask (`Capability.TREE`). With `Capability.CHAIN` only chains are scored,
@@ -57,44 +52,24 @@ class CausalLM:
             UnsupportedModelError: the cache cannot be cut back, the attention takes no tree mask, or a static cache is
                 wanted for a model that counts slots.
         """
-        _check_model(model)
-        self._model, self._compiled = plain_model(model), model
-        model = self._model
-        self._capability = capability
+        check_model(model)
+        self._compiled, model = model, plain_model(model)
+        super().__init__(model, capability, hidden_layers)
         self._max_cache_len = max_cache_len
-        self._hidden_layers = tuple(hidden_layers)
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
         self._text_config = model.config.get_text_config()
         self._layout = attention_layout(model.config) if capability == Capability.TREE else None
-        self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._slot_readers = SlotReaders(model)
         if max_cache_len is not None and not self._slot_readers.fits_static_caches:
             name = type(model).__name__
             raise UnsupportedModelError(f"{name} counts slots from the end of its cache: it cannot use a static one")
-        self._device, self._dtype = input_device(model), model.dtype
-        self._max_positions = _position_table_size(model)
+        self._dtype = model.dtype
+        self._max_positions = position_table_size(model)
         self._slots: SlotCache | None = None
         self._static_cache: Cache | None = None
         self._parents = torch.empty(0, 0, dtype=torch.int64)
-
-    @property
-    def capability(self) -> Capability:
-        return self._capability
-
-    @property
-    def vocab_size(self) -> int:
-        return num_logits(self._model)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return self._hidden_layers
-
-    @property
-    def device(self) -> torch.device:
-        """Where token ids are expected; logits come back there too."""
-        return self._device
 
     @property
     def max_positions(self) -> int | None:
@@ -227,16 +202,8 @@ class CausalLM:
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
     def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
-        options: dict[str, Any] = {"use_cache": True, "return_dict": True}
-        if "position_ids" in self._arguments:
-            options["position_ids"] = attention.position_ids
-        if is_prefill and "logits_to_keep" in self._arguments:
-            options["logits_to_keep"] = 1
-        if self._hidden_layers:
-            options["output_hidden_states"] = True
-        forward = self._model if is_prefill else self._compiled
-        output = forward(input_ids=tokens, attention_mask=attention.mask, past_key_values=self._model_cache, **options)
-        return Scores(output.logits, pick_layers(output, self._hidden_layers))
+        inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
+        return self._run(self._model if is_prefill else self._compiled, inputs, attention.position_ids, is_prefill)
 
     def _check_shape(self, parents: Tensor, num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
@@ -263,20 +230,6 @@ class CausalLM:
             )
 
 
-def _check_model(model: object) -> None:
-    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
-    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
-        raise ConfigError(
-            f"expected a transformers model, got {type(model).__name__}: load it first with "
-            "AutoModelForCausalLM.from_pretrained"
-        )
-
-
-def plain_model(model: Any) -> Any:
-    """The model itself, where `torch.compile` has wrapped it."""
-    return getattr(model, "_orig_mod", model)
-
-
 def _cached_prefix(cache: Cache, ids: Tensor) -> int:
     """How many of the prompt's tokens ids int64 [B, P] a caller's own cache holds."""
     num_rows, num_cached = cache_shape(cache)
@@ -286,66 +239,3 @@ def _cached_prefix(cache: Cache, ids: Tensor) -> int:
             f"{ids.shape[1]} tokens of {ids.shape[0]} rows: pass the cache of a prefix of the prompt"
         )
     return num_cached
-
-
-def _position_table_size(model: PreTrainedModel) -> int | None:
-    """How many positions a model's learned or precomputed table has, None when it has no such table."""
-    sizes = []
-    tokens = model.get_input_embeddings()
-    for name, module in model.named_modules():
-        is_position = "wpe" in name.rsplit(".", 1)[-1] or "position" in name.rsplit(".", 1)[-1]
-        if is_position and isinstance(module, torch.nn.Embedding) and module is not tokens:
-            sizes.append(module.num_embeddings - getattr(module, "offset", 0))
-        table = getattr(module, "embed_positions", None)
-        if isinstance(table, Tensor):
-            sizes.append(table.shape[0])
-    return min(sizes, default=None)
-
-
-def make_scorer(
-    model: PreTrainedModel,
-    *,
-    cache: Cache | None = None,
-    max_cache_len: int | None = None,
-    hidden_layers: Sequence[int] = (),
-) -> CausalLM | RecurrentLM:
-    """The scorer that fits a model, for what the model is found to score rightly.
-
-    At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); when
-    they differ the scorer's capability is less, and a `TreespecWarning` says so once.
-
-    Args:
-        model, cache, max_cache_len, hidden_layers: see `CausalLM`.
-
-    Raises:
-        ConfigError: something that is no model.
-        UnsupportedModelError: not a causal model with a transformers cache, a given cache that cannot be continued, or
-            a model that cannot verify trees from a static cache.
-    """
-    _check_model(model)
-    compiled, model = model, plain_model(model)
-    detection = detect(model)
-    is_static = max_cache_len is not None
-    if keeps_states(model):
-        warn_once(model, detection)
-        if is_static or (cache is not None and is_filled(cache)):
-            raise UnsupportedModelError(f"{type(model).__name__} keeps a state: it takes no static and no filled cache")
-        return RecurrentLM(model, capability=detection.capability, hidden_layers=hidden_layers)
-    found = check_once(model, _modes(model), is_static)
-    if is_static and found.capability != Capability.TREE:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is not known to score rightly from a static cache ({found.reason}): leave out "
-            "cache_implementation='static'"
-        )
-    return CausalLM(
-        compiled,
-        capability=found.capability,
-        cache=cache,
-        max_cache_len=max_cache_len,
-        hidden_layers=hidden_layers,
-    )
-
-
-def _modes(model: PreTrainedModel) -> list[Candidate]:
-    """What to try on a model, the most capable first."""
-    return [(mode, partial(CausalLM, model, capability=mode)) for mode in (Capability.TREE, Capability.CHAIN)]
