@@ -13,7 +13,7 @@ from treespec import from_config, load_drafter
 from treespec.drafters import BlockDrafter
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.dflash import BlockConfig, BlockHead, Span
-from treespec.heads.dflash_export import save_block
+from treespec.heads.export import save_head
 from treespec.heads.layers import LayerConfig
 from treespec.hf.heads import load_head
 
@@ -147,7 +147,7 @@ def test_saved_heads_hold_the_same_tensors(tmp_path, target, name):
     has_lm_head = not name.startswith("rows")
     if not has_lm_head:
         head.lm_head.weight.data = tensors["lm_head.weight"] = target.lm_head.weight.data[head.target_ids]
-    save_block(head, (1, 6), tmp_path / "b", "some/model", has_lm_head, "embed_tokens.weight" in tensors)
+    save_head(head, (1, 6), tmp_path / "b", "some/model", has_lm_head, "embed_tokens.weight" in tensors)
     saved = load_file(tmp_path / "b" / "model.safetensors")
     assert saved.keys() == tensors.keys() - (set() if has_lm_head else {"lm_head.weight"})
     again = load_drafter(tmp_path / "b", target)
@@ -165,7 +165,7 @@ def test_spans_that_the_format_has_no_words_for_are_not_written(tmp_path):
         config = BlockConfig(layer, 16, 16, 8, 1, block_size=4, mask_token=0, spans=spans)
         head = BlockHead(config, torch.zeros(16, 8), torch.arange(16))
         with pytest.raises(ConfigError, match="causal blocks only with it"):
-            save_block(head, (1,), tmp_path)
+            save_head(head, (1,), tmp_path)
 
 
 @pytest.mark.parametrize("made", [shape(), MADE, dspark(llama={"layer_types": [FULL, SLIDING], "sliding_window": 2})])

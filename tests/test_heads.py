@@ -15,8 +15,8 @@ from treespec import from_config, load_drafter
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.checkpoint import read_checkpoint
 from treespec.heads.eagle3 import unroll
-from treespec.heads.eagle3_export import save_eagle3
 from treespec.heads.eagle3_files import build_eagle3
+from treespec.heads.export import save_head
 from treespec.heads.rotary import Rotary, rope_settings, rotate
 from treespec.hf.heads import load_head
 
@@ -188,7 +188,7 @@ def test_saved_heads_hold_the_same_tensors(tmp_path, target, name):
     has_lm_head = not name.startswith("rows")
     if not has_lm_head:
         head.lm_head.weight.data = tensors["lm_head.weight"] = target.lm_head.weight.data[head.target_ids]
-    save_eagle3(head, (1, 4, 6), tmp_path / "b", "some/model", has_lm_head, "embed_tokens.weight" in tensors)
+    save_head(head, (1, 4, 6), tmp_path / "b", "some/model", has_lm_head, "embed_tokens.weight" in tensors)
     saved = load_file(tmp_path / "b" / "model.safetensors")
     assert saved.keys() == tensors.keys() - (set() if has_lm_head else {"lm_head.weight"})
     again = load_drafter(tmp_path / "b", target)

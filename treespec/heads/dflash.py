@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from treespec.heads.layers import AppendedKeys, DecoderLayer, KeyStore, LayerConfig, Mask
+from treespec.heads.head import DraftHead, HeadConfig
+from treespec.heads.layers import AppendedKeys, DecoderLayer, KeyStore, Mask
 from treespec.heads.markov import ConfidenceHead, MarkovHead
 from treespec.heads.sparse import AnchoredMixing
 
@@ -40,15 +41,12 @@ class Span:
 
 
 @dataclass(frozen=True)
-class BlockConfig:
+class BlockConfig(HeadConfig):
     """The shape of a block-parallel head.
 
     Args:
-        layer: the decoder layers' shape; its window is not used.
-        vocab_size: V, of the embedding.
-        draft_vocab_size: W.
-        target_hidden_size: J.
-        num_features: L.
+        layer, vocab_size, draft_vocab_size, target_hidden_size, num_features: see `HeadConfig`; the layer's window is
+            not used.
         block_size: K.
         mask_token: the id that stands where tokens are to be guessed.
         spans: one per layer.
@@ -59,11 +57,6 @@ class BlockConfig:
         hidden_layers: the target's hidden states that are fused, see `HiddenStates`.
     """
 
-    layer: LayerConfig
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    num_features: int
     block_size: int
     mask_token: int
     spans: tuple[Span, ...] = (Span(), Span())
@@ -89,36 +82,21 @@ class BlockConfig:
         return self.block_size if self.has_anchor_output else self.block_size - 1
 
 
-class BlockHead(nn.Module):
-    """The head as a module, for drafting and for training.
-
-    Args:
-        config: its shape.
-        embedding: [V, H], the target's or the checkpoint's own; frozen, and no part of the state.
-        target_ids: int64 [W], the target's id of every draft id.
-    """
-
-    embedding: Tensor
-    target_ids: Tensor
+class BlockHead(DraftHead[BlockConfig]):
+    """The head as a module; see `DraftHead` for its arguments."""
 
     def __init__(self, config: BlockConfig, embedding: Tensor, target_ids: Tensor) -> None:
-        super().__init__()
-        layer = config.layer
-        self.config = config
-        self.fc = nn.Linear(config.num_features * config.target_hidden_size, layer.hidden_size, bias=False)
-        self.hidden_norm = layer.norm()
-        self.layers = nn.ModuleList([DecoderLayer(layer, index) for index in range(config.num_layers)])
-        self.norm = layer.norm()
-        self.lm_head = nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
+        super().__init__(config, embedding, target_ids)
+        self.hidden_norm = config.layer.norm()
         self.markov_head = self.confidence_head = None
         if config.markov_rank:
             self.markov_head = MarkovHead(config.vocab_size, config.draft_vocab_size, config.markov_rank)
         if config.has_confidence:
             rank = config.markov_rank if config.has_markov_confidence else 0
-            self.confidence_head = ConfidenceHead(layer.hidden_size, rank, config.has_confidence_bias)
-        self.rotary = layer.rotary()
-        self.register_buffer("embedding", embedding.detach(), persistent=False)
-        self.register_buffer("target_ids", target_ids, persistent=False)
+            self.confidence_head = ConfidenceHead(config.layer.hidden_size, rank, config.has_confidence_bias)
+
+    def _make_layers(self, config: BlockConfig) -> list[nn.Module]:
+        return [DecoderLayer(config.layer, index) for index in range(config.num_layers)]
 
     def forward(self, tokens: Tensor, states: Tensor, anchors: Tensor, mask: Tensor | None = None) -> Tensor:
         """Training's pass over texts: blocks anchored anywhere in them, each seeing what stands before its anchor.

@@ -16,21 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from treespec.heads.head import DraftHead, HeadConfig
 from treespec.heads.layers import AppendedKeys, Attention, DecoderLayer, GatedMlp, KeyStore, LayerConfig, Mask
 from treespec.heads.rotary import Rotation
 from treespec.heads.sparse import UnrolledMixing
 
 
 @dataclass(frozen=True)
-class Eagle3Config:
+class Eagle3Config(HeadConfig):
     """The shape of an EAGLE-3 head.
 
     Args:
-        layer: the decoder layers' shape.
-        vocab_size: V, of the embedding.
-        draft_vocab_size: W.
-        target_hidden_size: J.
-        num_features: L.
+        layer, vocab_size, draft_vocab_size, target_hidden_size, num_features: see `HeadConfig`.
         num_layers: decoder layers; those after the first are plain ones.
         has_norm_before_residual: the first layer's residual is the normed feature.
         has_norm_before_fc: one RMS norm over the L J inputs of `fc`.
@@ -39,10 +36,6 @@ class Eagle3Config:
         hidden_layers: the target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice.
     """
 
-    layer: LayerConfig
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
     num_features: int = 3
     num_layers: int = 1
     has_norm_before_residual: bool = False
@@ -79,36 +72,18 @@ class FirstLayer(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class Eagle3Head(nn.Module):
-    """The head as a module, for drafting and for training.
-
-    Args:
-        config: its shape.
-        embedding: [V, H], the target's or the checkpoint's own; frozen, and no part of the state.
-        target_ids: int64 [W], the target's id of every draft id.
-    """
-
-    embedding: Tensor
-    target_ids: Tensor
+class Eagle3Head(DraftHead[Eagle3Config]):
+    """The head as a module; see `DraftHead` for its arguments."""
 
     def __init__(self, config: Eagle3Config, embedding: Tensor, target_ids: Tensor) -> None:
-        super().__init__()
-        layer = config.layer
-        self.config = config
-        fused = config.num_features * config.target_hidden_size
-        self.fc_norm = None
-        if config.has_feature_norms:
-            norms = [layer.norm(config.target_hidden_size) for _ in range(config.num_features)]
-            self.fc_norm = nn.ModuleList(norms)
-        self.input_norm = layer.norm(fused) if config.has_norm_before_fc else None
-        self.fc = nn.Linear(fused, layer.hidden_size, bias=False)
-        rest = [DecoderLayer(layer, index) for index in range(1, config.num_layers)]
-        self.layers = nn.ModuleList([FirstLayer(layer, config.has_norm_before_residual), *rest])
-        self.norm = layer.norm()
-        self.lm_head = nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
-        self.rotary = layer.rotary()
-        self.register_buffer("embedding", embedding.detach(), persistent=False)
-        self.register_buffer("target_ids", target_ids, persistent=False)
+        super().__init__(config, embedding, target_ids)
+        layer, size, count = config.layer, config.target_hidden_size, config.num_features
+        self.fc_norm = nn.ModuleList([layer.norm(size) for _ in range(count)]) if config.has_feature_norms else None
+        self.input_norm = layer.norm(count * size) if config.has_norm_before_fc else None
+
+    def _make_layers(self, config: Eagle3Config) -> list[nn.Module]:
+        rest = [DecoderLayer(config.layer, index) for index in range(1, config.num_layers)]
+        return [FirstLayer(config.layer, config.has_norm_before_residual), *rest]
 
     def fuse(self, states: Tensor) -> Tensor:
         """The features [B, F, H] of the target's hidden states [B, F, L J], one layer's beside the other's."""

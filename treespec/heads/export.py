@@ -1,4 +1,4 @@
-"""What the writers of all draft heads share: folders in the speculators library's format, which vLLM reads too."""
+"""Writing draft heads in the speculators library's format, which vLLM reads too."""
 
 from __future__ import annotations
 
@@ -11,34 +11,49 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from treespec.errors import ConfigError
+from treespec.heads import dflash_files, eagle3_files
 from treespec.heads.checkpoint import split_fused
-from treespec.heads.dflash import BlockHead
-from treespec.heads.eagle3 import Eagle3Head
-from treespec.heads.file_parts import FROM_TARGET, HeadConfig
-from treespec.heads.layers import LayerConfig
+from treespec.heads.dflash import BlockConfig, BlockHead
+from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads.file_parts import FROM_TARGET
+from treespec.heads.head import HeadConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+NUM_TOKENS = 3
+"""What an EAGLE-3 head's file says to draft by default."""
 
-def write_head(
+
+def save_head(
     head: Eagle3Head | BlockHead,
-    keys: dict[str, Any],
+    hidden_layers: Sequence[int],
     folder: str | Path,
-    has_lm_head: bool,
-    has_embedding: bool,
+    verifier: str | None = None,
+    has_lm_head: bool = True,
+    has_embedding: bool = False,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write `config.json` of `keys` and `model.safetensors`.
+    """Write `config.json` and `model.safetensors` to a folder; a block-parallel head as DSpark's if it is one.
 
     Args:
+        hidden_layers: the target's hidden states that the head fuses, counted from the embedding (0).
+        verifier: the target's name, for the record.
         has_lm_head: False leaves out rows that are the target's own; the loader takes them from there again.
         has_embedding: with the embedding, for readers that do not take the target's.
         dtype: of the weights; None: the head's own.
+
+    Raises:
+        ConfigError: spans of a block-parallel head that the format has no words for.
     """
+    if isinstance(head, BlockHead):
+        keys = _block_keys(head.config, hidden_layers, verifier)
+    else:
+        keys = _eagle3_keys(head.config, hidden_layers, verifier)
     state = split_fused(head.state_dict(), head.config.layer)
     if not has_lm_head:
         del state["lm_head.weight"]
-        keys = keys | {FROM_TARGET: True}
+        keys[FROM_TARGET] = True
     if has_embedding:
         state["embed_tokens.weight"] = head.embedding
     if not torch.equal(head.target_ids.cpu(), torch.arange(head.config.vocab_size)):
@@ -54,10 +69,52 @@ def write_head(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def speculators_keys(
+def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
+    """The configuration file of an EAGLE-3 head."""
+    return _common_keys("eagle3", "Eagle3Speculator", config, NUM_TOKENS, verifier) | {
+        "norm_before_residual": config.has_norm_before_residual,
+        "norm_before_fc": config.has_norm_before_fc,
+        "fc_norm": config.has_feature_norms,
+        "norm_output": config.has_norm_output,
+        eagle3_files.LAYER_IDS: list(hidden_layers),
+        "transformer_layer_config": _layer_keys(config, [config.layer.window] * config.num_layers),
+    }
+
+
+def _block_keys(config: BlockConfig, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
+    """The configuration file of a block-parallel head."""
+    algorithm, architecture = ("dspark", "DSparkDraftModel") if config.is_dspark else ("dflash", "DFlashDraftModel")
+    keys = _common_keys(algorithm, architecture, config, config.num_depths, verifier) | {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token,
+        dflash_files.LAYER_IDS: list(hidden_layers),
+        "sample_from_anchor": config.has_anchor_output,
+        "sliding_window_non_causal": not _is_causal(config),
+        "transformer_layer_config": _layer_keys(config, [span.window for span in config.spans]),
+    }
+    if config.is_dspark:
+        keys |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": config.has_confidence,
+            "confidence_head_with_markov": config.has_markov_confidence,
+        }
+    return keys
+
+
+def _is_causal(config: BlockConfig) -> bool:
+    """Whether the layers with a window are causal; those without one never are in this format."""
+    kinds = {span.is_causal for span in config.spans if span.window is not None}
+    windows = {span.window for span in config.spans if span.window is not None}
+    if len(kinds) > 1 or len(windows) > 1 or any(s.is_causal and s.window is None for s in config.spans):
+        raise ConfigError(f"the speculators format has one window, and causal blocks only with it; got {config.spans}")
+    return kinds == {True}
+
+
+def _common_keys(
     algorithm: str, architecture: str, config: HeadConfig, num_tokens: int, verifier: str | None
 ) -> dict[str, Any]:
-    """The keys that every head has in the speculators format; `num_tokens` drafted by default."""
+    """The keys that every head has; `num_tokens` drafted by default."""
     return {
         "architectures": [architecture],
         "model_type": "speculators",
@@ -70,12 +127,13 @@ def speculators_keys(
         },
         "draft_vocab_size": config.draft_vocab_size,
         "tie_word_embeddings": False,
+        "target_hidden_size": config.target_hidden_size,
     }
 
 
-def layer_keys(config: HeadConfig, windows: Sequence[int | None]) -> dict[str, Any]:
+def _layer_keys(config: HeadConfig, windows: Sequence[int | None]) -> dict[str, Any]:
     """`transformer_layer_config`: layers of these windows, which are all the same but for None."""
-    layer: LayerConfig = config.layer
+    layer = config.layer
     keys: dict[str, Any] = {
         "model_type": "qwen3" if layer.has_head_norms else "llama",
         "hidden_act": "silu",

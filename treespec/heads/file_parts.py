@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
 from treespec.heads.checkpoint import positive_int
+from treespec.heads.head import HeadConfig
 from treespec.heads.layers import LayerConfig
 from treespec.heads.rotary import rope_settings
 
@@ -22,19 +23,6 @@ IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_fr
 
 FROM_TARGET = "lm_head_from_target"
 """The configuration's key for files that leave out rows of the target's own head."""
-
-
-class HeadConfig(Protocol):
-    """What the configurations of all heads say."""
-
-    @property
-    def layer(self) -> LayerConfig: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def draft_vocab_size(self) -> int: ...
 
 
 def llama_keys(config: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from treespec.drafters.block import BlockDrafter
 from treespec.errors import ConfigError
 from treespec.heads.dflash import BlockHead
-from treespec.heads.dflash_export import save_block
-from treespec.heads.eagle3_export import save_eagle3
+from treespec.heads.export import save_head
 from treespec.heads.markov import MarkovHead
 from treespec.hf.heads import load_drafter
 
@@ -53,10 +52,7 @@ def export_head(
             raise ConfigError(f"markov_rank must be from 1 to the rank of a block head's bias, got {markov_rank}")
         drafter = BlockDrafter(cut_markov(drafter.head, markov_rank), drafter.hidden_layers)
     layers, verifier = drafter.hidden_layers, getattr(target.config, "_name_or_path", None) or None
-    if isinstance(drafter, BlockDrafter):
-        save_block(drafter.head, layers, out, verifier, has_lm_head=has_all, has_embedding=has_all, dtype=dtype)
-    else:
-        save_eagle3(drafter.head, layers, out, verifier, has_lm_head=has_all, has_embedding=has_all, dtype=dtype)
+    save_head(drafter.head, layers, out, verifier, has_lm_head=has_all, has_embedding=has_all, dtype=dtype)
 
 
 @torch.no_grad()

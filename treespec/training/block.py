@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.heads.dflash import BlockConfig, BlockHead, Span
-from treespec.heads.dflash_export import save_block
+from treespec.heads.export import save_head
 from treespec.hf.facts import num_logits
 from treespec.hf.head_shape import final_norm, head_layer, layer_weights
 from treespec.training.data import Batch
@@ -95,7 +95,7 @@ class BlockLearner(nn.Module):
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""
         head, has_head = self._whole_head(), not self._is_head_frozen
-        save_block(head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
+        save_head(head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
 
     def _drafts(self, batch: Batch, anchors: Tensor) -> list[Draft]:
         """Drafts of blocks at anchors int64 [B, C], at places where the target wrote what comes next."""

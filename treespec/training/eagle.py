@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head, unroll_outputs
-from treespec.heads.eagle3_export import save_eagle3
+from treespec.heads.export import save_head
 from treespec.hf.facts import num_logits
 from treespec.hf.head_shape import final_norm, head_layer, layer_weights
 from treespec.training.data import Batch
@@ -62,7 +62,7 @@ class EagleLearner(nn.Module):
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""
         has_head = not self._is_head_frozen
-        save_eagle3(self.head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
+        save_head(self.head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
 
 
 def make_eagle(
