@@ -1,0 +1,63 @@
+"""The committed tokens of every row. Axis letters: B rows, P prompt positions, M chosen rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class History:
+    """The committed tokens of every row, left padding included: what logits processors and drafters look back on.
+
+    Rows are ragged: `lengths[b]` tokens of row b are valid.
+    """
+
+    def __init__(self, prompt_ids: Tensor, prompt_mask: Tensor) -> None:
+        """prompt_ids int64 [B, P]; prompt_mask bool [B, P], False on left padding."""
+        self._buffer = prompt_ids.clone()
+        self.lengths = [prompt_ids.shape[1]] * prompt_ids.shape[0]
+        self.num_padding: list[int] = (~prompt_mask).sum(1).tolist()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def last_tokens(self) -> Tensor:
+        """int64 [B]: the roots of the next trees."""
+        index = torch.tensor(self.lengths, device=self._buffer.device) - 1
+        return self._buffer.gather(1, index.unsqueeze(1)).squeeze(1)
+
+    def row(self, row: int) -> Tensor:
+        """int64 [length], left padding included (as plain `generate` shows it to its processors)."""
+        return self._buffer[row, : self.lengths[row]]
+
+    def rows(self, rows: Sequence[int]) -> Tensor:
+        """int64 [M, length]: several rows of one length, left padding included."""
+        return self._buffer[list(rows), : self.lengths[rows[0]]]
+
+    def tokens(self, row: int) -> Tensor:
+        """int64 [length], without the left padding."""
+        return self._buffer[row, self.num_padding[row] : self.lengths[row]]
+
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Add emitted tokens to a row."""
+        end = self.lengths[row] + len(tokens)
+        if end > self._buffer.shape[1]:
+            room = max(end, 2 * self._buffer.shape[1])
+            self._buffer = torch.nn.functional.pad(self._buffer, (0, room - self._buffer.shape[1]))
+        fresh = torch.tensor(list(tokens), dtype=torch.int64)
+        self._buffer[row, self.lengths[row] : end] = fresh.to(self._buffer.device, non_blocking=True)
+        self.lengths[row] = end
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget the tokens of a row beyond `length`."""
+        self.lengths[row] = min(length, self.lengths[row])
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._buffer = self._buffer[torch.tensor(rows, device=self._buffer.device)]
+        self.lengths = [self.lengths[b] for b in rows]
+        self.num_padding = [self.num_padding[b] for b in rows]
