@@ -17,10 +17,10 @@ from torch import Tensor
 
 from benchmarks.joint_law_cases import PLAIN, WARPED, Case, kary
 from treespec import Chain, DraftModel, KAry
-from treespec.hf import cache as cache_module
 from treespec.hf import causal_lm as causal_lm_module
 from treespec.hf import make_scorer
 from treespec.hf import mask as mask_module
+from treespec.hf import slot_cache as slot_cache_module
 from treespec.hf.mask import CachedSlots, TreeAttention
 from treespec.laws import TargetLaws
 from treespec.policies import children as children_module
@@ -214,7 +214,7 @@ def swapped(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
 _select, _attended_keys = children_module._select, mask_module._attended_keys
 _pending_attention, _keep_paths, _from_seed = (
     causal_lm_module.pending_attention,
-    cache_module._keep_paths,
+    slot_cache_module.keep_paths,
     Streams.from_seed,
 )
 
@@ -290,7 +290,7 @@ def _engine_bugs(rule: str) -> list[Case]:
         Case(rule, kary(family), family, options, bug=bug, planted=partial(swapped, *swap))
         for bug, family, options, *swap in swaps
     ]
-    forgotten = partial(swapped, cache_module, "_keep_paths", _keep_first_slots)
+    forgotten = partial(swapped, slot_cache_module, "keep_paths", _keep_first_slots)
     family = "without_replacement"
     cases.append(Case(rule, wide(family), f"wide {family}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
     raw = "draft law stored before its processors"

@@ -1,11 +1,14 @@
-"""Tiny attention models, and rounds of tree, commit, tree played on a scorer beside plain uncached passes."""
+"""Tiny attention models; rounds of tree, commit, tree played on a scorer, and its cache, beside plain passes."""
 
 import random
+from collections.abc import Sequence
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cache,
     DeepseekV3Config,
+    DynamicCache,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     GPT2Config,
@@ -14,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from treespec.hf.cache import filled_layers
 from treespec.protocols import Capability, CausalScorer
 
 VOCAB_SIZE, WINDOW, PROMPT_LENGTH, NUM_POSITIONS = 64, 8, 26, 128
@@ -147,3 +151,31 @@ def path_to(node: int, parents: list[int]) -> list[int]:
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
     return path
+
+
+@torch.no_grad()
+def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, rows: Sequence[torch.Tensor]) -> float:
+    """An integrity check: how far the committed slots are from the states of a fresh pass over the same tokens.
+
+    Args:
+        model: whose cache it is.
+        cache: after a commit.
+        slot_mask: bool [B, S], the committed slots.
+        rows: per row its committed tokens, int64 [length].
+
+    Returns:
+        The largest difference of any key or value; infinite when a row has not as many slots as tokens.
+    """
+    worst = 0.0
+    for row, tokens in enumerate(rows):
+        slots = slot_mask[row].nonzero().squeeze(1)
+        if len(slots) != len(tokens):
+            return float("inf")
+        if not len(tokens):
+            continue
+        fresh = model(input_ids=tokens.unsqueeze(0), past_key_values=DynamicCache(), use_cache=True).past_key_values
+        for ours, theirs in zip(filled_layers(cache), filled_layers(fresh), strict=True):
+            for states, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+                kept = states[row].index_select(-2, slots.to(states.device))
+                worst = max(worst, float((kept - expected[0]).abs().max()))
+    return worst

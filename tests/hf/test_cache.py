@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from rounds import NAMES, VOCAB_SIZE, Game, build, path_to
+from rounds import NAMES, VOCAB_SIZE, Game, build, cache_error, path_to
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf import CausalLM
-from treespec.hf import cache as cache_module
-from treespec.hf.cache import cache_error, check_cache, commit_cache, is_filled, new_cache
+from treespec.hf import CausalLM, compaction
+from treespec.hf.cache import check_cache, is_filled, new_cache
+from treespec.hf.compaction import commit_cache
 from treespec.hf.mask import tree_attention_mask
 from treespec.tree import TokenTree, TreeBatch
 
@@ -70,9 +70,9 @@ def test_integrity_check_sees_wrong_slots():
 def test_forgotten_compaction_is_seen(monkeypatch):
     def cut_only(layers, num_slots, paths):
         for layer in layers:
-            cache_module._cut(layer, num_slots + max(len(path) for path in paths))
+            compaction._cut(layer, num_slots + max(len(path) for path in paths))
 
-    monkeypatch.setattr(cache_module, "_keep_paths", cut_only)
+    monkeypatch.setattr(compaction, "keep_paths", cut_only)
     model = build("llama")
     assert cache_error(model, *committed(model, 1, False)) > 0.1
 

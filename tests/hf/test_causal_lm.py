@@ -8,8 +8,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
-from treespec.hf import CausalLM, make_scorer
-from treespec.hf import cache as cache_module
+from treespec.hf import CausalLM, compaction, make_scorer, slot_cache
 from treespec.hf import mask as mask_module
 from treespec.protocols import Capability
 
@@ -235,9 +234,9 @@ class TestLimits:
             CausalLM(build("llama"), max_cache_len=5).prefill(ids, torch.ones_like(ids, dtype=torch.bool))
 
     def test_static_cache_is_repacked_when_holes_fill_it(self, monkeypatch):
-        repack, moves = cache_module.SlotCache._repack, []
+        repack, moves = slot_cache.SlotCache._repack, []
         monkeypatch.setattr(
-            cache_module.SlotCache, "_repack", lambda slots: moves.append(slots.num_holes) or repack(slots)
+            slot_cache.SlotCache, "_repack", lambda slots: moves.append(slots.num_holes) or repack(slots)
         )
         model, num_slots = build("mistral"), 48
         game = Game(model, CausalLM(model, max_cache_len=num_slots), [10, 12])
@@ -319,14 +318,14 @@ class TestPlantedBugs:
     def test_compaction_forgotten(self, monkeypatch):
         def cut_only(layers, num_slots, paths):
             for layer in layers:
-                cache_module._cut(layer, num_slots + max(len(path) for path in paths))
+                compaction._cut(layer, num_slots + max(len(path) for path in paths))
 
-        monkeypatch.setattr(cache_module, "_keep_paths", cut_only)
+        monkeypatch.setattr(slot_cache, "keep_paths", cut_only)
         assert self.worst() > 0.1
 
     def test_holes_forgotten(self, monkeypatch):
         full = lambda paths, device: torch.ones(len(paths), max(map(len, paths)), dtype=torch.bool)  # noqa: E731
-        monkeypatch.setattr(cache_module, "_path_mask", full)
+        monkeypatch.setattr(slot_cache, "path_mask", full)
         assert self.worst() > 0.1
 
 

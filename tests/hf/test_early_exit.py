@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from rounds import cache_error
 from tiny import prompt, tiny_llama
 
 import treespec
@@ -17,7 +18,6 @@ from treespec.drafters import EarlyExit
 from treespec.engine import speculate
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf import CausalLM, make_scorer
-from treespec.hf.cache import cache_error
 from treespec.hf.early_exit import EarlyExitLM, make_exit_scorer
 from treespec.hf.layers import decoder_layers
 from treespec.hf.stopping import TreeStopping

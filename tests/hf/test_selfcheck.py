@@ -89,7 +89,7 @@ def test_forgotten_compaction_is_found(monkeypatch):
             layer.keys = layer.keys[..., : num_slots + len(paths[0]), :]
             layer.values = layer.values[..., : num_slots + len(paths[0]), :]
 
-    monkeypatch.setattr("treespec.hf.cache._keep_paths", cut_only)
+    monkeypatch.setattr("treespec.hf.slot_cache.keep_paths", cut_only)
     assert check(build("llama")).capability == Capability.CHAIN
 
 

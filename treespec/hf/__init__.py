@@ -1,7 +1,8 @@
 """The only part of treespec that imports transformers: models, caches, masks and `generate`."""
 
-from treespec.hf.cache import commit_cache, new_cache
+from treespec.hf.cache import new_cache
 from treespec.hf.causal_lm import CausalLM
+from treespec.hf.compaction import commit_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model

@@ -10,11 +10,12 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
-from treespec.hf.cache import SlotCache, cache_shape, check_cache, is_filled, new_cache
+from treespec.hf.cache import cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.facts import check_model, plain_model, position_table_size
 from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.model_scorer import ModelScorer
-from treespec.hf.slots import SlotReaders
+from treespec.hf.slot_cache import SlotCache
+from treespec.hf.slot_readers import SlotReaders
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 

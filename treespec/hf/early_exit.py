@@ -21,13 +21,13 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.cache import SlotCache
 from treespec.hf.causal_lm import CausalLM
 from treespec.hf.facts import plain_model
 from treespec.hf.layers import SplitLayers
 from treespec.hf.mask import TreeAttention
 from treespec.hf.scorers import make_scorer
 from treespec.hf.selfcheck import self_check
+from treespec.hf.slot_cache import SlotCache
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 

@@ -7,7 +7,7 @@ import torch
 from zoo import ARCHITECTURES, build, prompts
 
 from treespec.hf import CausalLM
-from treespec.hf.slots import SlotReaders
+from treespec.hf.slot_readers import SlotReaders
 from treespec.tree import TokenTree
 
 ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
