@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import save_file
 
+from treespec.heads.build import build_head
 from treespec.heads.checkpoint import read_checkpoint
-from treespec.heads.dflash_files import build_block
 
 AUTHORS, SPECULATORS = "authors", "speculators"
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -128,7 +128,7 @@ def random_head(made):
     """The head of random tensors, by way of files."""
     tensors = random_tensors(made | {"extras": (*made["extras"], "embedding", "lm_head")})
     with TemporaryDirectory() as folder:
-        return build_block(read_checkpoint(write(folder, made, tensors, SPECULATORS)))
+        return build_head(read_checkpoint(write(folder, made, tensors, SPECULATORS)))
 
 
 class PlainBlock:

@@ -13,9 +13,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from treespec import from_config, load_drafter
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.build import build_head
 from treespec.heads.checkpoint import read_checkpoint
 from treespec.heads.eagle3 import unroll
-from treespec.heads.eagle3_files import build_eagle3
 from treespec.heads.export import save_head
 from treespec.heads.rotary import Rotary, rope_settings, rotate
 from treespec.hf.heads import load_head
@@ -203,7 +203,7 @@ def test_rows_of_the_targets_head_need_a_target_that_has_them(tmp_path):
     folder = write(tmp_path, MADE | {"flags": {"lm_head_from_target": True}}, tensors, SPECULATORS)
     edit_tensors(folder, lm_head__weight=None)
     with pytest.raises(CheckpointError, match=r"rows of the target's, \[64, 32\]; got None"):
-        build_eagle3(read_checkpoint(folder), torch.ones(64, 32))
+        build_head(read_checkpoint(folder), torch.ones(64, 32))
 
 
 def test_unrolling_is_drafting_on_the_heads_own_features(tmp_path, target):

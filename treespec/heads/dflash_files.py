@@ -15,22 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.checkpoint import Checkpoint, load_state, positive_int
-from treespec.heads.dflash import BlockConfig, BlockHead, Span
-from treespec.heads.file_parts import (
-    FROM_TARGET,
-    head_rows,
-    layer_config,
-    layer_numbers,
-    llama_keys,
-    own_or_targets,
-    plain_names,
-    target_ids,
-)
+from treespec.heads.checkpoint import positive_int
+from treespec.heads.dflash import BlockConfig, Span
+from treespec.heads.file_parts import layer_config, layer_numbers, llama_keys
 
 ALGORITHMS = ("dflash", "dspark")
 LAYER_IDS = "aux_hidden_state_layer_ids"
@@ -41,38 +31,6 @@ def is_block_config(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is that of a block-parallel head."""
     kind = config.get("speculators_model_type")
     return kind in ALGORITHMS if kind is not None else "dflash_config" in config or "block_size" in config
-
-
-def build_block(
-    checkpoint: Checkpoint,
-    embedding: Tensor | None = None,
-    lm_head: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-) -> BlockHead:
-    """The head that a checkpoint holds.
-
-    Args:
-        embedding, lm_head: the target's [V, J], for files without their own.
-        dtype, device: of the module.
-
-    Raises:
-        CheckpointError: the configuration or a tensor is not that of a block-parallel head, or the target's weights
-            are needed and do not fit.
-    """
-    path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
-    config = block_config(checkpoint.config, tensors, path)
-    mappings = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
-    ids = target_ids(config, mappings["d2t"], mappings["t2d"], path)
-    embedding = own_or_targets(config, tensors.pop("embed_tokens.weight", None), embedding, path)
-    is_whole = config.draft_vocab_size == config.vocab_size
-    if "lm_head.weight" not in tensors and (is_whole or checkpoint.config.get(FROM_TARGET) is True):
-        tensors["lm_head.weight"] = head_rows(config, lm_head, ids, path)
-    tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
-    with torch.device("meta"):
-        head = BlockHead(config, embedding.to(device=device, dtype=dtype), ids)
-    load_state(head, tensors, config.layer, path)
-    return head.to(device).eval()
 
 
 def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> BlockConfig:

@@ -18,22 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.checkpoint import Checkpoint, load_state, positive_int
-from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
-from treespec.heads.file_parts import (
-    FROM_TARGET,
-    head_rows,
-    layer_config,
-    layer_numbers,
-    llama_keys,
-    own_or_targets,
-    plain_names,
-    target_ids,
-)
+from treespec.heads.checkpoint import positive_int
+from treespec.heads.eagle3 import Eagle3Config
+from treespec.heads.file_parts import layer_config, layer_numbers, llama_keys
 
 NUM_FEATURES = 3
 """EAGLE-3's own number, for a message where neither the configuration nor `fc.weight` tells it."""
@@ -41,36 +31,12 @@ NUM_FEATURES = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def build_eagle3(
-    checkpoint: Checkpoint,
-    embedding: Tensor | None = None,
-    lm_head: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-) -> Eagle3Head:
-    """The head that a checkpoint holds.
-
-    Args:
-        embedding: the target's [V, J], for files without one.
-        lm_head: the target's [V, J], for files that leave out the draft vocabulary's rows of it and say so by
-            `lm_head_from_target` in their configuration.
-        dtype, device: of the module.
-
-    Raises:
-        CheckpointError: the configuration or a tensor is not that of an EAGLE-3 head, or nothing to embed with.
-    """
-    path, tensors = checkpoint.path, _plain_names(checkpoint.tensors)
-    config = eagle3_config(checkpoint.config, tensors, path)
-    mappings = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
-    ids = target_ids(config, mappings["d2t"], mappings["t2d"], path)
-    embedding = own_or_targets(config, tensors.pop("embed_tokens.weight", None), embedding, path)
-    if checkpoint.config.get(FROM_TARGET) is True and "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = head_rows(config, lm_head, ids, path)
-    tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
-    with torch.device("meta"):
-        head = Eagle3Head(config, embedding.to(device=device, dtype=dtype), ids)
-    load_state(head, tensors, config.layer, path)
-    return head.to(device).eval()
+def without_midlayer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in the speculators library's names."""
+    return {
+        f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Eagle3Config:
@@ -130,11 +96,3 @@ def _hidden_layers(config: Mapping[str, Any], nested: Any, path: Path) -> tuple[
     if not ids:
         return None
     return tuple(i + offset for i in layer_numbers(ids, LAYER_IDS, path))
-
-
-def _plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the speculators library's names."""
-    return {
-        f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name: tensor
-        for name, tensor in plain_names(tensors).items()
-    }

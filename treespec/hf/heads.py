@@ -12,11 +12,11 @@ from treespec.drafters.block import BlockDrafter
 from treespec.drafters.eagle import Eagle3
 from treespec.drafters.shared import Shape
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.build import build_head
 from treespec.heads.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.dflash import BlockConfig, BlockHead
-from treespec.heads.dflash_files import ALGORITHMS, build_block, is_block_config
+from treespec.heads.dflash_files import ALGORITHMS
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
-from treespec.heads.eagle3_files import build_eagle3
 from treespec.hf.facts import input_device, num_logits
 
 KINDS = ("eagle3", *ALGORITHMS)
@@ -72,8 +72,7 @@ def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head | BlockHe
     kind = checkpoint.config.get("speculators_model_type", KINDS[0])
     if kind not in KINDS:
         raise CheckpointError(f"{name} holds a {kind!r} speculator; {', '.join(map(repr, KINDS))} are read")
-    build = build_block if is_block_config(checkpoint.config) else build_eagle3
-    head = build(
+    head = build_head(
         checkpoint,
         embedding=embedding,  # pyright: ignore[reportArgumentType]
         lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,55 @@
+"""Draft heads of any kind from their files."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treespec.heads.checkpoint import Checkpoint, load_state
+from treespec.heads.dflash import BlockConfig, BlockHead
+from treespec.heads.dflash_files import block_config, is_block_config
+from treespec.heads.eagle3 import Eagle3Head
+from treespec.heads.eagle3_files import eagle3_config, without_midlayer
+from treespec.heads.file_parts import FROM_TARGET, head_rows, own_or_targets, plain_names, target_ids
+
+
+def build_head(
+    checkpoint: Checkpoint,
+    embedding: Tensor | None = None,
+    lm_head: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Eagle3Head | BlockHead:
+    """The head that a checkpoint holds; its configuration says of which kind.
+
+    Args:
+        embedding: the target's [V, J], for files without one.
+        lm_head: the target's [V, J], for files that leave out the draft vocabulary's rows of it: those that say so by
+            `lm_head_from_target` in their configuration, and block-parallel heads of the whole vocabulary.
+        dtype, device: of the module.
+
+    Raises:
+        CheckpointError: the configuration or a tensor is not that of such a head, or the target's weights are needed
+            and do not fit.
+    """
+    path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
+    if is_block_config(checkpoint.config):
+        config = block_config(checkpoint.config, tensors, path)
+    else:
+        tensors = without_midlayer(tensors)
+        config = eagle3_config(checkpoint.config, tensors, path)
+    mappings = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
+    ids = target_ids(config, mappings["d2t"], mappings["t2d"], path)
+    embedding = own_or_targets(config, tensors.pop("embed_tokens.weight", None), embedding, path)
+    embedding = embedding.to(device=device, dtype=dtype)
+    is_whole_block = isinstance(config, BlockConfig) and config.draft_vocab_size == config.vocab_size
+    if "lm_head.weight" not in tensors and (is_whole_block or checkpoint.config.get(FROM_TARGET) is True):
+        tensors["lm_head.weight"] = head_rows(config, lm_head, ids, path)
+    tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
+    with torch.device("meta"):
+        if isinstance(config, BlockConfig):
+            head = BlockHead(config, embedding, ids)
+        else:
+            head = Eagle3Head(config, embedding, ids)
+    load_state(head, tensors, config.layer, path)
+    return head.to(device).eval()
