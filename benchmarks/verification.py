@@ -261,9 +261,9 @@ def agreement(pairs: list[PairLaws]) -> dict[str, float]:
 def source_digest(args: argparse.Namespace) -> str:
     """Of everything that decides the numbers: what was measured with other code or settings is not reused."""
     package = Path(treespec.__file__ or "").parent
-    folders = [package / name for name in ("policies", "tree", "verification")]
+    folders = [package / name for name in ("optimum", "policies", "tree", "verification")]
     files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    files += [package / "optimum.py", package / "sampling.py"]
+    files.append(package / "sampling.py")
     files += [Path(__file__).with_name(name) for name in ("acceptance.py", "recorded.py", "verification.py")]
     chosen = (args.seed, args.draws, args.bound_paths, args.positions, args.contexts, args.new_tokens)
     digest = hashlib.sha256(repr(chosen).encode())

@@ -1,0 +1,41 @@
+"""Whether what was given are laws. Axis letter: V vocabulary."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from treespec.errors import ConfigError
+
+_SUM_TOLERANCE = 0.01  # What half precision needs; logits and counts are far off.
+
+
+def check_laws(target_probs: Tensor, draft_probs: Tensor, k: int, may_be_empty: bool = False) -> None:
+    """Raise unless both are laws [..., V] of one shape and there are siblings; `draft_probs` may be empty: all zero.
+
+    Raises:
+        ConfigError: shapes that differ, laws that are none, or k < 1.
+    """
+    if target_probs.shape != draft_probs.shape or k < 1:
+        raise ConfigError(
+            f"expected laws of one shape and k >= 1, got {list(target_probs.shape)}, {list(draft_probs.shape)}, k={k}"
+        )
+    check_law("target_probs", target_probs)
+    check_law("draft_probs", draft_probs, may_be_empty)
+
+
+def check_law(name: str, probs: Tensor, may_be_empty: bool = False) -> None:
+    """Raise unless `probs` holds laws [..., V].
+
+    Raises:
+        ConfigError: entries that are no floats or no probabilities, or sums that are not one.
+    """
+    if not probs.is_floating_point() or probs.ndim == 0 or probs.shape[-1] == 0:
+        raise ConfigError(f"{name} must be floats [..., V], got {probs.dtype} {list(probs.shape)}")
+    total = probs.double().sum(-1)
+    # NaN fails every comparison, so `not (good)` rather than `bad`.
+    is_law = (probs >= 0).all(-1) & (((total - 1).abs() <= _SUM_TOLERANCE) | ((total == 0) & may_be_empty))
+    if not is_law.all():
+        raise ConfigError(
+            f"{name} must hold probabilities: entries from {float(probs.min()):.6g} to {float(probs.max()):.6g}, "
+            f"sums from {float(total.min()):.6g} to {float(total.max()):.6g}. Pass probabilities, not logits"
+        )
