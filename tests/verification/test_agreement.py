@@ -19,7 +19,8 @@ from verification.toys import as_batch, random_chain, random_drafted, random_pai
 
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES, GivenChooser, verify_dense
-from treespec.verification.dense import has_dense_form, walk_rows
+from treespec.verification.dense import has_dense_form
+from treespec.verification.rows import walk_rows
 
 NUM_EXAMPLES, NUM_ROWS = 250, 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")

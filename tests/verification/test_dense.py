@@ -25,7 +25,8 @@ from treespec.stats import SpeculationStats
 from treespec.testing import MIXED, FixedShape, ToyDrafter, law_pairs
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxChooser, TargetWalk, resolve, verify_dense
-from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy, walk_rows
+from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy
+from treespec.verification.rows import walk_rows
 
 TREE_RULES = ("target_walk", "recursive", "traversal")
 CHAIN_RULES = ("token", "block")

@@ -15,7 +15,7 @@ from treespec.errors import InvalidTreeError, LogitsError, RuleMismatchError
 from treespec.testing import ToyTree
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, ArgmaxChooser, GivenChooser, admissible_rules, verify, verify_dense
-from treespec.verification.dense import walk_rows
+from treespec.verification.rows import walk_rows
 from treespec.verification.steps import likelihood_ratio, residual_weights
 
 TREE_RULES = ("target_walk", "recursive", "traversal")

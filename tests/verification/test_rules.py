@@ -20,7 +20,7 @@ from treespec.errors import (
 from treespec.protocols import VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, TargetWalk, Traversal, admissible_rules, get_rule, resolve, verify
-from treespec.verification.dense import walk_rows
+from treespec.verification.rows import walk_rows
 
 LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
-from treespec.verification.dense import LAW_TOLERANCE, verify_dense, walk_rows
+from treespec.verification.checks import are_laws
+from treespec.verification.dense import verify_dense
+from treespec.verification.rows import walk_rows
 
 Array = Tensor | np.ndarray | Sequence[Any]
 
@@ -142,8 +144,7 @@ def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
             "the trees are not drafted trees: parents must stand before children and padding last, laws must sum to "
             "one, and no drawn token may have probability zero (TokenTree names the fault when built row by row)"
         )
-    # NaN fails both comparisons, so `not (good)` rather than `bad`.
-    is_law = (target_probs >= 0).all(-1) & ((target_probs.sum(-1) - 1).abs() <= LAW_TOLERANCE)
+    is_law = are_laws(target_probs)
     if not (is_law | ~is_node).all():
         row, node = (int(i) for i in (~is_law & is_node).nonzero()[0])
         total, low = float(target_probs[row, node].sum()), float(target_probs[row, node].min())
