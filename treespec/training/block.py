@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.heads.dflash import BlockConfig, BlockHead, Span
-from treespec.heads.export import save_head
 from treespec.hf.facts import num_logits
-from treespec.hf.head_shape import final_norm, head_layer, layer_weights
+from treespec.hf.head_shape import head_layer
 from treespec.training.data import Batch
+from treespec.training.head_learner import HeadLearner, fresh_head
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
-from treespec.training.start import copy_fitting, copy_output_rows, embedding_of, pass_deepest
 
 WIDENING = 4
 """The Markov map's inner layer is so many times its rank."""
@@ -50,36 +48,22 @@ class MarkovMap(nn.Module):
         return self.a(self.norm(embeddings))
 
 
-class BlockLearner(nn.Module):
+class BlockLearner(HeadLearner[BlockHead]):
     """A DSpark head for `Objective`.
 
     Args:
         head: in float32, without a Markov head.
-        hidden_layers: the target's hidden states that it fuses.
+        hidden_layers, is_head_frozen: see `HeadLearner`.
         num_anchors: C.
         markov_rank: R, zero for none.
-        is_head_frozen: its output rows are the target's, and are left out of its files.
     """
 
     def __init__(
         self, head: BlockHead, hidden_layers: Sequence[int], num_anchors: int, markov_rank: int, is_head_frozen: bool
     ) -> None:
-        super().__init__()
-        self.head, self.num_depths = head, head.config.num_depths
-        self._hidden_layers, self._num_anchors = tuple(hidden_layers), num_anchors
-        self._is_head_frozen = is_head_frozen
+        super().__init__(head, hidden_layers, head.config.num_depths, is_head_frozen)
+        self._num_anchors = num_anchors
         self.markov = MarkovMap(head.config.layer.hidden_size, markov_rank) if markov_rank else None
-        head.lm_head.requires_grad_(not is_head_frozen)
-
-    @property
-    def target_ids(self) -> Tensor:
-        """See `Learner`."""
-        return self.head.target_ids
-
-    @property
-    def output_weight(self) -> Tensor:
-        """See `Learner`."""
-        return self.head.lm_head.weight
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`."""
@@ -91,11 +75,6 @@ class BlockLearner(nn.Module):
                 self._drafts(batch, chunk.expand(len(batch.tokens), -1)) for chunk in places.split(self._num_anchors)
             ]
         return [Draft(*map(torch.cat, zip(*of_depth, strict=True))) for of_depth in zip(*parts, strict=True)]
-
-    def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
-        """Write the head in the speculators format."""
-        head, has_head = self._whole_head(), not self._is_head_frozen
-        save_head(head, self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
 
     def _drafts(self, batch: Batch, anchors: Tensor) -> list[Draft]:
         """Drafts of blocks at anchors int64 [B, C], at places where the target wrote what comes next."""
@@ -156,19 +135,5 @@ def make_block(
         has_anchor_output=True,
         hidden_layers=tuple(hidden_layers),
     )
-    head = BlockHead(shape, embedding_of(model), target_ids).float()
-    copy_output_rows(model, target_ids, head.lm_head)
-    if config.is_initialised:
-        _start_from(model, head)
+    head = fresh_head(BlockHead, shape, model, target_ids, config.is_initialised)
     return BlockLearner(head, hidden_layers, config.num_anchors, config.markov_rank, config.is_head_frozen)
-
-
-@torch.no_grad()
-def _start_from(model: PreTrainedModel, head: BlockHead) -> None:
-    """The target's last layers and norm; the deepest of the fused states is the context."""
-    pass_deepest(head.fc)
-    for layer, weights in zip(head.layers, layer_weights(model, len(head.layers)), strict=False):
-        copy_fitting(layer, weights)
-    norm = final_norm(model)
-    if norm is not None and norm.shape == head.norm.weight.shape:
-        head.norm.weight.copy_(norm)
