@@ -1,15 +1,15 @@
-"""`draft_model`: a causal language model as a drafter, with another tokenizer, a static cache or compiled passes."""
+"""Causal language models as drafters: as they are, or with another tokenizer, a static cache or compiled passes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
+from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary
 from treespec.drafters.codec import Translator, shared_tokens
 from treespec.drafters.shared import Shape
 from treespec.errors import ConfigError, TreespecWarning
@@ -17,7 +17,9 @@ from treespec.hf.scorers import make_scorer
 from treespec.hf.static import StaticLM
 from treespec.hf.tokenizers import Spelling
 from treespec.policies.checks import check_count
-from treespec.protocols import CausalScorer
+from treespec.protocols import CausalScorer, Drafter
+
+AnyDrafter = Drafter | PreTrainedModel
 
 INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
 SMALL_SHARE = 0.1
@@ -25,6 +27,25 @@ SMALL_SHARE = 0.1
 
 MAX_SHAPES = 64
 """PyTorch's own limit of 8 is soon reached by a batch whose rows finish one by one; beyond it passes run plainly."""
+
+
+def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
+    """A drafter from a drafter, a model, or a list of them (merged into one tree).
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(drafter, PreTrainedModel):
+        return DraftModel(make_scorer(drafter))
+    if isinstance(drafter, Drafter) and not isinstance(drafter, type):
+        return drafter
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
+        parts = [as_drafter(part) for part in drafter]
+        return parts[0] if len(parts) == 1 else Merge(parts)
+    raise ConfigError(
+        f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
+        "disk load it first with AutoModelForCausalLM.from_pretrained"
+    )
 
 
 def draft_model(

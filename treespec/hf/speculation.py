@@ -1,44 +1,24 @@
-"""The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`."""
+"""The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from treespec.drafters import DraftModel, Merge
-from treespec.engine import hidden_layers, speculate
-from treespec.errors import ConfigError, TreespecError, UnsupportedModeError
-from treespec.hf.cache import is_filled, twin_cache
-from treespec.hf.early_exit import make_exit_scorer
+from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.hf.call import Call, Output
+from treespec.hf.draft import AnyDrafter, as_drafter
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
-from treespec.hf.processors import TreeProcessors
-from treespec.hf.recording import EmittedScores
-from treespec.hf.scorers import AnyScorer, make_scorer
-from treespec.hf.stopping import TreeStopping
 from treespec.policies import as_policy
-from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
-from treespec.request import Request, Result
+from treespec.protocols import TreePolicy, VerificationRule
 from treespec.stats import SpeculationStats, StepRecord
 from treespec.verification import get_rule
-
-AnyDrafter = Drafter | PreTrainedModel
-Output = Tensor | GenerateDecoderOnlyOutput
 
 
 class TreeSpeculation:
@@ -115,9 +95,11 @@ class TreeSpeculation:
             if self.streamer is not None:
                 self._stream_prompt(input_ids)
             cache = model_kwargs.get("past_key_values")
-            return _Call(
-                self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache
-            ).run()
+            call = Call(self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache)
+            result = call.decode()
+            self.stats, self.steps = result.stats, result.records
+            self.total_stats.add(result.stats)
+            return call.output(result)
         finally:
             self._is_running = False
             if self.streamer is not None:
@@ -140,127 +122,6 @@ class TreeSpeculation:
         finally:
             for name, value in kept.items():
                 setattr(self, name, value)
-
-
-class _Call:
-    """One call of `generate`, from prepared arguments to the returned sequences."""
-
-    def __init__(
-        self,
-        options: TreeSpeculation,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        mask: Tensor,
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        cache: Cache | None,
-    ) -> None:
-        self.options, self.input_ids, self.config, self.cache = options, input_ids, config, cache
-        num_rows, prompt_length = input_ids.shape
-        self.recorder = EmittedScores.for_config(config, num_rows, prompt_length)
-        if options.stop_strings is not None:
-            strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
-            criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
-        # The rows of a batch end raggedly, which no cache of the caller's could go on from: theirs stays as it is.
-        own = twin_cache(cache) if num_rows > 1 and cache is not None and is_filled(cache) else cache
-        self.target = _make_target(model, options.drafter, own, self._num_slots())
-        scores_of = self.recorder.scores_of if self.recorder else None
-        self.stopping = TreeStopping(criteria, num_rows, self.target.max_positions, scores_of)
-        self.request = Request(
-            prompt_ids=input_ids,
-            prompt_mask=mask,
-            stopping=self.stopping,
-            policy=options.policy,
-            verification=options.verification,
-            processors=TreeProcessors(processors, num_rows),
-            is_sampling=bool(config.do_sample),
-            seed=options.seed,
-            on_tokens=self._stream if options.streamer is not None else None,
-            on_laws=self.recorder,
-            has_records=options.record_steps,
-        )
-
-    def run(self) -> Output:
-        try:
-            result = speculate(self.target, self.options.drafter, self.request)
-        except BaseException:
-            # A caller's own cache must not be left with tree nodes in it.
-            if self.input_ids.shape[0] == 1:
-                with suppress(TreespecError):
-                    self.target.commit([()])
-            raise
-        self.options.stats, self.options.steps = result.stats, result.records
-        self.options.total_stats.add(result.stats)
-        sequences, cache = self._sequences(result), self._final_cache()
-        if not self.config.return_dict_in_generate:
-            return sequences
-        num_new = sequences.shape[1] - self.input_ids.shape[1]
-        return GenerateDecoderOnlyOutput(
-            sequences=sequences,  # pyright: ignore[reportArgumentType]
-            scores=self.recorder.scores(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
-            logits=self.recorder.logits(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
-            past_key_values=cache,
-        )
-
-    def _final_cache(self) -> Cache | None:
-        """The cache of a single row, as plain decoding would leave it; None for a batch, whose rows end raggedly.
-
-        A growing cache that the caller gave empty is filled.
-        """
-        if self.input_ids.shape[0] > 1:
-            return None
-        cache = self.target.cache
-        if isinstance(self.cache, DynamicCache) and isinstance(cache, DynamicCache) and self.cache is not cache:
-            self.cache.layers[:] = cache.layers
-            return self.cache
-        return cache
-
-    def _num_slots(self) -> int | None:
-        """Slots for a static cache: the whole text, one tree, and room for the holes of ragged rows."""
-        if self.config.cache_implementation != "static":
-            return None
-        return int(self.config.max_length or 0) + 2 * self.options.policy.max_nodes
-
-    def _sequences(self, result: Result) -> Tensor:
-        """Prompts and emitted tokens, right-padded with the pad token: int64 [B, P + new]."""
-        end = self.stopping.joint_length
-        limit = None if end is None else end - self.input_ids.shape[1]
-        rows = [torch.tensor(tokens[:limit], dtype=torch.int64) for tokens in result.tokens]
-        pad = getattr(self.config, "_pad_token_tensor", None)
-        emitted = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
-        return torch.cat([self.input_ids, emitted.to(self.input_ids)], dim=1)
-
-    def _stream(self, row: int, tokens: list[int]) -> None:
-        assert self.options.streamer is not None
-        self.options.streamer.put(torch.tensor([tokens]))
-
-
-def _make_target(model: PreTrainedModel, drafter: Drafter, cache: Cache | None, max_cache_len: int | None) -> AnyScorer:
-    """The scorer that returns what the drafter reads, and that drafts if the drafter has it draft."""
-    options: dict[str, Any] = {"cache": cache, "max_cache_len": max_cache_len, "hidden_layers": hidden_layers(drafter)}
-    if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
-        return make_exit_scorer(model, drafter.exit_layer, **options)
-    return make_scorer(model, **options)
-
-
-def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
-    """A drafter from a drafter, a model, or a list of them (merged into one tree).
-
-    Raises:
-        ConfigError: anything else.
-    """
-    if isinstance(drafter, PreTrainedModel):
-        return DraftModel(make_scorer(drafter))
-    if isinstance(drafter, Drafter) and not isinstance(drafter, type):
-        return drafter
-    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
-        parts = [as_drafter(part) for part in drafter]
-        return parts[0] if len(parts) == 1 else Merge(parts)
-    raise ConfigError(
-        f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
-        "disk load it first with AutoModelForCausalLM.from_pretrained"
-    )
 
 
 def generate(
