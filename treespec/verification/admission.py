@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from treespec.errors import RuleMismatchError
-from treespec.protocols import VerificationRule
-from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
+from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TreeBatch, Verdict
 
 ANY_FAMILY = frozenset({SELECTED, IID, WITHOUT_REPLACEMENT, MIXED})
 
@@ -41,11 +41,23 @@ class Admission:
         return None
 
 
-class AdmittingRule(VerificationRule, Protocol):
-    """A rule that says as data what it admits: every rule of this package."""
+class AdmittingRule(ABC):
+    """A rule that says as data what it admits: every rule of this package.
 
-    @property
-    def admission(self) -> Admission: ...
+    Rules from elsewhere need not inherit from it; `VerificationRule` is all that is asked of them.
+    """
+
+    name: str
+    is_lossless: bool
+    admission: Admission
+
+    def check(self, trees: TreeBatch) -> None:
+        """Raise `RuleMismatchError` for trees that the rule does not admit."""
+        check_admission(self.name, self.admission, trees)
+
+    @abstractmethod
+    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+        """Judge one tree, touching only the nodes it needs. Generic over torch, numpy and rational arrays."""
 
 
 def check_admission(name: str, admission: Admission, trees: TreeBatch) -> None:

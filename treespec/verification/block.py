@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.steps import likelihood_ratio, residual_weights
 
 
 @dataclass(frozen=True)
-class BlockVerification:
+class BlockVerification(AdmittingRule):
     """With `b_0 = 1, b_i = min(1, b_{i-1} P[x_i] / q[x_i])`, keep the *last* i whose coin is below h_i, else 0.
 
     `h_i = S_i / (S_i + (1 - b_i))` with `S_i = sum((b_i P - q)+)` one token further; at the end of the chain h = b.
@@ -25,9 +25,6 @@ class BlockVerification:
     name = "block"
     is_lossless = True
     admission = Admission(is_chain_only=True)
-
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
 
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         masses = _prefix_masses(tree, target_law)

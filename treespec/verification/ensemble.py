@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import IID, WITHOUT_REPLACEMENT, TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import IID, WITHOUT_REPLACEMENT, Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.checks import check_share
-from treespec.verification.recursive import walk_by_rejection
+from treespec.verification.recursive import judge_by_rejection
+from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class EnsembleVerification:
+class EnsembleVerification(AdmittingRule):
     """Recursive rejection against the ensemble `w P + (1 - w) q` where children were drawn, against P at leaves.
 
     Fu et al. 2025 (Fast Large Language Model Collaborative Decoding via Speculation). q is the law that a node's
@@ -33,9 +34,6 @@ class EnsembleVerification:
     def __post_init__(self) -> None:
         check_share("target_weight", self.target_weight)
 
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
-
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         def ensemble_law(node: int) -> Any:
             children = tree.children(node)
@@ -43,4 +41,4 @@ class EnsembleVerification:
                 return target_law(node)
             return self.target_weight * target_law(node) + (1 - self.target_weight) * tree.law(children[0])
 
-        return walk_by_rejection(tree, ensemble_law, chooser)
+        return walk_down(tree, ensemble_law, chooser, judge_by_rejection)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import IID, TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import IID, Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.steps import likelihood_ratio
+from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class KSeq:
+class KSeq(AdmittingRule):
     """Accept each of k siblings with probability `min(1, P[x] / (r q[x]))`, r in [1, k].
 
     With `beta = sum(min(q, P / r))`, all are rejected with probability `(1 - beta)^k`; then draw from
@@ -31,27 +32,18 @@ class KSeq:
     is_lossless = True
     admission = Admission(frozenset({IID}), needs_fixed_width=True)
 
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
-
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        """Judge one tree from the root down; asks for the target law of accepted nodes only."""
-        path = [0]
-        while True:
-            node = path[-1]
-            law, children = target_law(node), tree.children(node)
-            if not children:
-                return Verdict(tuple(path), chooser.pick(node, law), is_bonus=True)
-            draft_law = tree.law(children[0])
-            ratio = tightening(law, draft_law, len(children), self.num_bisections)
-            child = next((c for c in children if _is_accepted(c, tree, law / ratio, chooser)), None)
-            if child is None:
-                return Verdict(tuple(path), chooser.pick(node, _rest(law, draft_law, ratio, len(children))), False)
-            path.append(child)
+        return walk_down(tree, target_law, chooser, self._judge)
 
-
-def _is_accepted(child: int, tree: VerifiableTree, tightened: Any, chooser: Chooser) -> bool:
-    return chooser.flip(child, min(likelihood_ratio(tightened, tree.law(child), tree.token(child)), 1))
+    def _judge(self, tree: VerifiableTree, node: int, law: Any, chooser: Chooser) -> tuple[int | None, Any]:
+        children = tree.children(node)
+        draft_law = tree.law(children[0])
+        ratio = tightening(law, draft_law, len(children), self.num_bisections)
+        tightened = law / ratio
+        for child in children:
+            if chooser.flip(child, min(likelihood_ratio(tightened, tree.law(child), tree.token(child)), 1)):
+                return child, law
+        return None, _rest(law, draft_law, ratio, len(children))
 
 
 def _overlap(tightened: Any, draft_law: Any) -> Any:

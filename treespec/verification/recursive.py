@@ -8,15 +8,17 @@ i.i.d. siblings (SpecInfer, Miao et al. 2024, algorithm 2), without replacement 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.steps import likelihood_ratio, residual_weights
+from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class RecursiveRejection:
+class RecursiveRejection(AdmittingRule):
     """Accept child i with probability `min(1, law[x_i] / q_i[x_i])`, else go on with `law = res((law - q_i)+)`.
 
     Admits every family, shape and way of growing.
@@ -26,27 +28,18 @@ class RecursiveRejection:
     is_lossless = True
     admission = Admission()
 
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
-
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        """Judge one tree from the root down; asks for the target law of accepted nodes only."""
-        return walk_by_rejection(tree, target_law, chooser)
+        return walk_down(tree, target_law, chooser, judge_by_rejection)
 
 
-def walk_by_rejection(tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-    path = [0]
-    while True:
-        node = path[-1]
-        law = target_law(node)
-        for child in tree.children(node):
-            token, draft_law = tree.token(child), tree.law(child)
-            if chooser.flip(child, min(likelihood_ratio(law, draft_law, token), 1)):
-                path.append(child)
-                break
-            rest = residual_weights(law, draft_law, token)
-            total = rest.sum()
-            # In exact arithmetic a rejection leaves mass; where rounding leaves none, the law before it stands.
-            law = rest / total if total > 0 else law
-        else:
-            return Verdict(tuple(path), chooser.pick(node, law), is_bonus=not tree.children(node))
+def judge_by_rejection(tree: VerifiableTree, node: int, law: Any, chooser: Chooser) -> tuple[int | None, Any]:
+    """The children of one node, each against what the last one left of the law [V]: see `walk_down`."""
+    for child in tree.children(node):
+        token, draft_law = tree.token(child), tree.law(child)
+        if chooser.flip(child, min(likelihood_ratio(law, draft_law, token), 1)):
+            return child, law
+        rest = residual_weights(law, draft_law, token)
+        total = rest.sum()
+        # In exact arithmetic a rejection leaves mass; where rounding leaves none, the law before it stands.
+        law = rest / total if total > 0 else law
+    return None, law

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 
 
 @dataclass(frozen=True)
-class TargetWalk:
+class TargetWalk(AdmittingRule):
     """Draw `y ~ P` at the node reached; descend if y is a child, else emit y.
 
     Admits every tree, for it never asks for a proposal law; flips no coins, so it also serves greedy decoding.
@@ -24,9 +24,6 @@ class TargetWalk:
     name = "target_walk"
     is_lossless = True
     admission = Admission()
-
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
 
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         path = [0]

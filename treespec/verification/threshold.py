@@ -10,13 +10,14 @@ from typing import Any
 
 from treespec.errors import ConfigError
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.checks import check_share
+from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class ThresholdAcceptance:
+class ThresholdAcceptance(AdmittingRule):
     """The target walk with thresholds below one, as in SGLang's `speculative_accept_threshold_single` and `_acc`.
 
     Siblings are judged in order: one is accepted if its own `P[x] >= single`, else with the probability that the walk
@@ -37,28 +38,21 @@ class ThresholdAcceptance:
             if getattr(self, name) == 0:
                 raise ConfigError(f"{name} must be above 0, got 0")
 
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
-
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        path = [0]
-        while True:
-            node = path[-1]
-            law = target_law(node)
-            rest = law.clip(min=0)  # Copies, on every kind of array.
-            summed, rejected = 0 * law.sum(), 0 * law.sum()
-            for child in tree.children(node):
-                # A token that stands twice counts once: the rest holds nothing of it any more.
-                token_prob = rest[tree.token(child)] + 0
-                summed = summed + token_prob
-                rest[tree.token(child)] = 0
-                if chooser.flip(child, self._acceptance(token_prob, summed, rejected)):
-                    path.append(child)
-                    break
-                rejected = min(summed / self.accumulated, 1)
-            else:
-                weights = rest if rest.sum() > 0 else law
-                return Verdict(tuple(path), chooser.pick(node, weights), is_bonus=not tree.children(node))
+        return walk_down(tree, target_law, chooser, self._judge)
+
+    def _judge(self, tree: VerifiableTree, node: int, law: Any, chooser: Chooser) -> tuple[int | None, Any]:
+        rest = law.clip(min=0)  # Copies, on every kind of array.
+        summed, rejected = 0 * law.sum(), 0 * law.sum()
+        for child in tree.children(node):
+            # A token that stands twice counts once: the rest holds nothing of it any more.
+            token_prob = rest[tree.token(child)] + 0
+            summed = summed + token_prob
+            rest[tree.token(child)] = 0
+            if chooser.flip(child, self._acceptance(token_prob, summed, rejected)):
+                return child, rest
+            rejected = min(summed / self.accumulated, 1)
+        return None, rest if rest.sum() > 0 else law
 
     def _acceptance(self, token_prob: Any, summed: Any, rejected: Any) -> Any:
         """Probability of acceptance given that the earlier siblings, with probability `rejected`, were not found."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
-from treespec.verification.recursive import walk_by_rejection
+from treespec.tree import Verdict
+from treespec.verification.admission import Admission, AdmittingRule
+from treespec.verification.recursive import judge_by_rejection
+from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class TokenVerification:
+class TokenVerification(AdmittingRule):
     """Accept token i with probability `min(1, P[x_i] / q_i[x_i])`; at the first rejection draw from `res((P - q_i)+)`.
 
     Recursive rejection on a tree of width one; admits chains of any family.
@@ -25,8 +26,5 @@ class TokenVerification:
     is_lossless = True
     admission = Admission(is_chain_only=True)
 
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
-
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        return walk_by_rejection(tree, target_law, chooser)
+        return walk_down(tree, target_law, chooser, judge_by_rejection)

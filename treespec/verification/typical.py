@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
-from treespec.tree import Path, TreeBatch, Verdict
-from treespec.verification.admission import Admission, check_admission
+from treespec.tree import Path, Verdict
+from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.checks import check_share
 
 
 @dataclass(frozen=True)
-class TypicalAcceptance:
+class TypicalAcceptance(AdmittingRule):
     """Accept x if `P[x] > min(epsilon, delta exp(-H(P)))`, H the entropy (Cai et al. 2024, Medusa, section 2.3.1).
 
     Of all paths whose every token is accepted the longest is kept, among equally long ones the most probable, and the
@@ -38,9 +38,6 @@ class TypicalAcceptance:
     def __post_init__(self) -> None:
         check_share("epsilon", self.epsilon)
         check_share("delta", self.delta)
-
-    def check(self, trees: TreeBatch) -> None:
-        check_admission(self.name, self.admission, trees)
 
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         best: tuple[Path, Any] = ((0,), 1)
