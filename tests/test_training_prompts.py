@@ -10,7 +10,7 @@ from benchmarks import prompts
 from benchmarks.training_prompts import build, code, passages
 from benchmarks.training_prompts.__main__ import main
 from benchmarks.training_prompts.build import QUARTERS, draw_new
-from treespec.hf.warm_up import read_prompts
+from treespec.hf.chat import read_prompts
 
 MESSAGES = build()
 LONG = 8

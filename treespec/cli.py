@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 try:
     import typer
@@ -23,7 +24,20 @@ except ImportError as error:
 
 from treespec.errors import TreespecError
 
+if TYPE_CHECKING:
+    from treespec.hf.writing import Writing
+
 PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
+
+TargetArgument = Annotated[str, typer.Argument(help="The target: a hub name or a folder.")]
+TokensOption = Annotated[int, typer.Option(min=1, help="How much text the model writes.")]
+PromptsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)]
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Texts written side by side.")]
+MaxLengthOption = Annotated[int, typer.Option(min=2, help="The longest text in tokens.")]
+SeedOption = Annotated[int, typer.Option(help="Of everything drawn.")]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")]
+
+Made = TypeVar("Made")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,49 +49,30 @@ def commands() -> None:
 
 @app.command("warm-up")
 def warm_up(
-    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    model: TargetArgument,
     out: Annotated[Path, typer.Option(help="The file to write, *.safetensors.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How much text the model writes.")] = 200_000,
-    prompts: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)] = None,
+    tokens: TokensOption = 200_000,
+    prompts: PromptsOption = None,
     texts: Annotated[
         Path | None, typer.Option(file_okay=False, help="Where the text is kept; default: OUT-texts beside OUT.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts written side by side.")] = 64,
-    max_length: Annotated[int, typer.Option(min=2, help="The longest text in tokens.")] = 320,
-    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    batch_size: BatchSizeOption = 64,
+    max_length: MaxLengthOption = 320,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the file; default: as given.")] = None,
 ) -> None:
     """Let the target write text from its own chat template; keep its recycling table and the text for suffix lookup.
 
     Run the same command again to go on where it stopped.
     """
-    import torch
-
-    from treespec.hf.loading import load_model, load_tokenizer
-    from treespec.hf.warm_up import read_prompts
     from treespec.hf.warm_up import warm_up as make
     from treespec.hf.writing import Writing
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    messages = read_prompts(prompts) if prompts else []
-    folder = texts or out.with_name(f"{out.stem}-texts")
-    console = Console(stderr=True)
-    with console.status(f"loading {model}"):
-        target, tokenizer = load_model(model).eval(), load_tokenizer(model)
+    _use_threads(threads)
+    folder, console = texts or out.with_name(f"{out.stem}-texts"), Console(stderr=True)
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
-    with _packed(target, batch_size), _progress(console) as progress:
-        task = progress.add_task("tokens written", total=tokens)
-        start = make(
-            target,
-            tokenizer,
-            tokens,
-            folder,
-            prompts=messages,
-            writing=writing,
-            on_tokens=lambda count: progress.advance(task, count),
-        )
+    start = _let_write(make, console, model, tokens, folder, prompts, writing)
     about = {"model": name or model, "command": _command(), **start.about}
     start.with_about(about).save(out)
     console.print(
@@ -87,50 +82,31 @@ def warm_up(
 
 @app.command("write")
 def write(
-    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    model: TargetArgument,
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder that the text is kept in.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How much text the model writes.")] = 200_000,
-    prompts: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts written side by side.")] = 64,
-    max_length: Annotated[int, typer.Option(min=2, help="The longest text in tokens.")] = 320,
-    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    tokens: TokensOption = 200_000,
+    prompts: PromptsOption = None,
+    batch_size: BatchSizeOption = 64,
+    max_length: MaxLengthOption = 320,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Let the target write text: answers to given prompts, then messages of its own with their answers.
 
     Run the same command again to go on where it stopped.
     """
-    import torch
+    from treespec.hf.writing import Writing, write_texts
 
-    from treespec.hf.loading import load_model, load_tokenizer
-    from treespec.hf.warm_up import read_prompts
-    from treespec.hf.warm_up import write as make
-    from treespec.hf.writing import Writing
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    messages = read_prompts(prompts) if prompts else []
+    _use_threads(threads)
     console = Console(stderr=True)
-    with console.status(f"loading {model}"):
-        target, tokenizer = load_model(model).eval(), load_tokenizer(model)
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
-    with _packed(target, batch_size), _progress(console) as progress:
-        task = progress.add_task("tokens written", total=tokens)
-        texts = make(
-            target,
-            tokenizer,
-            tokens,
-            out,
-            prompts=messages,
-            writing=writing,
-            on_tokens=lambda count: progress.advance(task, count),
-        )
+    texts = _let_write(write_texts, console, model, tokens, out, prompts, writing)
     console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
 
 
 @app.command("train")
 def train(
-    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    model: TargetArgument,
     texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the run and the drafter go.")],
     kind: Annotated[str, typer.Option(help="eagle3, block or draft_model.")] = "eagle3",
@@ -143,7 +119,7 @@ def train(
         Path | None, typer.Option(file_okay=False, help="The target's features, shared by runs; default: OUT/features.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    threads: ThreadsOption = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
 ) -> None:
     """Train a drafter on text that the target wrote. Run the same command again to go on where it stopped."""
@@ -155,8 +131,7 @@ def train(
     from treespec.training import train as run_training
     from treespec.training.console import Reporter
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    _use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [])
     config, console = TrainingConfig(**given), Console(stderr=True)
     with console.status(f"loading {model}"):
@@ -184,7 +159,7 @@ def train(
 
 @app.command("export")
 def export(
-    model: Annotated[str, typer.Argument(help="The target: a hub name or a folder.")],
+    model: TargetArgument,
     head: Annotated[str, typer.Argument(help="Its trained head: a hub name or a folder.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")],
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
@@ -206,6 +181,42 @@ def main() -> None:
         app()
     except TreespecError as error:
         sys.exit(f"treespec: {error}")
+
+
+def _use_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _let_write(
+    make: Callable[..., Made],
+    console: Console,
+    model: str,
+    tokens: int,
+    folder: Path,
+    prompts: Path | None,
+    writing: Writing,
+) -> Made:
+    """What `make`, `write_texts` or `warm_up`, makes of a model; a bar shows the tokens written."""
+    from treespec.hf.chat import read_prompts
+    from treespec.hf.loading import load_model, load_tokenizer
+
+    messages = read_prompts(prompts) if prompts else []
+    with console.status(f"loading {model}"):
+        target, tokenizer = load_model(model).eval(), load_tokenizer(model)
+    with _packed(target, writing.batch_size), _progress(console) as progress:
+        task = progress.add_task("tokens written", total=tokens)
+        return make(
+            target,
+            tokenizer,
+            tokens,
+            folder,
+            prompts=messages,
+            writing=writing,
+            on_tokens=lambda count: progress.advance(task, count),
+        )
 
 
 def _packed(model, batch_size: int):

@@ -17,9 +17,10 @@ from treespec.cli import app, main
 from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf import CausalLM
+from treespec.hf.chat import Turns, chat_turns, end_tokens, read_prompts
 from treespec.hf.texts import read_folder, read_texts
-from treespec.hf.warm_up import end_tokens, read_prompts, warm_up
-from treespec.hf.writing import Turns, Writing, chat_turns, draw, write_batch
+from treespec.hf.warm_up import warm_up
+from treespec.hf.writing import Writing, draw, write_batch
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"

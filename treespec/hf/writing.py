@@ -14,12 +14,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
+from treespec.hf.chat import Turns, chat_turns, end_tokens
+from treespec.hf.scorers import make_scorer
 from treespec.hf.texts import Texts, join, read_texts, save_texts
 from treespec.policies.checks import check_count
 from treespec.protocols import CausalScorer
@@ -30,16 +33,6 @@ LEAVE_SHARE = 8
 
 SEED_STRIDE = 1_000_003
 """Seeds of batches differ whatever the run's seed is: no run has so many batches."""
-
-
-class Turns(NamedTuple):
-    """The chat template's own tokens: up to the start of the user's message, and from its end to the answer's start.
-
-    `reply` is empty for a model without a template: it writes one text, no message.
-    """
-
-    opening: list[int]
-    reply: list[int]
 
 
 @dataclass(frozen=True)
@@ -72,26 +65,6 @@ class Writing:
             check_count(name, getattr(self, name))
         if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
             raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
-
-
-def chat_turns(tokenizer: Any) -> Turns:
-    """The turns of a tokenizer's chat template; without one, the beginning of a text.
-
-    Raises:
-        ConfigError: the template does not show the user's message, or there is neither a template nor a first token.
-    """
-    if getattr(tokenizer, "chat_template", None) is None:
-        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        if first is None:
-            raise ConfigError("the tokenizer has no chat template and no first token: give prompts to start from")
-        return Turns([first], [])
-    mark = "MESSAGE"
-    turns = [{"role": "user", "content": mark}]
-    chat = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    if mark not in chat:
-        raise ConfigError("the tokenizer's chat template does not show the user's message")
-    opening, _, reply = chat.rpartition(mark)
-    return Turns(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (opening, reply)))
 
 
 @dataclass
@@ -208,27 +181,32 @@ def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
 
 
 def write_texts(
-    scorer: CausalScorer,
+    model: PreTrainedModel,
     tokenizer: Any,
-    ends: Sequence[int],
     num_tokens: int,
-    folder: Path,
-    writing: Writing,
+    folder: str | Path,
+    *,
     prompts: Sequence[str] = (),
+    writing: Writing | None = None,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
-    """Write shards to `folder` until they hold `num_tokens` tokens; finished shards are kept and read.
+    """Let a model write text, for whatever is made from it: a warm start, a trained draft head.
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
-        ends: ids that end an answer.
+        num_tokens: how much text; the last batch may make it more.
+        folder: where the text is kept. What it holds already is not written again, so that an interrupted run goes on.
         prompts: users' messages that are answered first; then the model writes its own.
+        writing: how text is written; None: as `Writing()` says.
         on_tokens: called with the number of tokens that were added, those of finished shards first.
 
     Raises:
-        CheckpointError: a shard in the folder is damaged or was written with other settings.
+        ConfigError: a number out of range, a tokenizer that gives no start, or no end-of-text token.
+        CheckpointError: the folder's text is damaged or was written with other settings.
     """
-    turns = chat_turns(tokenizer)
+    check_count("num_tokens", num_tokens)
+    writing, folder = writing or Writing(), Path(folder)
+    scorer, ends, turns = make_scorer(model), end_tokens(model, tokenizer), chat_turns(tokenizer)
     messages: list[list[int] | None] = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
     given = [_fingerprint(messages)] if messages else []
     settings = json.dumps(asdict(writing) | {"turns": turns, "prompts": given, "vocab_size": scorer.vocab_size})

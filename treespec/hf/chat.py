@@ -1,0 +1,76 @@
+"""How texts begin and end: users' messages, the turns of a chat template, the ids that end an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+
+from treespec.errors import ConfigError
+
+
+class Turns(NamedTuple):
+    """The chat template's own tokens: up to the start of the user's message, and from its end to the answer's start.
+
+    `reply` is empty for a model without a template: it writes one text, no message.
+    """
+
+    opening: list[int]
+    reply: list[int]
+
+
+def chat_turns(tokenizer: Any) -> Turns:
+    """The turns of a tokenizer's chat template; without one, the beginning of a text.
+
+    Raises:
+        ConfigError: the template does not show the user's message, or there is neither a template nor a first token.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if first is None:
+            raise ConfigError("the tokenizer has no chat template and no first token: give prompts to start from")
+        return Turns([first], [])
+    mark = "MESSAGE"
+    turns = [{"role": "user", "content": mark}]
+    chat = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    if mark not in chat:
+        raise ConfigError("the tokenizer's chat template does not show the user's message")
+    opening, _, reply = chat.rpartition(mark)
+    return Turns(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (opening, reply)))
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """The ids that end an answer.
+
+    Raises:
+        ConfigError: neither the model's generation configuration nor the tokenizer names one.
+    """
+    config = getattr(model, "generation_config", None)
+    found = getattr(config, "eos_token_id", None)
+    if found is None:
+        found = tokenizer.eos_token_id
+    if found is None:
+        raise ConfigError("neither the generation configuration nor the tokenizer has an eos_token_id: texts never end")
+    return list(found) if isinstance(found, (list, tuple)) else [int(found)]
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Users' messages from a file: one per line, or in `*.jsonl` one object with the key "prompt" per line.
+
+    Raises:
+        ConfigError: a line of a `*.jsonl` file is something else.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [_parse_prompt(line, path) for line in lines] if path.suffix == ".jsonl" else lines
+
+
+def _parse_prompt(line: str, path: Path) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise ConfigError(f'{path}: expected one {{"prompt": "..."}} per line, got {line[:80]!r}')
+    return prompt
