@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+import block_files
+import eagle_files
 import torch
+from head_files import SPECULATORS
 from tiny import prompt
 
-from treespec import TreeSpeculation
+from treespec import TreeSpeculation, load_drafter
+from treespec.drafters import BlockDrafter, Eagle3
 
 
 @dataclass
@@ -18,7 +22,7 @@ class Proposed:
 
 
 class Watched:
-    """Keeps what a drafter proposed; goes before its class: `class WatchedEagle(Watched, Eagle3)`."""
+    """Keeps what a drafter proposed; goes before its class."""
 
     def start(self, session):
         super().start(session)
@@ -29,6 +33,31 @@ class Watched:
         texts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self.steps.append(Proposed(trees, texts, list(self._session.row_ids)))
         return trees
+
+
+class WatchedEagle(Watched, Eagle3):
+    """Keeps what it proposed."""
+
+
+class WatchedBlock(Watched, BlockDrafter):
+    """Keeps what it proposed."""
+
+
+def make(folder, target, made, format_name=SPECULATORS, seed=0, policy=None, **options):
+    """A drafter of random files, watched, and the plain reading of the same files.
+
+    made: a `shape` of `block_files`, or of `eagle_files`, whose files leave open which hidden states they read.
+    """
+    is_block = "block" in made
+    files, watched, plain = (
+        (block_files, WatchedBlock, block_files.PlainBlock)
+        if is_block
+        else (eagle_files, WatchedEagle, eagle_files.PlainEagle)
+    )
+    tensors = files.random_tensors(made, seed)
+    folder = files.write(folder, made, tensors, format_name)
+    loaded = load_drafter(folder, target, hidden_layers=None if is_block else made["hidden_layers"])
+    return watched(loaded.head, loaded.hidden_layers, policy, **options), plain(made, tensors, target)
 
 
 def left_padded(lengths, seed=5):

@@ -1,0 +1,217 @@
+"""What holds for drafts of all heads on hidden states: laws equal to a slow plain reading of the files, output the
+target's own."""
+
+import block_files
+import eagle_files
+import pytest
+import torch
+from block_files import AUTHORS, FULL, SLIDING, dspark
+from doc_snippets import run_snippet
+from eagle_files import SAFEAILAB
+from head_files import SPECULATORS
+from head_runs import check_laws, left_padded, make, run
+from tiny import prompt, tiny_llama
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+
+from benchmarks.joint_law import Case, run_case, tiny_models
+from benchmarks.joint_law_cases import PLAIN, VOCAB_SIZE, WARPED
+from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
+from treespec.policies import SpecExec, StochasticBeam
+
+EAGLE, DFLASH, DSPARK = eagle_files.shape(hidden=32), block_files.shape(), dspark()
+KINDS = {"eagle3": EAGLE, "dflash": DFLASH, "dspark": DSPARK}
+every_kind = pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama(num_layers=3)
+
+
+def eagle(**options):
+    return eagle_files.shape(**{"hidden": 32} | options)
+
+
+def dflash(**options):
+    return block_files.shape(**options)
+
+
+WINDOW = {"layer_types": [SLIDING], "sliding_window": 4}
+MIXED = {"layer_types": [FULL, SLIDING], "sliding_window": 3}
+CAUSAL = {"dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 1], "causal": True}}
+HEADS = {
+    "safeailab": (SAFEAILAB, eagle()),
+    "safeailab with an embedding": (SAFEAILAB, eagle(hidden=24, extras=("embedding",), draft_vocab=64)),
+    "speculators eagle": (SPECULATORS, eagle(flags={"norm_before_residual": True, "norm_before_fc": True})),
+    "eagle 3.1": (SPECULATORS, eagle(hidden_layers=(1, 2), flags={"fc_norm": True, "norm_output": True})),
+    "two layers of qwen3": (SPECULATORS, eagle(layers=2, extras=("head_norms", "biases"), key_heads=4)),
+    "eagle with a window": (SPECULATORS, eagle(key_heads=1, llama=WINDOW)),
+    "dflash": (AUTHORS, dflash(draft_vocab=64)),
+    "dflash with a window": (AUTHORS, dflash(draft_vocab=64, llama=MIXED, flags={"sliding_window_non_causal": True})),
+    "dflash, causal": (AUTHORS, dflash(draft_vocab=64, flags=CAUSAL)),
+    "dspark": (AUTHORS, dspark(draft_vocab=64, extras=("head_norms", "lm_head", "embedding", "confidence"))),
+    "speculators dflash": (
+        SPECULATORS,
+        dflash(layers=1, key_heads=4, extras=("biases",), llama={"model_type": "llama"}),
+    ),
+    "speculators dflash with a window": (SPECULATORS, dflash(llama=MIXED)),
+    "speculators dspark": (SPECULATORS, dspark(hidden_layers=(0, 2, 1))),
+    "speculators dspark, silent anchor": (SPECULATORS, dspark(flags={"sample_from_anchor": False}, is_anchored=False)),
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", HEADS)
+def test_laws_equal_the_plain_reading(tmp_path, target, name, do_sample):
+    format_name, made = HEADS[name]
+    drafter, plain = make(tmp_path, target, made, format_name, policy=KAry((3, 2, 1)))
+    options = {"top_k": 0} if do_sample else {}
+    run(target, drafter, left_padded([9, 4, 6]), 7, do_sample, **options)
+    assert check_laws(target, drafter, plain) > 60
+
+
+class Early(LogitsProcessor):
+    """Path-dependent, and no draft token is left after token 7."""
+
+    def __init__(self, target_ids):
+        self._ids = target_ids
+
+    def __call__(self, input_ids, scores):
+        counts = torch.stack([torch.bincount(row, minlength=scores.shape[-1]) for row in input_ids])
+        scores = scores - 0.4 * counts
+        return torch.where(input_ids[:, -1:] == 7, scores.index_fill(-1, self._ids, -torch.inf), scores)
+
+
+@every_kind
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+def test_laws_hold_the_callers_processors(tmp_path, target, made, do_sample):
+    drafter, plain = make(tmp_path, target, made, policy=KAry((3, 3, 1)))
+    early = Early(torch.tensor(plain.target_ids))
+
+    def process(text, logits):
+        scores = early(torch.tensor([text]), logits.unsqueeze(0))[0]
+        return scores if scores.max() > -torch.inf else torch.zeros_like(scores)
+
+    inputs = left_padded([9, 9])  # no padding, which processors would see
+    inputs["input_ids"][0, -1] = 7
+    run(target, drafter, inputs, 9, do_sample, top_k=0, logits_processor=LogitsProcessorList([early]))
+    assert check_laws(target, drafter, plain, process) > 40
+
+
+POLICIES = {
+    "best first": BestFirst(12),
+    "chain": Chain(4),
+    "paths": Paths([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]),
+    "sampled children": KAry((2, 2), children="without_replacement"),
+    "specexec": SpecExec(10, beam=3),
+    "stochastic beam": StochasticBeam(3, 3),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("name", POLICIES)
+def test_greedy_output_is_plain_output(tmp_path, target, name, made):
+    drafter, _ = make(tmp_path, target, made, seed=2)
+    inputs = left_padded([9, 1, 5, 2])
+    options = {"eos_token_id": [3, 11, 19, 27], "pad_token_id": 0, "top_k": None}
+    plain = target.generate(**inputs, max_new_tokens=24, do_sample=False, **options)
+    out, stats = run(target, drafter, inputs, 24, tree=POLICIES[name], **options)
+    assert torch.equal(out, plain)
+    assert stats.num_draft_tokens > 0
+
+
+@every_kind
+def test_merged_with_a_drafter_that_reads_no_states(tmp_path, target, made):
+    drafter, plain = make(tmp_path, target, made, seed=2)
+    inputs = left_padded([9, 5])
+    out, _ = run(target, Merge([drafter, TokenRecycling()]), inputs, 16)
+    assert torch.equal(out, target.generate(**inputs, max_new_tokens=16, do_sample=False))
+    assert check_laws(target, drafter, plain) > 20
+
+
+@every_kind
+def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target, made):
+    drafter, plain = make(tmp_path, target, made, seed=2)
+    inputs = left_padded([9, 5])
+    out, _ = run(target, drafter, inputs, 6, cache_implementation="static")
+    assert torch.equal(out, target.generate(**inputs, max_new_tokens=6, do_sample=False))
+    assert check_laws(target, drafter, plain) > 10
+
+
+@every_kind
+def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
+    """By a block head without a context, by EAGLE-3 from the second step on: its features pair with the next token."""
+    drafter, plain = make(tmp_path, target, made)
+    run(target, drafter, left_padded([1, 1]), 6)
+    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made is not EAGLE, True]
+    assert check_laws(target, drafter, plain) > 10
+
+
+@every_kind
+def test_long_prompts_are_read_in_parts(tmp_path, target, monkeypatch, made):
+    monkeypatch.setattr("treespec.drafters.committed.MAX_COLUMNS", 4)
+    monkeypatch.setattr("treespec.heads.row_keys.FIRST_SLOTS", 4)
+    drafter, plain = make(tmp_path, target, made)
+    run(target, drafter, left_padded([15, 6, 1]), 6)
+    assert check_laws(target, drafter, plain) > 20
+
+
+@every_kind
+def test_a_cache_that_held_the_first_tokens_leaves_positions_right(tmp_path, target, made):
+    drafter, plain = make(tmp_path, target, made)
+    ids, cache = prompt(1, 10), DynamicCache()
+    with torch.no_grad():
+        target(ids[:, :6], past_key_values=cache)
+    out, _ = run(target, drafter, {"input_ids": ids, "past_key_values": cache}, 8)
+    assert torch.equal(out, target.generate(ids, max_new_tokens=8, do_sample=False))
+    assert check_laws(target, drafter, plain, first=6) > 20
+
+
+@pytest.mark.parametrize("made", [EAGLE, dflash(block=8)], ids=["eagle3", "dflash"])
+def test_drafting_ends_with_the_context(tmp_path, target, made):
+    drafter, _ = make(tmp_path, target, made, max_length=15)
+    run(target, drafter, left_padded([9, 4]), 12, tree=Chain(7))
+    longest = [max(map(len, step.texts)) for step in drafter.steps]
+    depths = [int(step.trees.depths.max()) for step in drafter.steps]
+    assert all(depth <= max(16 - length, 0) for depth, length in zip(depths, longest, strict=True))
+    assert max(depths) > 2
+    assert longest[-1] > 15
+
+
+JOINT = {
+    "eagle3, chain": ("token", Chain(2), PLAIN, EAGLE),
+    "eagle3, tree": ("traversal", KAry((2, 2)), PLAIN, EAGLE),
+    "eagle3, warped tree": ("traversal", BestFirst(6), WARPED, EAGLE),
+    "eagle3, selected": ("target_walk", KAry((2, 1), children="selected"), WARPED, EAGLE),
+    "dspark, chain": ("token", Chain(2), PLAIN, DSPARK),
+    "dflash, tree": ("traversal", KAry((2, 2)), PLAIN, DFLASH),
+    "dspark, tree": ("traversal", KAry((2, 2)), PLAIN, DSPARK),
+    "dspark, warped tree": ("traversal", BestFirst(6), WARPED, DSPARK),
+    "dspark, selected": ("target_walk", KAry((4, 1), children="selected"), WARPED, DSPARK),
+}
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_law_is_the_targets(tmp_path, name):
+    """Three tokens sampled by a head that lacks three of eight tokens."""
+    rule, policy, options, kind = JOINT[name]
+    models = tiny_models()
+    size = models.target.config.hidden_size
+    made = kind | {"hidden": size, "vocab": VOCAB_SIZE, "draft_vocab": VOCAB_SIZE - 3, "hidden_layers": (0, 1)}
+    if kind is EAGLE:
+        made |= {"target_hidden": size}
+        eagle_files.write(tmp_path, made, eagle_files.random_tensors(made, seed=1), SPECULATORS)
+    else:
+        made |= {"mask_token": 0}
+        block_files.write(tmp_path, made, block_files.random_tensors(made, seed=3, scale=0.15), SPECULATORS)
+    case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=(0, 1)))
+    result = run_case(case, models, num_batches=1, num_rows=1000)
+    assert result["p"] > 1e-3
+    assert result["block_efficiency"] > (1.1 if kind is EAGLE else 1.05)
+
+
+@pytest.mark.parametrize(("section", "printed"), [("EAGLE-3 heads", "(2, 4, 5) "), ("Block-parallel heads", "7 ")])
+def test_the_snippets_of_the_docs_run(capsys, section, printed):
+    names = run_snippet(section)
+    assert capsys.readouterr().out.startswith(printed)
+    assert names["speculation"].stats.num_draft_tokens > 0

@@ -1,0 +1,138 @@
+"""Files of heads of all kinds: all that can be wrong with a checkpoint, what is saved, dtypes, vLLM's words."""
+
+import block_files
+import eagle_files
+import pytest
+import torch
+from block_files import AUTHORS, FULL, SLIDING, dspark
+from head_files import SPECULATORS
+from safetensors.torch import load_file, save_file
+from tiny import tiny_llama
+from wrong_heads import DSPARK, EAGLE, WRONG_BLOCK, WRONG_EAGLE
+
+from treespec import from_config, load_drafter
+from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.export import save_head
+from treespec.hf.heads import load_head
+
+PROMPT = torch.tensor([[5, 9, 2, 7]])
+METHODS = {
+    "eagle3": (eagle_files, EAGLE),
+    "dflash": (block_files, block_files.shape()),
+    "dspark": (block_files, DSPARK),
+}
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama(num_layers=8)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("eagle3", name) for name in WRONG_EAGLE] + [("dspark", name) for name in WRONG_BLOCK]
+)
+def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, method, name):
+    files, made = METHODS[method]
+    spoil, message = (WRONG_EAGLE if method == "eagle3" else WRONG_BLOCK)[name]
+    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    spoil(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_drafter(tmp_path, target)
+
+
+EVERY_FLAG = {"fc_norm": True, "norm_before_residual": True, "norm_output": True, "norm_before_fc": True}
+SAVED = {
+    "eagle3": METHODS["eagle3"],
+    "eagle3 with everything": (
+        eagle_files,
+        eagle_files.shape(
+            hidden=32,
+            layers=2,
+            extras=("head_norms", "biases", "embedding"),
+            flags=EVERY_FLAG,
+            llama={"layer_types": [SLIDING] * 2, "sliding_window": 5},
+        ),
+    ),
+    "dflash": METHODS["dflash"],
+    "dspark": METHODS["dspark"],
+    "dspark with everything": (
+        block_files,
+        dspark(
+            extras=("head_norms", "biases", "embedding", "confidence"),
+            llama={"layer_types": [SLIDING, FULL], "sliding_window": 5},
+        ),
+    ),
+    "dflash, whole vocabulary": (block_files, block_files.shape(draft_vocab=64, extras=("head_norms", "lm_head"))),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "has_lm_head"), [*((name, True) for name in SAVED), ("eagle3", False), ("dspark", False)]
+)
+def test_saved_heads_hold_the_same_tensors(tmp_path, target, name, has_lm_head):
+    files, made = SAVED[name]
+    tensors = files.random_tensors(made)
+    head = load_head(files.write(tmp_path / "a", made, tensors, SPECULATORS), target)
+    if not has_lm_head:
+        head.lm_head.weight.data = tensors["lm_head.weight"] = target.lm_head.weight.data[head.target_ids]
+    layers = (1, 4, 6)[: head.config.num_features]
+    save_head(head, layers, tmp_path / "b", "some/model", has_lm_head, "embed_tokens.weight" in tensors)
+    saved = load_file(tmp_path / "b" / "model.safetensors")
+    assert saved.keys() == tensors.keys() - (set() if has_lm_head else {"lm_head.weight"})
+    again = load_drafter(tmp_path / "b", target)
+    assert type(again.head) is type(head)
+    assert again.hidden_layers == layers
+    assert again.head.config == head.config.__class__(**vars(head.config) | {"hidden_layers": layers})
+    assert again.head.state_dict().keys() == head.state_dict().keys()
+    for key, tensor in again.head.state_dict().items():
+        assert torch.equal(tensor, head.state_dict()[key])
+
+
+@every_method
+def test_from_config_takes_a_head(tmp_path, target, method):
+    files, made = METHODS[method]
+    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}
+    speculation = from_config(config, target=target, seed=1)
+    plain = target.generate(PROMPT, max_new_tokens=8, do_sample=False)
+    assert torch.equal(target.generate(PROMPT, max_new_tokens=8, do_sample=False, custom_generate=speculation), plain)
+    assert speculation.stats.num_draft_tokens > 0
+    with pytest.raises(ConfigError, match="target="):
+        from_config(config)
+    with pytest.raises(ConfigError, match="'model'"):
+        from_config({"method": method, "num_speculative_tokens": 3}, target=target)
+    other = {"eagle3": "dflash", "dflash": "dspark", "dspark": "eagle3"}[method]
+    with pytest.raises(ConfigError, match=f"head of method {method!r}, the configuration says {other!r}"):
+        from_config(config | {"method": other}, target=target)
+
+
+@pytest.mark.parametrize(
+    ("files", "made", "format_name"),
+    [(eagle_files, EAGLE, SPECULATORS), (block_files, dspark(draft_vocab=64), AUTHORS)],
+    ids=["eagle3", "dspark"],
+)
+def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, files, made, format_name):
+    half = tiny_llama(num_layers=8).to(torch.bfloat16)
+    files.write(tmp_path, made, files.random_tensors(made), format_name)
+    state = torch.get_rng_state()
+    head = load_head(tmp_path, half)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {p.dtype for p in head.parameters()} == {torch.bfloat16} == {head.embedding.dtype}
+    assert all(p.requires_grad for p in head.parameters())
+    method = "eagle3" if files is eagle_files else "dspark"
+    speculation = from_config({"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}, target=half)
+    assert half.generate(PROMPT, max_new_tokens=8, custom_generate=speculation).shape == (1, 12)
+    assert speculation.stats.num_draft_tokens > 0
+
+
+@every_method
+def test_tensors_of_another_dtype_are_read(tmp_path, target, method):
+    files, made = METHODS[method]
+    tensors = files.random_tensors(made)
+    files.write(tmp_path, made, tensors, SPECULATORS)
+    save_file(
+        {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    assert {p.dtype for p in load_head(tmp_path, target).parameters()} == {torch.float32}

@@ -1,0 +1,129 @@
+"""What can be wrong with a folder of a head's files, and what is then said."""
+
+import json
+import shutil
+
+import eagle_files
+import torch
+from block_files import FULL, SLIDING, dspark
+from checkpoints import no_safetensors, pickled
+from safetensors.torch import load_file, save_file
+
+EAGLE, DSPARK = eagle_files.shape(hidden=32), dspark()
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_layer(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    edit_config(folder, transformer_layer_config=config["transformer_layer_config"] | changes)
+
+
+def edit_tensors(folder, **changes):
+    """Tensors by name, dots written as two underscores; None takes one away."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def truncate(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def overwrite(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+D2T = eagle_files.random_tensors(EAGLE)["d2t"]
+NAN = torch.full((32,), torch.nan)
+WRONG_EAGLE = {
+    "truncated": (truncate, "truncated or no safetensors"),
+    "not safetensors": (no_safetensors, "truncated or no safetensors"),
+    "pickled": (pickled, r"pytorch_model\.bin\), which can run code and are not opened"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"found none"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "there is no .*config.json"),
+    "damaged configuration": (overwrite("config.json", b"{"), "no JSON"),
+    "a list": (overwrite("config.json", b"[]"), "must hold a JSON object, got list"),
+    "twice": (lambda f: shutil.copy(f / "model.safetensors", f / "more.safetensors"), "another file of the folder"),
+    "nan": (lambda f: edit_tensors(f, norm__weight=NAN), "NaN or infinity in norm.weight"),
+    "missing tensors": (lambda f: edit_tensors(f, fc__weight=None, norm__weight=None), r"missing: fc\.weight, norm"),
+    "half a projection": (lambda f: edit_tensors(f, layers__0__self_attn__k_proj__weight=None), r"missing: .*k_proj"),
+    "unknown tensors": (lambda f: edit_tensors(f, medusa__0__weight=torch.ones(2)), r"unknown: medusa\.0\.weight"),
+    "another shape": (
+        lambda f: edit_tensors(f, lm_head__weight=torch.ones(39, 32)),
+        r"lm_head\.weight expected \[40, 32\], got \[39, 32\]",
+    ),
+    "other sizes": (lambda f: edit_layer(f, intermediate_size=48), r"expected \[48, 32\], got \[40, 32\]"),
+    "no size": (lambda f: edit_layer(f, hidden_size=None), "positive int hidden_size, got None"),
+    "a size that is no int": (lambda f: edit_config(f, draft_vocab_size="40"), "draft_vocab_size, got '40'"),
+    "uneven heads": (lambda f: edit_layer(f, num_key_value_heads=3), "key heads that divide the heads"),
+    "epsilon": (lambda f: edit_layer(f, rms_norm_eps="small"), "rms_norm_eps"),
+    "no layer": (lambda f: edit_config(f, transformer_layer_config=[]), "must be an object, got list"),
+    "another speculator": (lambda f: edit_config(f, speculators_model_type="mlp"), "holds a 'mlp' speculator"),
+    "another activation": (lambda f: edit_layer(f, hidden_act="gelu"), "'gelu' is not read"),
+    "another rope": (lambda f: edit_layer(f, rope_scaling={"rope_type": "longrope"}), "'longrope' is not read"),
+    "rope without factor": (lambda f: edit_layer(f, rope_scaling={"rope_type": "linear"}), "lack 'factor'"),
+    "rope of layers": (lambda f: edit_layer(f, rope_parameters={"full_attention": {}}), "one flat object"),
+    "partial rope": (lambda f: edit_layer(f, partial_rotary_factor=0.5), "a part of each head"),
+    "mixed layers": (lambda f: edit_layer(f, layer_types=["full_attention", "sliding_attention"]), "several"),
+    "no d2t": (lambda f: edit_tensors(f, d2t=None), "lacks d2t"),
+    "d2t of another size": (lambda f: edit_tensors(f, d2t=D2T[1:]), r"d2t must be int64 \[40\]"),
+    "d2t beyond the vocabulary": (lambda f: edit_tensors(f, d2t=D2T + 30), r"different ids in \[0, 64\)"),
+    "d2t that maps two to one": (lambda f: edit_tensors(f, d2t=-torch.arange(40)), "40 different ids"),
+    "t2d of other ids": (lambda f: edit_tensors(f, t2d=torch.ones(64, dtype=torch.bool)), "t2d must be bool"),
+    "embedding of another size": (
+        lambda f: edit_tensors(f, embed_tokens__weight=torch.ones(64, 16)),
+        r"embed_tokens\.weight expected \[64, 32\], got \[64, 16\]",
+    ),
+    "another target's size": (
+        lambda f: edit_config(f, target_hidden_size=48),
+        "hidden states of size 48, LlamaForCausalLM has 32",
+    ),
+    "layers that are none": (lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=["2"]), "list of layer numbers"),
+    "layers of a deeper model": (
+        lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=[2, 8, 20]),
+        r"indices \[2, 8, 20\] for a model of 8 layers",
+    ),
+}
+
+W1, CONFIDENCE = "markov_head__markov_w1__weight", "confidence_head__proj__weight"
+WRONG_BLOCK = {
+    "truncated": (truncate, "truncated or no safetensors"),
+    "missing tensors": (
+        lambda f: edit_tensors(f, fc__weight=None, hidden_norm__weight=None),
+        r"missing: fc\.weight, h",
+    ),
+    "half a projection": (
+        lambda f: edit_tensors(f, layers__1__self_attn__k_proj__weight=None),
+        r"missing: .*1.*k_proj",
+    ),
+    "no head of a reduced vocabulary": (lambda f: edit_tensors(f, lm_head__weight=None), r"missing: lm_head\.weight"),
+    "no layer": (lambda f: edit_layer(f, num_hidden_layers=3), r"missing: layers\.2\."),
+    "unknown tensors": (lambda f: edit_tensors(f, selector__weight=torch.ones(2)), r"unknown: selector\.weight"),
+    "features of other layers": (
+        lambda f: edit_config(f, aux_hidden_state_layer_ids=[1, 2, 3]),
+        r"fc\.weight expected \[32, 96\], got \[32, 64\]",
+    ),
+    "no Markov head": (lambda f: edit_tensors(f, **{W1: None}), r"missing: markov_head\.markov_w1"),
+    "a Markov head of another rank": (lambda f: edit_config(f, markov_rank=7), r"markov_w1\.weight expected \[64, 7\]"),
+    "another Markov head": (lambda f: edit_config(f, markov_head_type="gated"), "'gated' is not read, only vanilla"),
+    "another projector": (lambda f: edit_config(f, projector_type="domino"), "'domino' is not read"),
+    "no confidence head": (lambda f: edit_tensors(f, **{CONFIDENCE: None}), r"missing: confidence_head\.proj"),
+    "no block": (lambda f: edit_config(f, block_size=None), "block_size, got None"),
+    "a block of one": (lambda f: edit_config(f, block_size=1), "must be 2 or more, got 1"),
+    "no mask token": (lambda f: edit_config(f, mask_token_id=None), r"mask_token_id in \[0, 64\), got None"),
+    "a mask token beyond the vocabulary": (lambda f: edit_config(f, mask_token_id=64), r"in \[0, 64\), got 64"),
+    "layers that are none": (lambda f: edit_config(f, aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),
+    "layers of a deeper model": (lambda f: edit_config(f, aux_hidden_state_layer_ids=[2, 20]), "model of 8 layers"),
+    "other kinds of layers": (lambda f: edit_layer(f, layer_types=["linear_attention"] * 2), "layer_types must name"),
+    "kinds of too few layers": (lambda f: edit_layer(f, layer_types=[FULL]), "layer_types must name"),
+    "no window": (lambda f: edit_layer(f, layer_types=[FULL, SLIDING]), "sliding_window, got None"),
+    "no object": (lambda f: edit_config(f, dflash_config=[4]), "dflash_config must be an object, got list"),
+    "no d2t": (lambda f: edit_tensors(f, d2t=None), "lacks d2t"),
+    "another speculator": (lambda f: edit_config(f, speculators_model_type="dflash2"), "'dflash2' speculator"),
+    "another target's size": (lambda f: edit_config(f, target_hidden_size=48), r"fc\.weight expected \[32, 96\]"),
+}
