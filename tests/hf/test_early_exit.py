@@ -17,8 +17,8 @@ from treespec import TreeSpeculation
 from treespec.drafters import EarlyExit
 from treespec.engine import speculate
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf import CausalLM, make_scorer
-from treespec.hf.early_exit import EarlyExitLM, make_exit_scorer
+from treespec.hf import CausalLM, make_exit_scorer, make_scorer
+from treespec.hf.early_exit import EarlyExitLM
 from treespec.hf.layers import decoder_layers
 from treespec.hf.stopping import TreeStopping
 from treespec.policies import BestFirst, Chain, KAry, SpecExec

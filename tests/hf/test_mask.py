@@ -10,15 +10,8 @@ from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConf
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError
 from treespec.hf import mask as mask_module
-from treespec.hf.mask import (
-    AttentionLayout,
-    CachedSlots,
-    Reach,
-    attention_layout,
-    is_known_chain,
-    pending_attention,
-    tree_attention_mask,
-)
+from treespec.hf.attention_layout import AttentionLayout, Reach, attention_layout
+from treespec.hf.mask import CachedSlots, is_known_chain, pending_attention, tree_attention_mask
 from treespec.tree import TokenTree, TreeBatch
 
 FULL = {None: Reach("full")}

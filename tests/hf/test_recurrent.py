@@ -5,7 +5,8 @@ import torch
 from zoo import ARCHITECTURES, build, prompts
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.recurrent import RecurrentLM, restore, snapshot
+from treespec.hf.cache import restore, snapshot
+from treespec.hf.recurrent import RecurrentLM
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4

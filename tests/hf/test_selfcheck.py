@@ -136,7 +136,7 @@ def test_attention_without_masks_verifies_chains():
     scorer = make_scorer(model)
     assert scorer.capability == Capability.TREE
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treespec.hf.mask.MASK_IMPLEMENTATIONS", ("eager",))
+        patch.setattr("treespec.hf.attention_layout.MASK_IMPLEMENTATIONS", ("eager",))
         result = check(model)
     assert result.capability == Capability.CHAIN
     assert "'sdpa' takes no tree mask" in result.reason

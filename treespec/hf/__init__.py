@@ -6,11 +6,10 @@ from treespec.hf.compaction import commit_cache
 from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model
-from treespec.hf.early_exit import make_exit_scorer
 from treespec.hf.head_export import export_head
 from treespec.hf.heads import load_drafter, load_head
 from treespec.hf.mask import tree_attention_mask
-from treespec.hf.scorers import make_scorer
+from treespec.hf.scorers import make_exit_scorer, make_scorer
 from treespec.hf.speculation import TreeSpeculation, generate
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""transformers' caches: those that rejected nodes can be taken back from, and what they hold.
+"""transformers' caches: those that rejected nodes can be taken back from, what they hold, copies and snapshots.
 
-Every layer keeps all tokens, sliding-window layers too (their mask enforces the window): a layer that forgets tokens
-could not take a rejected node back. Axis letters: B rows, H heads, S slots, D size of a head's states.
+In a cache for trees every layer keeps all tokens, sliding-window layers too (their mask enforces the window): a layer
+that forgets tokens could not take a rejected node back. Axis letters: B rows, H heads, S slots, D size of a head.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from transformers.cache_utils import (
 )
 
 from treespec.errors import UnsupportedModelError
+
+CacheState = list[dict[str, Any]]
+"""What every layer of a cache held, see `snapshot`."""
 
 
 class FilledLayer(Protocol):
@@ -79,6 +82,30 @@ def twin_cache(cache: Cache) -> Cache:
             layer.keys, layer.values = cast(Tensor, layer.keys).clone(), cast(Tensor, layer.values).clone()
             layer.cumulative_length = layer.cumulative_length.clone()
     return twin
+
+
+def snapshot(cache: Cache) -> CacheState:
+    """Note what every layer of a cache holds, for `restore`.
+
+    Keys and values are noted without a copy, because growing layers replace these tensors and never write into them;
+    states are updated in place, so they are copied.
+    """
+    return [{name: _noted(name, value) for name, value in vars(layer).items()} for layer in cache.layers]
+
+
+def restore(cache: Cache, state: CacheState) -> None:
+    """Bring a cache back to what `snapshot` noted. A state serves once: the cache goes on to write into it."""
+    for layer, attributes in zip(cache.layers, state, strict=True):
+        vars(layer).clear()
+        vars(layer).update(attributes)
+
+
+def _noted(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if name in ("keys", "values") else value.clone()
+    if isinstance(value, dict):
+        return {key: _noted("", item) for key, item in value.items()}
+    return [_noted("", item) for item in value] if isinstance(value, list) else value
 
 
 def cache_shape(cache: Cache) -> tuple[int, int]:

@@ -21,10 +21,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from treespec.engine import hidden_layers, speculate
 from treespec.errors import TreespecError
 from treespec.hf.cache import is_filled, twin_cache
-from treespec.hf.early_exit import make_exit_scorer
 from treespec.hf.processors import TreeProcessors
 from treespec.hf.recording import EmittedScores
-from treespec.hf.scorers import AnyScorer, make_scorer
+from treespec.hf.scorers import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.stopping import TreeStopping
 from treespec.protocols import Drafter, EarlyExitDrafter
 from treespec.request import Request, Result

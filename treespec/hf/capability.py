@@ -14,8 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
-from treespec.hf.facts import input_device
-from treespec.hf.recurrent import RecurrentLM, cache_argument
+from treespec.hf.facts import cache_argument, input_device
+from treespec.hf.recurrent import RecurrentLM
 from treespec.protocols import Capability
 
 _NUM_PROMPT, _NUM_CHAIN = 12, 4

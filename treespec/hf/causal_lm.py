@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
+from treespec.hf.attention_layout import attention_layout
 from treespec.hf.cache import cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.facts import check_model, plain_model, position_table_size
-from treespec.hf.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
+from treespec.hf.mask import CachedSlots, TreeAttention, is_known_chain, pending_attention
 from treespec.hf.model_scorer import ModelScorer
 from treespec.hf.slot_cache import SlotCache
 from treespec.hf.slot_readers import SlotReaders

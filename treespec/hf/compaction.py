@@ -1,7 +1,7 @@
 """Cutting caches back to accepted paths: a pass writes whole trees, of which a commit keeps one path per row.
 
 A cache's slots hold the committed tokens first and the pending nodes behind them. Axis letters: B rows, H heads, S
-slots, D size of a head's states, L longest accepted path.
+slots, D size of a head, L longest accepted path.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,16 +21,11 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.causal_lm import CausalLM
-from treespec.hf.facts import plain_model
 from treespec.hf.layers import SplitLayers
 from treespec.hf.mask import TreeAttention
-from treespec.hf.scorers import make_scorer
-from treespec.hf.selfcheck import self_check
 from treespec.hf.slot_cache import SlotCache
-from treespec.protocols import Capability, HiddenStates, Scores
+from treespec.protocols import HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
-
-_checked: WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 class EarlyExitLM(CausalLM):
@@ -208,50 +202,3 @@ class _LatePart(_Part):
     def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
         with self._layers.late_only(self.hidden):
             return super()._forward(tokens, attention, is_prefill)
-
-
-def make_exit_scorer(
-    model: PreTrainedModel,
-    exit_layer: int,
-    *,
-    cache: Cache | None = None,
-    max_cache_len: int | None = None,
-    hidden_layers: Sequence[int] = (),
-) -> EarlyExitLM:
-    """An `EarlyExitLM` of a model that is found to split rightly.
-
-    At the first use of a model with this exit, trees that are drafted and then verified are compared with plain passes.
-
-    Args:
-        model, exit_layer, cache, hidden_layers: see `EarlyExitLM`. What `torch.compile` has wrapped runs plainly.
-        max_cache_len: must be None.
-
-    Raises:
-        ConfigError: see `EarlyExitLM`.
-        UnsupportedModelError: the model verifies no trees, does not split, or a static cache is wanted.
-    """
-    model = plain_model(model)
-    name = type(model).__name__
-    if max_cache_len is not None:
-        raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
-    if make_scorer(model).capability != Capability.TREE:
-        raise UnsupportedModelError(f"{name} verifies no trees, which an early exit needs: use another drafter")
-    key = (model.dtype, model.config.get_text_config()._attn_implementation, exit_layer)
-    known = _checked.setdefault(model, set())
-    if key not in known:
-        EarlyExitLM(model, exit_layer)  # Wrong options are the caller's, and no finding of the check.
-        found = self_check(model, [(Capability.TREE, lambda max_cache_len: _DraftsFirst(model, exit_layer))])
-        if found.capability != Capability.TREE:
-            raise UnsupportedModelError(f"{name} cannot leave out layers ({found.reason}): use another drafter")
-        known.add(key)
-    return EarlyExitLM(model, exit_layer, cache=cache, hidden_layers=hidden_layers)
-
-
-class _DraftsFirst(EarlyExitLM):
-    """Drafts the upper half of every tree in two passes before it scores the whole, as a drafter would."""
-
-    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
-        half = tokens.shape[1] // 2
-        self.draft(tokens[:, :1], parents[:, :1])
-        self.draft(tokens[:, 1:half], parents[:, 1:half])
-        return super().extend(tokens, parents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,22 @@ def position_table_size(model: PreTrainedModel) -> int | None:
         if isinstance(table, Tensor):
             sizes.append(table.shape[0])
     return min(sizes, default=None)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name under which a model's forward takes its cache.
+
+    Raises:
+        UnsupportedModelError: it takes no transformers cache.
+    """
+    arguments = inspect.signature(model.forward).parameters
+    for name in ("past_key_values", "cache_params"):
+        if name in arguments:
+            return name
+    raise UnsupportedModelError(
+        f"{type(model).__name__} takes no transformers cache (neither past_key_values nor cache_params): its tokens "
+        "cannot be verified ahead"
+    )
 
 
 def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:

@@ -8,46 +8,19 @@ vocabulary, H hidden size.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.hf.cache import CacheState, restore, snapshot
+from treespec.hf.facts import cache_argument
 from treespec.hf.model_scorer import ModelScorer
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
-
-CacheState = list[dict[str, Any]]
-"""What every layer of a cache held, see `snapshot`."""
-
-
-def snapshot(cache: Cache) -> CacheState:
-    """Note what every layer of a cache holds, for `restore`.
-
-    Keys and values are noted without a copy, because growing layers replace these tensors and never write into them;
-    states are updated in place, so they are copied.
-    """
-    return [{name: _noted(name, value) for name, value in vars(layer).items()} for layer in cache.layers]
-
-
-def restore(cache: Cache, state: CacheState) -> None:
-    """Bring a cache back to what `snapshot` noted. A state serves once: the cache goes on to write into it."""
-    for layer, attributes in zip(cache.layers, state, strict=True):
-        vars(layer).clear()
-        vars(layer).update(attributes)
-
-
-def _noted(name: str, value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value if name in ("keys", "values") else value.clone()
-    if isinstance(value, dict):
-        return {key: _noted("", item) for key, item in value.items()}
-    return [_noted("", item) for item in value] if isinstance(value, list) else value
 
 
 @dataclass
@@ -202,22 +175,6 @@ class RecurrentLM(ModelScorer):
         scores = self._run(self._model, inputs, positions, has_last_logits_only)
         row.length += len(tokens)
         return scores
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """The name under which a model's forward takes its cache.
-
-    Raises:
-        UnsupportedModelError: it takes no transformers cache.
-    """
-    arguments = inspect.signature(model.forward).parameters
-    for name in ("past_key_values", "cache_params"):
-        if name in arguments:
-            return name
-    raise UnsupportedModelError(
-        f"{type(model).__name__} takes no transformers cache (neither past_key_values nor cache_params): its tokens "
-        "cannot be verified ahead"
-    )
 
 
 def _stack_scores(rows: Sequence[Scores | None], width: int) -> Scores:

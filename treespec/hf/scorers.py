@@ -1,22 +1,28 @@
-"""`make_scorer`: the scorer that fits a model, for what the model is found to score rightly."""
+"""The scorer that fits a model, for what the model is found to score rightly: `make_scorer`, `make_exit_scorer`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache import is_filled
 from treespec.hf.capability import detect, keeps_states, warn_once
 from treespec.hf.causal_lm import CausalLM
+from treespec.hf.early_exit import EarlyExitLM
 from treespec.hf.facts import check_model, plain_model
 from treespec.hf.recurrent import RecurrentLM
-from treespec.hf.selfcheck import Candidate, check_once
-from treespec.protocols import Capability
+from treespec.hf.selfcheck import Candidate, check_once, self_check
+from treespec.protocols import Capability, Scores
 
 AnyScorer = CausalLM | RecurrentLM
+
+_checked_exits: WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 def make_scorer(
@@ -66,3 +72,50 @@ def make_scorer(
 def _modes(model: PreTrainedModel) -> list[Candidate]:
     """What to try on a model, the most capable first."""
     return [(mode, partial(CausalLM, model, capability=mode)) for mode in (Capability.TREE, Capability.CHAIN)]
+
+
+def make_exit_scorer(
+    model: PreTrainedModel,
+    exit_layer: int,
+    *,
+    cache: Cache | None = None,
+    max_cache_len: int | None = None,
+    hidden_layers: Sequence[int] = (),
+) -> EarlyExitLM:
+    """An `EarlyExitLM` of a model that is found to split rightly.
+
+    At the first use of a model with this exit, trees that are drafted and then verified are compared with plain passes.
+
+    Args:
+        model, exit_layer, cache, hidden_layers: see `EarlyExitLM`. What `torch.compile` has wrapped runs plainly.
+        max_cache_len: must be None.
+
+    Raises:
+        ConfigError: see `EarlyExitLM`.
+        UnsupportedModelError: the model verifies no trees, does not split, or a static cache is wanted.
+    """
+    model = plain_model(model)
+    name = type(model).__name__
+    if max_cache_len is not None:
+        raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
+    if make_scorer(model).capability != Capability.TREE:
+        raise UnsupportedModelError(f"{name} verifies no trees, which an early exit needs: use another drafter")
+    key = (model.dtype, model.config.get_text_config()._attn_implementation, exit_layer)
+    known = _checked_exits.setdefault(model, set())
+    if key not in known:
+        EarlyExitLM(model, exit_layer)  # Wrong options are the caller's, and no finding of the check.
+        found = self_check(model, [(Capability.TREE, lambda max_cache_len: _DraftsFirst(model, exit_layer))])
+        if found.capability != Capability.TREE:
+            raise UnsupportedModelError(f"{name} cannot leave out layers ({found.reason}): use another drafter")
+        known.add(key)
+    return EarlyExitLM(model, exit_layer, cache=cache, hidden_layers=hidden_layers)
+
+
+class _DraftsFirst(EarlyExitLM):
+    """Drafts the upper half of every tree in two passes before it scores the whole, as a drafter would."""
+
+    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+        half = tokens.shape[1] // 2
+        self.draft(tokens[:, :1], parents[:, :1])
+        self.draft(tokens[:, 1:half], parents[:, 1:half])
+        return super().extend(tokens, parents)
