@@ -41,25 +41,23 @@ def fitted_heads(model, texts, num_heads=4) -> MedusaHeads:
 
 
 def authors_tensors(heads: MedusaHeads, prefix="", has_outputs=True) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for i, head in enumerate(heads.heads):
-        for j, (weight, bias) in enumerate(head.blocks):
-            tensors[f"{prefix}{i}.{j}.linear.weight"] = weight
-            if bias is not None:
-                tensors[f"{prefix}{i}.{j}.linear.bias"] = bias
-        if has_outputs:
-            tensors[f"{prefix}{i}.{len(head.blocks)}.weight"] = head.output
-    return tensors
+    return tensors_named(heads, prefix + "{i}.{j}.linear", prefix + "{i}.{j}" if has_outputs else None)
 
 
 def vllm_tensors(heads: MedusaHeads, prefix="") -> dict[str, torch.Tensor]:
+    return tensors_named(heads, prefix + "blocks.{i}.layers.{j}", prefix + "lm_heads.{i}")
+
+
+def tensors_named(heads: MedusaHeads, block: str, output: str | None) -> dict[str, torch.Tensor]:
+    """The tensors of head i's block j, and of its output, which comes where the next block would."""
     tensors = {}
     for i, head in enumerate(heads.heads):
         for j, (weight, bias) in enumerate(head.blocks):
-            tensors[f"{prefix}blocks.{i}.layers.{j}.weight"] = weight
+            tensors[block.format(i=i, j=j) + ".weight"] = weight
             if bias is not None:
-                tensors[f"{prefix}blocks.{i}.layers.{j}.bias"] = bias
-        tensors[f"{prefix}lm_heads.{i}.weight"] = head.output
+                tensors[block.format(i=i, j=j) + ".bias"] = bias
+        if output is not None:
+            tensors[output.format(i=i, j=len(head.blocks)) + ".weight"] = head.output
     return tensors
 
 

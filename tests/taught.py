@@ -1,5 +1,7 @@
 """A toy target whose hidden states are its tokens' embeddings, for heads that are taught what it says next."""
 
+from dataclasses import replace
+
 import torch
 from toy_models import TableLM, ToyScorer
 
@@ -61,8 +63,34 @@ class Until:
         return self._length - length
 
 
-def mean_acceptance(model, embedding, drafter, policy):
-    """Of greedy decoding, twelve random prompts of six tokens."""
+class Misplaced:
+    """Takes the states of the tokens after those that were emitted; goes before a drafter's class."""
+
+    def commit(self, step):
+        late = {layer: states.roll(-1, 1) for layer, states in step.scores.hidden_states.items()}
+        super().commit(replace(step, scores=Scores(step.scores.logits, late)))
+
+
+def fresh(kind, config, embedding):
+    """A head of this kind, the same at every call; torch's global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(config, embedding, torch.arange(VOCAB))
+
+
+def fit(head, loss, num_steps=100):
+    """Teach a head: `loss()` is that of the next random texts."""
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return head.eval()
+
+
+def mean_acceptance(taught, kind, policy):
+    """Of greedy decoding, twelve random prompts of six tokens; taught: the toy target, its embedding and a head."""
+    model, embedding, head = taught
     ids = torch.randint(0, VOCAB, (12, 6), generator=torch.Generator().manual_seed(7))
     request = Request(ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)
-    return speculate(FeatureScorer(model, embedding), drafter, request).stats.mean_acceptance_length
+    return speculate(FeatureScorer(model, embedding), kind(head, (LAYER,)), request).stats.mean_acceptance_length

@@ -37,6 +37,14 @@ def noisy_copy(model: LlamaForCausalLM, noise: float = 0.05, seed: int = 1) -> L
     return draft
 
 
+def padded(ids: torch.Tensor, paddings: list[int]) -> dict[str, torch.Tensor]:
+    """Prompts whose rows begin with so many pad tokens 0 in place of their own, as arguments of `generate`."""
+    ids, mask = ids.clone(), torch.ones_like(ids)
+    for row, count in enumerate(paddings):
+        ids[row, :count] = mask[row, :count] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 def prompt(num_rows: int = 1, length: int = 12, vocab_size: int = 64, seed: int = 3) -> torch.Tensor:
     """Random ids int64 [num_rows, length], none of them the pad token 0."""
     return torch.randint(1, vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(seed))

@@ -74,7 +74,13 @@ _MLA = _ROUTED | {
     "first_k_dense_replace": 1,
 }
 _MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
-_PER_LAYER = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
+_GEMMA_N = {
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "hidden_size_per_layer_input": 8,
+    "num_hidden_layers": 4,
+    "layer_types": _MIXED["layer_types"] * 2,
+    "num_kv_shared_layers": 2,
+}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 _DELTA = _HYBRID | {
@@ -154,28 +160,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "gemma3n_text",
         _WINDOW
         | _HEADS
-        | _PER_LAYER
-        | {
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-            "laurel_rank": 8,
-            "intermediate_size": [48] * 4,
-            "activation_sparsity_pattern": [0.0] * 4,
-        },
+        | _GEMMA_N
+        | {"laurel_rank": 8, "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4},
     ),
-    Architecture(
-        "gemma4_text",
-        _WINDOW
-        | _HEADS
-        | _PER_LAYER
-        | {
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-            "global_head_dim": 8,
-        },
-    ),
+    Architecture("gemma4_text", _WINDOW | _HEADS | _GEMMA_N | {"global_head_dim": 8}),
     Architecture("gpt_oss", _WINDOW | _MIXED | _EXPERTS | _HEADS, attentions=_EAGER),
     Architecture("olmo3", _WINDOW | _MIXED),
     Architecture("vaultgemma", _WINDOW | _MIXED | _HEADS, attentions=_EAGER),
@@ -256,6 +244,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture("mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
 )
+
+BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}
 
 
 def build(architecture: Architecture, attention: str | None = None) -> PreTrainedModel:

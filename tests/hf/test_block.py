@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from block_files import AUTHORS, FULL, dspark, random_tensors, shape
+from block_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
 from head_files import layer_keys
 from head_runs import check_laws, left_padded, make, run
 from tiny import prompt, tiny_llama
@@ -29,6 +29,14 @@ def test_warped_laws_are_shared_by_a_depth(tmp_path, target):
         return kept.masked_fill(kept < kept.topk(9).values[-1], -torch.inf)
 
     assert check_laws(target, drafter, plain, process) > 40
+
+
+def test_a_window_holds_for_one_text_alone(tmp_path, target):
+    """No mask is made for texts of one length, unless a window ends before their first token."""
+    llama, flags = {"layer_types": [FULL, SLIDING], "sliding_window": 3}, {"sliding_window_non_causal": True}
+    drafter, plain = make(tmp_path, target, shape(llama=llama, flags=flags), policy=KAry((3, 2)))
+    run(target, drafter, {"input_ids": prompt(1, 2)}, 7)
+    assert check_laws(target, drafter, plain) > 20
 
 
 def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):

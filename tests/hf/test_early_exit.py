@@ -1,14 +1,13 @@
 """Early exit: the target's own output, each node through each layer once, and clear words where it cannot be done."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import zoo
+from doc_snippets import run_snippet
 from rounds import cache_error
-from tiny import prompt, tiny_llama
+from tiny import padded, prompt, tiny_llama
 
 import treespec
 from benchmarks.joint_law import run_case
@@ -44,19 +43,13 @@ def two_layers():
 
 @pytest.fixture(scope="module")
 def ragged():
-    ids, mask = prompt(3, 12), torch.ones(3, 12, dtype=torch.long)
-    ids[1, :4] = mask[1, :4] = 0
-    ids[2, :11] = mask[2, :11] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return padded(prompt(3, 12), [0, 4, 11])
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_greedy_equals_plain_on_many_architectures(name):
-    (architecture,) = [a for a in zoo.ARCHITECTURES if str(a) == name]
-    model = zoo.build(architecture)
-    ids, mask = zoo.prompts(2, 12), torch.ones(2, 12, dtype=torch.long)
-    ids[1, :3] = mask[1, :3] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 10, "do_sample": False}
+    model = zoo.build(zoo.BY_NAME[name])
+    inputs = padded(zoo.prompts(2, 12), [0, 3]) | {"max_new_tokens": 10, "do_sample": False}
     speculation = TreeSpeculation(EarlyExit(1), tree=KAry((2, 2, 1)))
     assert torch.equal(model.generate(**inputs, custom_generate=speculation), model.generate(**inputs))
     assert speculation.stats.num_draft_tokens > 0
@@ -197,11 +190,8 @@ def test_same_seed_same_output(deep):
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_full_context(name):
-    (architecture,) = [a for a in zoo.ARCHITECTURES if str(a) == name]
-    model = zoo.build(architecture)
-    ids, mask = zoo.prompts(2, 245), torch.ones(2, 245, dtype=torch.long)
-    ids[1, :9] = mask[1, :9] = 0
-    options = {"input_ids": ids, "attention_mask": mask, "max_length": 256, "do_sample": False}
+    model = zoo.build(zoo.BY_NAME[name])
+    options = padded(zoo.prompts(2, 245), [0, 9]) | {"max_length": 256, "do_sample": False}
     out = model.generate(**options, custom_generate=TreeSpeculation(EarlyExit(1), tree=Chain(6)))
     assert torch.equal(out, model.generate(**options))
 
@@ -240,17 +230,15 @@ def test_an_error_leaves_model_and_cache_as_they_were(deep):
 
 @pytest.mark.parametrize("name", ["mamba2", "lfm2"])
 def test_models_without_trees_are_refused(name):
-    (architecture,) = [a for a in zoo.ARCHITECTURES if str(a) == name]
     with pytest.warns(), pytest.raises(UnsupportedModelError, match="verifies no trees"):
-        zoo.build(architecture).generate(
+        zoo.build(zoo.BY_NAME[name]).generate(
             zoo.prompts(1, 8), **GREEDY, custom_generate=TreeSpeculation(EarlyExit(1), tree=4)
         )
 
 
 def test_models_whose_layers_share_keys_are_refused():
-    (architecture,) = [a for a in zoo.ARCHITECTURES if str(a) == "gemma3n_text"]
     with pytest.raises(UnsupportedModelError, match="cannot leave out layers"):
-        make_exit_scorer(zoo.build(architecture), 1)
+        make_exit_scorer(zoo.build(zoo.BY_NAME["gemma3n_text"]), 1)
 
 
 def test_wrong_use_is_named(deep):
@@ -271,8 +259,5 @@ def test_wrong_use_is_named(deep):
 
 
 def test_the_snippet_of_the_docs_runs():
-    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", page.split("## Early exit")[1].split("\n## ")[0], flags=re.DOTALL)
-    names: dict = {}
-    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    names = run_snippet("Early exit")
     assert names["speculation"].stats.mean_acceptance_length > 1

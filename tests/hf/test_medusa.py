@@ -1,13 +1,12 @@
 """Medusa heads as a drafter: the right head at the right depth, the best products, the target's own output."""
 
-import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
+from doc_snippets import run_snippet
 from medusa_files import authors_tensors, fitted_heads, random_heads, write
-from tiny import prompt, tiny_llama
+from tiny import padded, prompt, tiny_llama
 
 import treespec
 from treespec import TreeSpeculation
@@ -22,10 +21,7 @@ AUTHORS_TREE = [(0,), (0, 0), (1,), (0, 1), (0, 0, 0), (1, 0), (2,), (0, 2), (0,
 
 @pytest.fixture(scope="module")
 def ragged():
-    ids, mask = prompt(3, 10), torch.ones(3, 10, dtype=torch.long)
-    ids[1, :4] = mask[1, :4] = 0
-    ids[2, :9] = mask[2, :9] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return padded(prompt(3, 10), [0, 4, 9])
 
 
 @pytest.fixture(scope="module")
@@ -209,12 +205,9 @@ def test_paths_deeper_than_the_heads(target, heads):
 
 
 def test_the_snippet_of_the_docs_runs(target, heads, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", page.split("## Medusa heads")[1].split("\n## ")[0], flags=re.DOTALL)
     (tmp_path / "medusa-vicuna-7b-v1.3").mkdir()
     write(tmp_path / "medusa-vicuna-7b-v1.3", authors_tensors(heads))
     monkeypatch.chdir(tmp_path)
-    names: dict = {"treespec": treespec}
-    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    names = run_snippet("Medusa heads", {"treespec": treespec})
     target.generate(prompt(2, 8), **GREEDY, custom_generate=names["speculation"])
     assert names["speculation"].stats.mean_acceptance_length > 1.8

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tiny import tiny_llama
 from training_texts import VOCAB, write
 from typer.testing import CliRunner
-from zoo import ARCHITECTURES, build
+from zoo import BY_NAME, build
 
 import treespec
 from treespec.cli import app
@@ -19,7 +19,6 @@ from treespec.hf import export_head
 from treespec.hf.texts import Texts, read_folder, save_texts
 from treespec.training import TrainingConfig, parse_settings, train
 
-KINDS = {str(architecture): architecture for architecture in ARCHITECTURES}
 NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
 SMALL = {"num_steps": 2, "num_depths": 2, "num_anchors": 6, "draft_vocab_size": 60, "num_held_out": 2, "batch_size": 4}
 
@@ -34,7 +33,7 @@ def random_texts(vocab_size):
 @pytest.mark.parametrize("kind", ["eagle3", "block"])
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
-    target = build(KINDS[name])
+    target = build(BY_NAME[name])
     result = train(target, random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
     speculation = treespec.TreeSpeculation(treespec.load_drafter(result.folder, target), tree=6)
     prompt, options = torch.tensor([[5, 7, 9, 11]]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -45,7 +44,7 @@ def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_pa
 
 def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
     with pytest.raises(UnsupportedModelError, match="behind the output head"):
-        train(build(KINDS["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))
+        train(build(BY_NAME["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))
 
 
 def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
