@@ -41,6 +41,22 @@ def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, method, name):
         load_drafter(tmp_path, target)
 
 
+@every_method
+def test_a_head_of_another_model_is_refused(tmp_path, target, method):
+    files, made = METHODS[method]
+    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    with pytest.raises(CheckpointError, match=r"vocabulary of 64 tokens, LlamaForCausalLM has 72.*another model"):
+        load_drafter(tmp_path, tiny_llama(72, num_layers=8))
+    with pytest.raises(CheckpointError, match="embedding is 48 wide where the head is 32"):
+        load_drafter(tmp_path, tiny_llama(hidden_size=48))
+    with pytest.raises(CheckpointError, match="there is no folder /no/where"):
+        load_drafter("/no/where", target)
+    with pytest.raises(ConfigError, match="the target model"):
+        load_drafter(tmp_path, "target")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="give hidden_layers="):
+        load_drafter(tmp_path, target, hidden_layers=range(len(made["hidden_layers"]) + 1))
+
+
 EVERY_FLAG = {"fc_norm": True, "norm_before_residual": True, "norm_output": True, "norm_before_fc": True}
 SAVED = {
     "eagle3": METHODS["eagle3"],

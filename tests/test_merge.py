@@ -2,11 +2,10 @@
 
 import itertools
 import random
-import re
-from pathlib import Path
 
 import pytest
 import torch
+from doc_snippets import run_snippet
 from drafter_loop import VOCAB, Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +20,6 @@ from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry
 from treespec.policies.heap import HostTree
 from treespec.protocols import FeatureDrafter
 from treespec.tree import SELECTED, TokenTree, TreeBatch
-
-PAGE = (Path(__file__).parent.parent / "docs" / "drafters.md").read_text()
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
 
@@ -304,8 +301,5 @@ def test_merge_refuses_sampled_children():
 
 
 def test_the_snippet_of_the_docs_runs():
-    section = PAGE.split("## Several drafters in one tree")[1].split("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    names: dict = {}
-    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    names = run_snippet("Several drafters in one tree")
     assert names["speculation"].stats.mean_acceptance_length > 1.2

@@ -2,11 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from doc_snippets import DOCS, run_snippet
 from drafter_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,6 @@ from treespec.tensor_file import read_tensors
 from treespec.tree import TreeBatch, Verdict
 
 VOCAB = 7
-PAGE = (Path(__file__).parent.parent / "docs" / "drafters.md").read_text()
 
 
 def random_table(seed=0, vocab_size=VOCAB, width=3):
@@ -269,15 +268,14 @@ def test_the_shipped_set():
 
 @pytest.mark.parametrize("heading", ["Suffix lookup", "Warm starts"])
 def test_the_snippets_of_the_docs_run(heading, tmp_path, monkeypatch):
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    names = run_snippet(heading)
     if heading == "Suffix lookup":
         assert names["speculation"].stats.mean_acceptance_length > names["before"]
 
 
 def test_what_the_docs_say_of_the_shipped_set():
     start = WarmStart.shipped("SmolLM2-135M-Instruct")
-    assert f"{start.num_tokens:,} tokens of {len(start.texts)} texts" in PAGE.replace("\n", " ")
+    assert f"{start.num_tokens:,} tokens of {len(start.texts)} texts" in (DOCS / "drafters.md").read_text().replace(
+        "\n", " "
+    )
