@@ -275,7 +275,5 @@ def test_the_snippets_of_the_docs_run(heading, tmp_path, monkeypatch):
 
 
 def test_what_the_docs_say_of_the_shipped_set():
-    start = WarmStart.shipped("SmolLM2-135M-Instruct")
-    assert f"{start.num_tokens:,} tokens of {len(start.texts)} texts" in (DOCS / "drafters.md").read_text().replace(
-        "\n", " "
-    )
+    start, page = WarmStart.shipped("SmolLM2-135M-Instruct"), (DOCS / "drafters.md").read_text()
+    assert f"{start.num_tokens:,} tokens of {len(start.texts)} texts" in page.replace("\n", " ")
