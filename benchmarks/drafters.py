@@ -69,7 +69,7 @@ def warm_suffix() -> SuffixLookup:
 
 
 MODEL, TABLE = ("draft_model", "pending", "path_laws"), ("recycling",)
-SUFFIX, MERGE = ("suffix", "trie_source"), ("merge", "calibration", "union")
+SUFFIX, MERGE = ("suffix", "trie_source"), ("merge", "calibration", "pool", "union")
 
 DRAFTERS: dict[str, Entry] = {
     "suffix, request only": Entry(lambda _: SuffixLookup(), SUFFIX),

@@ -1,6 +1,7 @@
 """Merge: the union of trees against a plain recomputation, and calibration that finds out who is right, and where."""
 
 import itertools
+import math
 import random
 
 import pytest
@@ -13,8 +14,9 @@ from planted import Planted
 from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration
-from treespec.drafters.union import Offer, UnionTree, source_cells
+from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration, Offer, source_cells
+from treespec.drafters.pool import LEAST, RATE, WITHHELD_SHARE, Family, OpinionPool
+from treespec.drafters.union import UnionTree
 from treespec.errors import ConfigError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry
 from treespec.policies.heap import HostTree
@@ -67,7 +69,12 @@ def test_merge_is_the_union_pruned_by_value():
     batch = Loop(Merge([Fixed(first), Fixed(second)]), [[9]], BestFirst(4), vocab_size=10).propose()
     assert batch.tokens.tolist() == [[9, 1, 3, 2]]
     assert batch.parents.tolist() == [[-1, 0, 1, 0]]
-    expected = [1.0, 1 - 0.4 * 0.5, (1 - 0.4 * 0.5) * (1 - 0.5 * 0.2), 0.3]
+    # Below the root the first says 1: .6, 2: .3, else .1; the second 1: .5, 2: a tenth of the other half, else .5.
+    one, two, none = 0.6 * 0.5, 0.3 * 0.05, 0.1 * 0.5
+    total = one + two + none
+    # Below 1 the first says 3: .5, 4: a tenth of the rest, else .5; the second 3: .8, 4: .2, else next to nothing.
+    three, four, neither = 0.5 * 0.8, 0.05 * 0.2, 0.5 * LEAST
+    expected = [1.0, one / total, one / total * three / (three + four + neither), two / total]
     torch.testing.assert_close(batch.values, torch.tensor([expected]))
     assert Loop(Merge([Fixed(first), Fixed(second)], num_nodes=9), [[9]], vocab_size=10).propose().max_nodes == 5
 
@@ -94,19 +101,32 @@ def promises_of(tree):
     return promises
 
 
+def pooled(promises, weights, path):
+    """P(path's last token | the others), one source after the other, from what each says of every sibling."""
+    if len([part for part in promises if any(other[:-1] == path[:-1] for other in part)]) == 1:
+        weights = [1.0] * len(weights)
+    siblings = sorted({other for part in promises for other in part if other[:-1] == path[:-1]})
+    mass = dict.fromkeys([*siblings, None], 1.0)
+    for part, weight in zip(promises, weights, strict=True):
+        told = [part[other] for other in siblings if other in part]
+        rest = max(1 - sum(told), LEAST)
+        for other in mass if told else ():
+            prob = rest if other is None else max(part.get(other, rest * WITHHELD_SHARE), 1e-3)
+            mass[other] *= prob**weight
+    return mass[path] / sum(mass.values())
+
+
 @given(st.data())
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_the_best_of_the_union_are_kept(data):
     sources = [draw_tree(data) for _ in range(data.draw(st.integers(2, 3)))]
     union, num_nodes = UnionTree(7, sources), data.draw(st.integers(1, 9))
-    values = union.values(Calibration())
-    expected = {(): 1.0}
+    weights = [data.draw(st.floats(0, 2)) for _ in sources]
+    values = union.values(OpinionPool(weights))
     promises = [promises_of(tree) for tree in sources]
+    expected = {(): 1.0}
     for path in sorted({path for part in promises for path in part}, key=len):
-        missed = 1.0
-        for part in promises:
-            missed *= 1 - part.get(path, 0.0)
-        expected[path] = expected[path[:-1]] * (1 - missed)
+        expected[path] = expected[path[:-1]] * pooled(promises, weights, path)
     best = union.take(union.best_nodes(values, num_nodes), values)
     TokenTree(torch.tensor(best.tokens), torch.tensor(best.parents))
     assert best.values == pytest.approx(sorted(expected.values(), reverse=True)[:num_nodes])
@@ -121,12 +141,12 @@ def test_the_best_of_the_union_are_kept(data):
 @given(st.data())
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_values_never_rise_along_a_path_whatever_was_learned(data):
-    calibration = Calibration()
+    pool = OpinionPool([1.0, 0.4])
     for _ in range(10):
         union = UnionTree(7, [draw_tree(data) for _ in range(2)])
-        values = union.values(calibration)
+        values = union.values(pool)
         assert all(0 <= values[node] <= values[union.parents[node]] for node in range(1, len(values)))
-        union.judge(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), calibration)
+        union.judge(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), pool)
 
 
 def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
@@ -141,9 +161,10 @@ def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
     )
     assert calibration.estimate(0.3, ["unmet"]) == 0.3
     for is_hit in (False, True):
-        for _ in range(600):
+        for _ in range(3000):
             calibration.record(is_hit, ["coarse"])
-        assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(float(is_hit), abs=0.05)
+        limit = (is_hit / (1 - MEMORY) + PRIOR_TRIALS * 0.5) / (1 / (1 - MEMORY) + PRIOR_TRIALS)
+        assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(limit, abs=0.01)
 
 
 def test_every_source_rank_size_and_depth_has_its_cell():
@@ -151,6 +172,42 @@ def test_every_source_rank_size_and_depth_has_its_cell():
     cells = [source_cells(source, depth, Offer(rank, promise)) for source, depth, rank, promise in promises]
     assert len({fine for _, fine in cells}) == len(cells)
     assert len({coarse for coarse, _ in cells}) == len(cells) / 2, "depths share the coarse one"
+
+
+def test_a_source_that_is_alone_is_its_own_law():
+    """Whatever it leaves over is what it gives to none of its offers; its weight is for where others speak too."""
+    family = Family([{0: Offer(0, 0.6)}, {0: Offer(1, 0.3)}], [0], 1)
+    for weight in (1.0, 0.3):
+        assert OpinionPool([weight, 1.0]).probs(family) == pytest.approx([0.6, 0.3])
+
+
+def test_what_a_source_leaves_out_counts_against_it():
+    """A token that one source offers is worth less where the other goes on without it, the more the surer that is."""
+    alone = OpinionPool([1.0, 1.0]).probs(Family([{1: Offer(0, 0.5)}], [1], 1))[0]
+    shares = [
+        OpinionPool([1.0, 1.0]).probs(Family([{1: Offer(0, 0.5)}, {0: Offer(0, prob)}], [0, 1], 1))[0]
+        for prob in (0.3, 0.6, 0.9)
+    ]
+    assert alone > shares[0] > shares[1] > shares[2]
+
+
+def test_a_weight_follows_the_gradient_of_the_outcome():
+    """Against a finite difference of the outcome's log probability, without calibration."""
+    family = Family([{0: Offer(0, 0.6), 1: Offer(0, 0.2)}, {1: Offer(1, 0.1)}], [0, 1], 1)
+    for right in (0, 1, None):
+        pool, step = OpinionPool([0.9, 0.7]), 1e-6
+
+        def log_prob(weights, right=right):
+            probs = OpinionPool(weights).probs(family)
+            return math.log(1 - sum(probs) if right is None else probs[right])
+
+        slopes = [
+            (log_prob([0.9 + step * (source == 0), 0.7 + step * (source == 1)]) - log_prob([0.9, 0.7])) / step
+            for source in (0, 1)
+        ]
+        pool.learn(family, right)
+        moved = [(after - before) / RATE for after, before in zip(pool.weights, (0.9, 0.7), strict=True)]
+        assert moved == pytest.approx(slopes, rel=1e-3)
 
 
 def test_merge_learns_whom_to_believe_and_keeps_it_across_calls():
@@ -168,7 +225,7 @@ def test_merge_learns_ranks_and_depths():
     merge = Merge([Fixed(deep), Fixed(promised(3, prob=0.1))])
     loop = Loop(merge, [[0]], BestFirst(3))
     assert loop.propose().tokens.tolist() == [[0, 1, 2]]
-    for step in range(40):  # of the first source the first level is right, the second never
+    for step in range(400):  # of the first source the first level is right, the second never
         loop.step(loop.propose(), emit=[[1, 4, 0] if step % 4 else [3, 0]])
     assert loop.propose().tokens.tolist() == [[0, 1, 3]]
 
@@ -228,6 +285,7 @@ def test_a_useless_source_does_no_harm(monkeypatch, policy, width, is_useless_fi
     alone = accepted_per_step(planted(0.2, 2, width), TRUTH, policy.max_nodes, policy)
     assert accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy) > 0.96 * alone
     monkeypatch.setattr("treespec.drafters.calibration.PRIOR_TRIALS", 1e9)
+    monkeypatch.setattr("treespec.drafters.pool.RATE", 0.0)
     uncalibrated = accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy)
     assert uncalibrated < 0.9 * alone or (width == 1 and not is_useless_first)
 

@@ -12,6 +12,7 @@ from treespec.hf import (
     generate,
     load_drafter,
     new_cache,
+    shipped_head,
     tree_attention_mask,
 )
 from treespec.policies import BestFirst, Chain, KAry, Paths, Sequoia
@@ -48,6 +49,7 @@ __all__ = [
     "load_drafter",
     "new_cache",
     "protocols",
+    "shipped_head",
     "tree_attention_mask",
     "verify",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treespec.drafters.calibration import Calibration
+from treespec.drafters.pool import OpinionPool
 from treespec.drafters.shared import policy_of_call, stack_trees
 from treespec.drafters.union import UnionTree
 from treespec.errors import ConfigError
@@ -21,7 +21,8 @@ class Merge:
 
     What every drafter promised along the emitted tokens, in its own tree and not only in the pruned one, is compared
     with what came: P(right | parent right) is estimated for each drafter, depth, sibling rank and size of the promise,
-    and for nodes by who else offers them. Estimates begin as what the drafters promise and stay across calls.
+    and how much each drafter is heard where they differ is learned, see `OpinionPool`. Estimates begin as what the
+    drafters promise and stay across calls.
 
     Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would
     change the output law: the drafters are told that the call does not sample, so children="auto" selects.
@@ -44,7 +45,7 @@ class Merge:
             raise ConfigError("one drafter is given to Merge twice: each serves one call and one tree at a time")
         self._drafters = list(drafters)
         self._own_num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
-        self._calibration = Calibration()
+        self._pool = OpinionPool([promise_weight(drafter) for drafter in self._drafters])
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -86,7 +87,7 @@ class Merge:
     def commit(self, step: VerifiedStep) -> None:
         """Compare what every part promised along the emitted tokens with what came."""
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
-            union.judge(emitted, self._calibration)
+            union.judge(emitted, self._pool)
         self._proposed = []
         for drafter in self._drafters:
             drafter.commit(step)
@@ -97,9 +98,14 @@ class Merge:
             drafter.select_rows(rows)
 
     def _prune(self, union: UnionTree) -> HostTree:
-        values = union.values(self._calibration)
+        values = union.values(self._pool)
         keep = union.best_chain if isinstance(self._session.policy, Chain) else union.best_nodes
         return union.take(keep(values, self._num_nodes), values)
+
+
+def promise_weight(drafter: Drafter) -> float:
+    """How much a drafter's promises weigh to begin with: its `promise_weight`, else as much as a law's."""
+    return getattr(drafter, "promise_weight", 1.0)
 
 
 def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:

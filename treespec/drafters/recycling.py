@@ -50,6 +50,9 @@ class TokenRecycling(SessionSource):
         ConfigError, InvalidTreeError: `num_candidates` is not a positive int; see also `as_policy`.
     """
 
+    promise_weight = 0.4
+    """What `Merge` begins with: what came after a token before is less than a law."""
+
     def __init__(self, num_candidates: int = 8, policy: Shape | None = None, table: Table | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)
         self._own_policy = own_policy(policy)

@@ -65,6 +65,9 @@ class SuffixLookup:
         ConfigError, InvalidTreeError: a number out of range, or `min_match` above `max_match`; see also `as_policy`.
     """
 
+    promise_weight = 0.4
+    """What `Merge` begins with: what came after an ending before is less than a law."""
+
     def __init__(
         self,
         max_match: int = 16,

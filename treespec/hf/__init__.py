@@ -7,7 +7,7 @@ from treespec.hf.config import from_config
 from treespec.hf.decoder import SpeculativeDecoder
 from treespec.hf.draft import draft_model
 from treespec.hf.head_export import export_head
-from treespec.hf.heads import load_drafter, load_head
+from treespec.hf.heads import load_drafter, load_head, shipped_head
 from treespec.hf.mask import tree_attention_mask
 from treespec.hf.scorers import make_exit_scorer, make_scorer
 from treespec.hf.speculation import TreeSpeculation, generate
@@ -26,5 +26,6 @@ __all__ = [
     "make_exit_scorer",
     "make_scorer",
     "new_cache",
+    "shipped_head",
     "tree_attention_mask",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
+import treespec.data
 from treespec.drafters.block import BlockDrafter
 from treespec.drafters.eagle import Eagle3
 from treespec.drafters.shared import Shape
@@ -21,6 +22,9 @@ from treespec.hf.facts import input_device, num_logits
 
 KINDS = ("eagle3", *ALGORITHMS)
 """The speculators library's names of the heads that are read."""
+
+DATA, SHIPPED = Path(treespec.data.__file__).parent, "-head"
+"""The heads that come with treespec lie in folders named after their targets."""
 
 
 def load_drafter(
@@ -81,6 +85,24 @@ def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head | BlockHe
     )
     _check_fit(head.config, target, name)
     return head
+
+
+def shipped_head(name: str) -> Path:
+    """The folder of a head that comes with treespec, by its target's name without the owner.
+
+        drafter = load_drafter(shipped_head("SmolLM2-135M-Instruct"), model)
+
+    Raises:
+        CheckpointError: there is none for that model.
+    """
+    heads = {path.name.removesuffix(SHIPPED): path for path in DATA.glob(f"*{SHIPPED}")}
+    found = heads.get(name.rsplit("/", 1)[-1].lower())
+    if found is None:
+        raise CheckpointError(
+            f"no head for {name!r} comes with treespec (there are {', '.join(sorted(heads)) or 'none'}): train one "
+            f"with treespec train {name} --texts FOLDER --out FOLDER"
+        )
+    return found
 
 
 def find_checkpoint(name: str | Path) -> Checkpoint:
