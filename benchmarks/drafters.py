@@ -101,3 +101,10 @@ DRAFTERS: dict[str, Entry] = {
         timed=lambda: EarlyExit(EXIT_LAYERS),
     ),
 }
+
+PARTS = {
+    "recycling + suffix, cold": ("recycling, cold", "suffix, request only"),
+    "recycling + suffix, warm": ("recycling, warm", "suffix, warm"),
+    "draft model + recycling + suffix, warm": ("draft model", "recycling, warm", "suffix, warm"),
+}
+"""What merged drafters are made of."""

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.drafters import EXIT_LAYERS
+from benchmarks.drafters import EXIT_LAYERS, PARTS
 from benchmarks.paired import Estimate, bootstrap, cross_fitted, difference, ratio
 from benchmarks.settings import markdown_table, settings_lines
 from benchmarks.tree_policies import BINARY, BUDGETS, CHAIN, FAMILIES, SAMPLED, SEQUOIA
@@ -96,6 +96,7 @@ def claim_lines(found: dict[str, Any]) -> list[str]:
         "- Sequoia's tree, from acceptance recorded on other prompts, against the complete binary tree of the same "
         f"size ({sizes} nodes): higher in {wins} of {len(gains)} cells, beyond noise in {sure}, {below_text}."
     )
+    lines += merge_claim(found)
     for name, values in found.get("warm", {}).items():
         mean = bootstrap(values)
         verdict = "at least" if mean.value >= AIM_WARM else "below"
@@ -104,6 +105,30 @@ def claim_lines(found: dict[str, Any]) -> list[str]:
             f"{mean.text()}, {verdict} {AIM_WARM}."
         )
     return lines
+
+
+def merge_claim(found: dict[str, Any]) -> list[str]:
+    """Where a merged drafter is worse than one of its parts, each with its best policy of as many nodes."""
+    count, below, above = 0, [], 0
+    for key, drafters in found["selected"].items():
+        for name, parts in PARTS.items():
+            if not {name, *parts} <= set(drafters):
+                continue
+            merged = lengths_of(drafters[name])
+            for part in parts:
+                alone = lengths_of(drafters[part])
+                for n in BUDGETS:
+                    gain = difference(best_tree(merged, n)[0], best_tree(alone, n)[0])
+                    count, above = count + 1, above + (gain.low > 0)
+                    if gain.high < 0:
+                        below.append(f"{name} below {part}, {key}, {n} nodes: {gain.text(sign='+')}")
+    if not count:
+        return []
+    said = f"in {len(below)} ({'; '.join(below)})" if below else "in none"
+    return [
+        "- Merged drafters against each of their parts, both with the best policy chosen on other prompts: better "
+        f"beyond paired noise in {above} of {count} cells, worse beyond it {said}."
+    ]
 
 
 def sequoia_gains(found: dict[str, Any]) -> dict[str, Estimate]:
