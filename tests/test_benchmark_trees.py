@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -191,7 +192,7 @@ def tiny_models(pair, monkeypatch):
 
 def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,), (7,))))
-    names = ["suffix, request only", "recycling + suffix, cold", "draft model"]
+    names = ["suffix, request only", "recycling, cold", "recycling + suffix, cold", "draft model"]
     args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, places=2, minutes=5.0, threads=1)
     args.measurements = tree_acceptance.MEASUREMENTS
     progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
@@ -203,7 +204,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     assert lengths["best first"][1] == lengths[CHAIN][1]
     again = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
     assert again == found
-    args.drafters = names[1:]
+    args.drafters = names[2:]
     times = tree_time.measure(args, tiny_models, sets, tmp_path, found, progress)  # pyright: ignore
     assert len(times["runs"]["1"]) == 4
     assert len(times["runs"]["4"]) == 1
@@ -215,7 +216,8 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
         json.dumps({"acceptance": found | {"run": run, "calls": [run]}, "time": times | {"run": run, "calls": [run]}})
     )
     report = tree_report.write(data, tmp_path)
-    assert "of 18 cells" in report
+    assert "of 24 cells" in report
+    assert re.search("Merged drafters .* in [0-9]+ of 16 cells, worse beyond it in", report)
     assert "plain generate" in report
     for picture in ("acceptance", "time"):
         assert (tmp_path / f"tree_vs_chain_{picture}.png").stat().st_size > 10_000
