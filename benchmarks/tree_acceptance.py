@@ -125,7 +125,7 @@ def measure_table(
     total = SpeculationStats()
     for kit in kits:
         total.add(kit.run(entry, measuring_policy(), True, num_new, is_sampling))
-    rows = [non_increasing(row) for row in total.acceptance_per_place]
+    rows = [non_increasing(row) for row in total.acceptance_per_place] or [[0.0]]
     return {"probs": [[max(prob, RARELY * 0.5**rank) for rank, prob in enumerate(row)] for row in rows]}
 
 
