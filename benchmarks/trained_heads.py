@@ -142,18 +142,15 @@ class Contestant(NamedTuple):
 
 def contestants(args: argparse.Namespace, model: Any) -> list[Contestant]:
     """Plain decoding first, then every drafter with every shape."""
-    makers: dict[str, Callable[[], Any]] = {
-        name: lambda folder=folder: load_drafter(folder, model) for name, folder in args.drafters
-    }
     found = [Contestant(PLAIN, dict)]
-    for name, make in makers.items():
-        found += [Contestant(f"{name}, {shape}", speculating(make, tree)) for shape, tree in SHAPES.items()]
-        if args.merged:
-            found += [
-                Contestant(f"{name} + {MERGED}, {shape}", speculating(lambda make=make: [make(), *warm()], tree))
-                for shape, tree in SHAPES.items()
-                if shape != CHAIN
-            ]
+    for name, folder in args.drafters:
+        head = load_drafter(folder, model)  # It learns nothing, so one serves all prompts.
+        prepack_linears(head.head)
+        for shape, tree in SHAPES.items():
+            found.append(Contestant(f"{name}, {shape}", speculating(lambda head=head: head, tree)))
+            if args.merged and shape != CHAIN:
+                merged = speculating(lambda head=head: [head, *warm()], tree)
+                found.append(Contestant(f"{name} + {MERGED}, {shape}", merged))
     for name, folder in args.draft_models:
         draft = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).eval()
         prepack_linears(draft)
