@@ -228,6 +228,11 @@ WRONG = {
     "an empty list for a tree": (lambda: TreeSpeculation(DRAFT, tree=[]), InvalidTreeError, "no rank path"),
     # options
     "no model": (lambda: CausalLM(None), ConfigError, "NoneType"),
+    "a name for a model": (
+        lambda: treespec.generate("gpt2", IDS, TreeSpeculation(DRAFT)),  # pyright: ignore[reportArgumentType]
+        ConfigError,
+        "from_pretrained",
+    ),
     "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), ConfigError, "min_match is 3"),
     "no drafter": (lambda: TreeSpeculation(None), ConfigError, "Drafter"),
     "an empty list of drafters": (lambda: TreeSpeculation([]), ConfigError, "Drafter"),
@@ -248,7 +253,18 @@ WRONG = {
         "tokenizer",
     ),
     "a seed out of range": (lambda: TreeSpeculation(DRAFT, seed=2**70), ConfigError, "seed"),
+    "no stop string": (lambda: TreeSpeculation(DRAFT, stop_strings=[], tokenizer=object()), ConfigError, "several"),
+    "a stop string that is none": (
+        lambda: treespec.generate(TARGET, IDS[:1], TreeSpeculation(DRAFT), stop_strings=["a", 3], tokenizer=object()),
+        ConfigError,
+        "several",
+    ),
     "a streamer that is none": (lambda: TreeSpeculation(DRAFT, streamer=3), ConfigError, "put"),
+    "a streamer of one call that is none": (
+        lambda: treespec.generate(TARGET, IDS[:1], TreeSpeculation(DRAFT), streamer=object()),
+        ConfigError,
+        "put",
+    ),
     "a seed that is none": (lambda: TreeSpeculation(DRAFT, seed="7"), ConfigError, "seed"),
     # vLLM's words
     "an unknown method": (

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from text_tokenizers import byte_level
 from tiny import tiny_llama
 from toy_models import TableLM, ToyScorer
+from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from treespec.cli import app, main
@@ -20,7 +21,7 @@ from treespec.hf import CausalLM
 from treespec.hf.chat import Turns, chat_turns, end_tokens, read_prompts
 from treespec.hf.texts import read_folder, read_texts
 from treespec.hf.warm_up import warm_up
-from treespec.hf.writing import Writing, draw, write_batch
+from treespec.hf.writing import Writing, draw, write_batch, write_texts
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -108,6 +109,23 @@ def test_rows_that_leave_do_not_disturb_the_others():
         for end in range(1, len(text)):
             expected = scorer.model.logits(tuple(text[:end].tolist())).topk(2).indices
             assert torch.equal(top[end - 1], expected)
+
+
+def test_a_finished_text_waits_no_longer_than_the_model_has_positions():
+    """One long message among 31 short ones ends its text first, and is too few to leave for by itself."""
+    writing = Writing(temperatures=(1.0,), max_length=16, num_candidates=2)
+    messages = [[4] * 8, *[[4]] * 31]
+    scorers = [ToyScorer(TableLM(6), max_positions=limit) for limit in (15, None)]
+    limited, free = (write_batch(scorer, Turns([1], [2, 3]), [7], messages, writing) for scorer in scorers)
+    assert limited.lengths.tolist() == free.lengths.tolist() == [16] * 32
+    with pytest.raises(ConfigError, match="max_length"):
+        Writing(max_length=1)
+
+
+def test_texts_are_no_longer_than_the_model_has_positions(tmp_path):
+    config = GPT2Config(vocab_size=len(TOKENIZER), n_positions=16, n_embd=8, n_layer=1, n_head=1, eos_token_id=END)
+    with pytest.raises(ConfigError, match="max_length is 18, the model has 16 positions"):
+        write_texts(GPT2LMHeadModel(config).eval(), TOKENIZER, 10, tmp_path, writing=Writing(max_length=18))
 
 
 def test_draws_follow_the_law_at_every_temperature():
@@ -238,6 +256,14 @@ def test_prompts_of_another_form_are_refused(tmp_path, line):
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match="expected one"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"\n \n", "holds no message"), (b"caf\xe9\n", "no UTF-8 text")])
+def test_files_without_prompts_are_refused(tmp_path, content, words):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
         read_prompts(path)
 
 

@@ -1,4 +1,4 @@
-"""The only part of treespec that imports transformers: models, caches, masks and `generate`."""
+"""All that treespec does with transformers: models, caches, masks, `generate`."""
 
 from treespec.hf.cache import new_cache
 from treespec.hf.causal_lm import CausalLM

@@ -60,9 +60,14 @@ def read_prompts(path: Path) -> list[str]:
     """Users' messages from a file: one per line, or in `*.jsonl` one object with the key "prompt" per line.
 
     Raises:
-        ConfigError: a line of a `*.jsonl` file is something else.
+        ConfigError: the file is no text or empty, or a line of a `*.jsonl` file is something else.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: {error}") from error
+    if not lines:
+        raise ConfigError(f"{path} holds no message: leave out the file to have the model write its own")
     return [_parse_prompt(line, path) for line in lines] if path.suffix == ".jsonl" else lines
 
 

@@ -58,6 +58,7 @@ class EarlyExitLM(CausalLM):
             raise ConfigError(f"hidden states {within} lie before the early exit at layer {exit_layer}: exit earlier")
         self._early = _EarlyPart(model, self._layers)
         self._late = _LatePart(model, self._layers, hidden_layers)
+        self._places: list[list[int]] = []
 
     def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
         """See `CausalLM`: the prompt passes all layers at once."""

@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.call import Call, Output
 from treespec.hf.draft import AnyDrafter, as_drafter
+from treespec.hf.facts import check_model
 from treespec.hf.modes import check_ids, check_mode, check_positions, prompt_mask
 from treespec.policies import as_policy
 from treespec.protocols import TreePolicy, VerificationRule
@@ -53,13 +54,11 @@ class TreeSpeculation:
         seed: int | None = None,
         record_steps: bool = False,
     ) -> None:
-        if stop_strings is not None and tokenizer is None:
-            raise ConfigError("stop_strings need the tokenizer: TreeSpeculation(..., tokenizer=tokenizer)")
+        _check_stop_strings(stop_strings, tokenizer)
+        _check_streamer(streamer)
         is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
         if seed is not None and not is_seed:
             raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
-        if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
-            raise ConfigError(f"a streamer needs put() and end(), got {type(streamer).__name__}")
         self.drafter = as_drafter(drafter)
         self.policy = as_policy(tree)
         self.verification = verification if verification == "auto" else get_rule(verification)
@@ -147,11 +146,13 @@ def generate(
         As `model.generate`.
 
     Raises:
-        ConfigError: an empty prompt, no ids, or stop strings without a tokenizer; see also `TreeSpeculation`.
+        ConfigError: something that is no model, an empty prompt or no ids; see also `TreeSpeculation`.
     """
-    arguments = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
+    check_model(model)
     if not isinstance(speculation, TreeSpeculation):
         raise ConfigError(f"speculation must be a TreeSpeculation, got {type(speculation).__name__}")
+    _check_streamer(streamer)
+    arguments = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
     # transformers cannot hand the tokenizer of its own stop_strings to a custom_generate object: they go to ours.
     config = generation_kwargs.get("generation_config") or model.generation_config
     if config.stop_strings is not None:
@@ -161,8 +162,7 @@ def generate(
     num_calls = speculation._num_calls
     with speculation.overridden(streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings):
         try:
-            if speculation.stop_strings is not None and speculation.tokenizer is None:
-                raise ConfigError("stop_strings need the tokenizer: treespec.generate(..., tokenizer=tokenizer)")
+            _check_stop_strings(speculation.stop_strings, speculation.tokenizer)
             check_ids(model, arguments.get("input_ids", arguments.get("inputs")))
             return model.generate(  # pyright: ignore[reportCallIssue]
                 **arguments, custom_generate=speculation, **generation_kwargs
@@ -171,3 +171,18 @@ def generate(
             # An error before the object was called must not leave the streamer's reader waiting.
             if speculation.streamer is not None and speculation._num_calls == num_calls:
                 speculation.streamer.end()
+
+
+def _check_streamer(streamer: Any) -> None:
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        raise ConfigError(f"a streamer needs put() and end(), got {type(streamer).__name__}")
+
+
+def _check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:
+    if stop_strings is None:
+        return
+    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
+    if not isinstance(strings, Sequence) or not strings or not all(isinstance(s, str) and s for s in strings):
+        raise ConfigError(f"stop_strings must be a string or several, none of them empty, got {stop_strings!r}")
+    if tokenizer is None:
+        raise ConfigError("stop_strings need the tokenizer: give tokenizer=tokenizer beside them")

@@ -63,7 +63,7 @@ def read_folder(folder: Path) -> Texts:
     """
     shards = [read_texts(path) for path in sorted(folder.glob("text-*.safetensors"))]
     if not shards:
-        raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec warm-up)")
+        raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec write)")
     return join(shards)
 
 

@@ -49,7 +49,7 @@ class Writing:
         seed: of everything drawn.
 
     Raises:
-        ConfigError: a count that is not a positive int, a negative temperature, or no temperature.
+        ConfigError: a count that is not a positive int, texts of one token, a negative temperature, or no temperature.
     """
 
     message_temperature: float = 0.9
@@ -63,6 +63,8 @@ class Writing:
     def __post_init__(self) -> None:
         for name in ("max_message", "max_length", "batch_size", "num_candidates"):
             check_count(name, getattr(self, name))
+        if self.max_length < 2:
+            raise ConfigError("max_length must be 2 at least: a text begins with a token of the template")
         if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
             raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
 
@@ -78,6 +80,8 @@ class _Row:
     top: list[Tensor] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
     """The template's tokens that come next, whatever was drawn."""
+    num_cached: int = 0
+    """Tokens that the model has read, those behind the end of a text that still waits for others to leave with."""
     is_done: bool = False
 
     def take(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
@@ -125,6 +129,8 @@ def write_batch(
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
         logits = scorer.extend(last, torch.full((len(rows), 1), -1)).logits[:, 0].float()
         scorer.commit([[0]] * len(rows))
+        for row in rows:
+            row.num_cached += 1
         heat = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
         drawn = draw(logits, torch.tensor(heat, device=logits.device), generator).tolist()
         top = logits.topk(writing.num_candidates).indices.cpu()
@@ -133,12 +139,7 @@ def write_batch(
             is_message = rows[b].num_message is not None
             rows[b].take(drawn[b], top[b], turns, message_ends if is_message else answer_ends, writing)
         on_tokens(len(working))
-        stay = [b for b, row in enumerate(rows) if not row.is_done]
-        if not stay:
-            break
-        if len(rows) - len(stay) >= len(rows) / LEAVE_SHARE:
-            scorer.select_rows(stay)
-            rows = [rows[b] for b in stay]
+        rows = _without_done(scorer, rows)
     return _gather(every, writing.num_candidates)
 
 
@@ -168,7 +169,21 @@ def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
     for b, row in enumerate(rows):
         start = width - (len(row.tokens) - 1)
         ids[b, start:], mask[b, start:] = torch.tensor(row.tokens[:-1], dtype=torch.int64), True
+        row.num_cached = len(row.tokens) - 1
     scorer.prefill(ids.to(scorer.device), mask.to(scorer.device))
+
+
+def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:
+    """The rows that go on: finished ones leave when they are many, or when the model has no position left for one."""
+    stay = [b for b, row in enumerate(rows) if not row.is_done]
+    limit = scorer.max_positions
+    is_full = limit is not None and any(row.is_done and row.num_cached >= limit for row in rows)
+    if not stay:
+        return []
+    if len(rows) - len(stay) < len(rows) / LEAVE_SHARE and not is_full:
+        return rows
+    scorer.select_rows(stay)
+    return [rows[b] for b in stay]
 
 
 def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
@@ -201,12 +216,15 @@ def write_texts(
         on_tokens: called with the number of tokens that were added, those of finished shards first.
 
     Raises:
-        ConfigError: a number out of range, a tokenizer that gives no start, or no end-of-text token.
+        ConfigError: a number out of range, texts longer than the model's positions, a tokenizer that gives no start, or
+            no end-of-text token.
         CheckpointError: the folder's text is damaged or was written with other settings.
     """
     check_count("num_tokens", num_tokens)
     writing, folder = writing or Writing(), Path(folder)
     scorer, ends, turns = make_scorer(model), end_tokens(model, tokenizer), chat_turns(tokenizer)
+    if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
+        raise ConfigError(f"max_length is {writing.max_length}, the model has {scorer.max_positions} positions")
     messages: list[list[int] | None] = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
     given = [_fingerprint(messages)] if messages else []
     settings = json.dumps(asdict(writing) | {"turns": turns, "prompts": given, "vocab_size": scorer.vocab_size})
