@@ -39,6 +39,7 @@ def overwrite(name, content):
 
 
 D2T = eagle_files.random_tensors(EAGLE)["d2t"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NAN = torch.full((32,), torch.nan)
 WRONG_EAGLE = {
     "truncated": (truncate, "truncated or no safetensors"),
@@ -67,10 +68,21 @@ WRONG_EAGLE = {
     "another activation": (lambda f: edit_layer(f, hidden_act="gelu"), "'gelu' is not read"),
     "another rope": (lambda f: edit_layer(f, rope_scaling={"rope_type": "longrope"}), "'longrope' is not read"),
     "rope without factor": (lambda f: edit_layer(f, rope_scaling={"rope_type": "linear"}), "lack 'factor'"),
+    "rope of words": (lambda f: edit_layer(f, rope_theta="far"), "no fitting numbers: could not convert"),
+    "rope of nothing": (lambda f: edit_layer(f, rope_theta=None), "no fitting numbers: float"),
+    "rope that divides by zero": (lambda f: edit_layer(f, rope_scaling=YARN | {"rope_theta": 1}), "division by zero"),
+    "rope that turns nothing": (lambda f: edit_layer(f, rope_theta=0), "make no positive numbers"),
+    "rope that turns backwards": (
+        lambda f: edit_layer(f, rope_scaling={"rope_type": "linear", "factor": -2}),
+        "make no positive numbers",
+    ),
     "rope of layers": (lambda f: edit_layer(f, rope_parameters={"full_attention": {}}), "one flat object"),
     "partial rope": (lambda f: edit_layer(f, partial_rotary_factor=0.5), "a part of each head"),
     "mixed layers": (lambda f: edit_layer(f, layer_types=["full_attention", "sliding_attention"]), "several"),
+    "kinds of layers that are none": (lambda f: edit_layer(f, layer_types=2), "unknown types are not read, got 2"),
+    "layers without end": (lambda f: edit_layer(f, num_hidden_layers=10**9), "num_hidden_layers is 1000000000 where"),
     "no d2t": (lambda f: edit_tensors(f, d2t=None), "lacks d2t"),
+    "d2t without end": (lambda f: edit_config(f, draft_vocab_size=10**15), r"d2t must be int64 \[10{15}\]"),
     "d2t of another size": (lambda f: edit_tensors(f, d2t=D2T[1:]), r"d2t must be int64 \[40\]"),
     "d2t beyond the vocabulary": (lambda f: edit_tensors(f, d2t=D2T + 30), r"different ids in \[0, 64\)"),
     "d2t that maps two to one": (lambda f: edit_tensors(f, d2t=-torch.arange(40)), "40 different ids"),
@@ -120,6 +132,8 @@ WRONG_BLOCK = {
     "layers that are none": (lambda f: edit_config(f, aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),
     "layers of a deeper model": (lambda f: edit_config(f, aux_hidden_state_layer_ids=[2, 20]), "model of 8 layers"),
     "other kinds of layers": (lambda f: edit_layer(f, layer_types=["linear_attention"] * 2), "layer_types must name"),
+    "kinds of kinds": (lambda f: edit_layer(f, layer_types=[[FULL], [FULL]]), "layer_types must name"),
+    "layers without end": (lambda f: edit_layer(f, num_hidden_layers=10**9), "num_hidden_layers is 1000000000 where"),
     "kinds of too few layers": (lambda f: edit_layer(f, layer_types=[FULL]), "layer_types must name"),
     "no window": (lambda f: edit_layer(f, layer_types=[FULL, SLIDING]), "sliding_window, got None"),
     "no object": (lambda f: edit_config(f, dflash_config=[4]), "dflash_config must be an object, got list"),

@@ -20,7 +20,7 @@ from torch import Tensor
 from treespec.errors import CheckpointError
 from treespec.heads.checkpoint import positive_int
 from treespec.heads.dflash import BlockConfig, Span
-from treespec.heads.file_parts import layer_config, layer_numbers, llama_keys
+from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers, llama_keys, num_layers
 
 ALGORITHMS = ("dflash", "dspark")
 LAYER_IDS = "aux_hidden_state_layer_ids"
@@ -45,12 +45,12 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
     for key, known in {"projector_type": ALGORITHMS, "markov_head_type": ("vanilla",)}.items():
         if (value := config.get(key, own.get(key, known[0]))) not in known:
             raise CheckpointError(f"{path}: {key} {value!r} is not read, only {' and '.join(known)}")
-    layer = layer_config(llama, tensors, path)
+    layer, count = layer_config(llama, tensors, path), num_layers(llama, tensors, path)
     vocab_size = positive_int(llama, "vocab_size", path)
     rank = _markov_rank(config, tensors, path)
     is_dspark = config.get("speculators_model_type") == "dspark" or "DSpark" in str(config.get("architectures"))
     is_anchored = config.get("sample_from_anchor", own.get("sample_from_anchor", config.get("shift_label")))
-    hidden_layers = _hidden_layers(config, own, llama, path)
+    hidden_layers = _hidden_layers(config, own, count, path)
     return BlockConfig(
         layer=layer,
         vocab_size=vocab_size,
@@ -59,7 +59,7 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
         num_features=len(hidden_layers),
         block_size=_block_size(config, own, path),
         mask_token=_mask_token(config, own, vocab_size, path),
-        spans=_spans(config, own, llama, path),
+        spans=_spans(config, own, llama, count, path),
         has_anchor_output=is_dspark or rank > 0 if is_anchored is None else bool(is_anchored),
         markov_rank=rank,
         has_confidence=bool(config.get("enable_confidence_head", CONFIDENCE in tensors)),
@@ -90,17 +90,13 @@ def _mask_token(config: Mapping[str, Any], own: Mapping[str, Any], vocab_size: i
     return token
 
 
-def _hidden_layers(
-    config: Mapping[str, Any], own: Mapping[str, Any], llama: Mapping[str, Any], path: Path
-) -> tuple[int, ...]:
+def _hidden_layers(config: Mapping[str, Any], own: Mapping[str, Any], count: int, path: Path) -> tuple[int, ...]:
     """Indices of `HiddenStates`; see the module's docstring. z-lab's default spreads over the target's layers."""
     if config.get(LAYER_IDS):
         return layer_numbers(config[LAYER_IDS], LAYER_IDS, path)
     outputs = own.get("target_layer_ids", config.get("target_layer_ids"))
     if outputs is None:
-        outputs = _spread(
-            positive_int(config, "num_target_layers", path), positive_int(llama, "num_hidden_layers", path)
-        )
+        outputs = _spread(positive_int(config, "num_target_layers", path), count)
     if not outputs:
         raise CheckpointError(f"{path}: target_layer_ids must name a layer at least")
     return tuple(i + 1 for i in layer_numbers(outputs, "target_layer_ids", path))
@@ -113,17 +109,18 @@ def _spread(num_target_layers: int, count: int) -> list[int]:
     return [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
 
 
-def _spans(config: Mapping[str, Any], own: Mapping[str, Any], llama: Mapping[str, Any], path: Path) -> tuple[Span, ...]:
-    count = positive_int(llama, "num_hidden_layers", path)
-    kinds = llama.get("layer_types") or ["full_attention"] * count
-    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise CheckpointError(f"{path}: layer_types must name full_attention or sliding_attention {count} times")
+def _spans(
+    config: Mapping[str, Any], own: Mapping[str, Any], llama: Mapping[str, Any], count: int, path: Path
+) -> tuple[Span, ...]:
+    kinds = llama.get("layer_types") or [FULL] * count
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise CheckpointError(f"{path}: layer_types must name {FULL} or {SLIDING} {count} times")
     is_all_causal = bool(own.get("causal"))
     is_speculators = "speculators_model_type" in config
     is_sliding_causal = is_speculators and not config.get("sliding_window_non_causal")
     return tuple(
         Span(positive_int(llama, "sliding_window", path), is_all_causal or is_sliding_causal)
-        if kind == "sliding_attention"
+        if kind == SLIDING
         else Span(None, is_all_causal)
         for kind in kinds
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 from treespec.errors import CheckpointError
 from treespec.heads.checkpoint import positive_int
 from treespec.heads.eagle3 import Eagle3Config
-from treespec.heads.file_parts import layer_config, layer_numbers, llama_keys
+from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers, llama_keys, num_layers
 
 NUM_FEATURES = 3
 """EAGLE-3's own number, for a message where neither the configuration nor `fc.weight` tells it."""
@@ -67,7 +67,7 @@ def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
         draft_vocab_size=positive_int(config, "draft_vocab_size", path, vocab_size),
         target_hidden_size=target_hidden_size,
         num_features=len(layers) if layers else positive_int(config, "num_aux_hidden_states", path, columns),
-        num_layers=positive_int(llama, "num_hidden_layers", path, 1),
+        num_layers=num_layers(llama, tensors, path, 1),
         has_norm_before_residual=bool(config.get("norm_before_residual", nested.get("norm_before_residual"))),
         has_norm_before_fc=has("norm_before_fc", "input_norm.weight"),
         has_feature_norms=has("fc_norm", "fc_norm.0.weight"),
@@ -77,14 +77,10 @@ def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
 
 
 def _window(llama: Mapping[str, Any], path: Path) -> int | None:
-    kinds = set(llama.get("layer_types") or ())
-    if not kinds:
-        kinds = {"sliding_attention"} if llama.get("use_sliding_window") else {"full_attention"}
-    if kinds == {"full_attention"}:
-        return None
-    if kinds != {"sliding_attention"}:
-        raise CheckpointError(f"{path}: layers of several or unknown types are not read, got {sorted(map(str, kinds))}")
-    return positive_int(llama, "sliding_window", path)
+    kinds = llama.get("layer_types") or [SLIDING if llama.get("use_sliding_window") else FULL]
+    if not isinstance(kinds, list) or kinds[0] not in (FULL, SLIDING) or any(kind != kinds[0] for kind in kinds):
+        raise CheckpointError(f"{path}: layers of several or unknown types are not read, got {kinds!r}")
+    return None if kinds[0] == FULL else positive_int(llama, "sliding_window", path)
 
 
 def _hidden_layers(config: Mapping[str, Any], nested: Any, path: Path) -> tuple[int, ...] | None:

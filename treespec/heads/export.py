@@ -16,10 +16,8 @@ from treespec.heads import dflash_files, eagle3_files
 from treespec.heads.checkpoint import split_fused
 from treespec.heads.dflash import BlockConfig, BlockHead
 from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
-from treespec.heads.file_parts import FROM_TARGET
+from treespec.heads.file_parts import FROM_TARGET, FULL, SLIDING
 from treespec.heads.head import HeadConfig
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 NUM_TOKENS = 3
 """What an EAGLE-3 head's file says to draft by default."""

@@ -21,6 +21,9 @@ from treespec.heads.rotary import rope_settings
 IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")
 """The target's own weights and what is computed."""
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What `layer_types` may name."""
+
 FROM_TARGET = "lm_head_from_target"
 """The configuration's key for files that leave out rows of the target's own head."""
 
@@ -52,6 +55,18 @@ def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors without a prefix `model.`, and without those that are ignored."""
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in plain.items() if name not in IGNORED and not name.endswith(".inv_freq")}
+
+
+def num_layers(llama: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path, default: int | None = None) -> int:
+    """How many decoder layers there are.
+
+    Raises:
+        CheckpointError: no positive int, or more layers than the file has tensors.
+    """
+    count = positive_int(llama, "num_hidden_layers", path, default)
+    if count > len(tensors):
+        raise CheckpointError(f"{path}: num_hidden_layers is {count} where the file has {len(tensors)} tensors")
+    return count
 
 
 def layer_config(llama: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> LayerConfig:
@@ -97,14 +112,13 @@ def target_ids(config: HeadConfig, offsets: Tensor | None, is_used: Tensor | Non
         CheckpointError: d2t that is missing or none, or t2d that says otherwise.
     """
     size, vocab_size = config.draft_vocab_size, config.vocab_size
-    ids = torch.arange(size)
     if offsets is None:
         if size != vocab_size:
             raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
-        return ids
-    if offsets.shape != ids.shape or offsets.is_floating_point():
+        return torch.arange(size)
+    if list(offsets.shape) != [size] or offsets.is_floating_point():
         raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")
-    ids = ids + offsets.long()
+    ids = torch.arange(size) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
         raise CheckpointError(f"{path}: d2t must map the draft ids to {size} different ids in [0, {vocab_size})")
     if is_used is not None:

@@ -33,17 +33,24 @@ class Rotary(nn.Module):
         max_positions: the positions that the checkpoint was made for.
 
     Raises:
-        CheckpointError: a type that is not one of `ROPE_TYPES`, or one of its settings missing.
+        CheckpointError: a type that is not one of `ROPE_TYPES`, or one of its settings missing, no number or out of
+            range.
     """
 
     inv_freq: Tensor
 
     def __init__(self, head_dim: int, settings: Mapping[str, Any], max_positions: int) -> None:
         super().__init__()
+        if settings.get("rope_type") not in ROPE_TYPES:
+            raise CheckpointError(f"rope_type {settings.get('rope_type')!r} is not read, only {', '.join(ROPE_TYPES)}")
         try:
             frequencies, self._scale = _frequencies(head_dim, settings, max_positions)
         except KeyError as error:
             raise CheckpointError(f"the rope settings {dict(settings)} lack {error}") from error
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise CheckpointError(f"the rope settings {dict(settings)} are no fitting numbers: {error}") from error
+        if not (frequencies.isfinite() & (frequencies > 0)).all() or not 0 < self._scale < math.inf:
+            raise CheckpointError(f"the rope settings {dict(settings)} are out of range: they make no positive numbers")
         self.register_buffer("inv_freq", frequencies.float(), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -88,9 +95,7 @@ def _frequencies(head_dim: int, settings: Mapping[str, Any], max_positions: int)
         return plain / float(settings["factor"]), 1.0
     if kind == "llama3":
         return _llama3(plain, settings), 1.0
-    if kind == "yarn":
-        return _yarn(plain, head_dim, theta, settings, max_positions)
-    raise CheckpointError(f"rope_type {kind!r} is not read; known are {', '.join(ROPE_TYPES)}")
+    return _yarn(plain, head_dim, theta, settings, max_positions)
 
 
 def _llama3(plain: Tensor, settings: Mapping[str, Any]) -> Tensor:
