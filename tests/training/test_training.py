@@ -12,7 +12,7 @@ from training_texts import LENGTH, VOCAB, write
 from transformers import AutoModelForCausalLM
 
 import treespec
-from treespec.errors import CheckpointError, ConfigError
+from treespec.errors import CheckpointError, ConfigError, TreespecError
 from treespec.hf.features import FeatureReader
 from treespec.policies import Chain
 from treespec.training import TrainingConfig, train
@@ -174,6 +174,40 @@ def test_a_damaged_state_is_named(target, texts, tmp_path):
 def test_too_few_texts_are_refused(target, tmp_path):
     with pytest.raises(ConfigError, match="5 texts"):
         train(target, write(target, 3), tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "block", "mask_token": 10_000}, "mask_token"),
+        ({"kind": "draft_model", "num_layers": 4}, "at most the target's 3"),
+    ],
+)
+def test_settings_that_do_not_fit_the_target_are_refused(target, texts, tmp_path, options, words):
+    with pytest.raises(ConfigError, match=words):
+        train(target, texts, tmp_path, replace(CONFIG, **options))
+
+
+def test_texts_of_another_model_are_refused(target, texts, tmp_path):
+    with pytest.raises(ConfigError, match="another model's"):
+        train(target, texts._replace(tokens=texts.tokens + VOCAB), tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+def test_texts_that_the_target_wrote_no_part_of_are_left_out(target, texts, tmp_path, kind):
+    """Long prompts, once cut: of one length, they share batches in which nothing can be learned."""
+    top = texts.top.clone()
+    top[: len(top) // 2] = -1
+    result = train(target, texts._replace(top=top), tmp_path / "half", replace(CONFIG, kind=kind, batch_size=1))
+    assert result.progress.num_tokens <= CONFIG.num_steps * LENGTH
+    with pytest.raises(ConfigError, match="wrote no part"):
+        train(target, texts._replace(top=torch.full_like(top, -1)), tmp_path / "none", replace(CONFIG, kind=kind))
+
+
+def test_a_run_that_diverges_stops(target, texts, tmp_path):
+    with pytest.raises(TreespecError, match="lower the learning rate"):
+        train(target, texts, tmp_path, replace(CONFIG, learning_rate=1e30, warmup_steps=0))
+    assert not (tmp_path / "drafter").exists()
 
 
 def test_bfloat16_and_float32_learn_alike(trained, target, texts, tmp_path):

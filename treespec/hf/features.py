@@ -55,7 +55,8 @@ class FeatureReader:
     ) -> None:
         self._model, self._is_mixed = model, is_mixed
         self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
-        self._num_candidates = min(num_candidates, num_logits(model))
+        self.vocab_size = num_logits(model)
+        self._num_candidates = min(num_candidates, self.vocab_size)
         self.width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
         self.settings = {
             "hidden_layers": list(self._hidden_layers),
@@ -73,7 +74,7 @@ class FeatureReader:
     @property
     def max_tokens(self) -> int:
         """So many tokens, padding included, fit into one pass."""
-        return max(MAX_LOGITS.get(input_device(self._model).type, MAX_LOGITS["cpu"]) // num_logits(self._model), 1)
+        return max(MAX_LOGITS.get(input_device(self._model).type, MAX_LOGITS["cpu"]) // self.vocab_size, 1)
 
     def read_all(self, texts: Sequence[Tensor]) -> list[Features]:
         """Of texts int64 [T], in passes of `max_tokens`, one text at least."""

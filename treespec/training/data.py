@@ -64,7 +64,7 @@ class FeatureSet:
 
     Raises:
         CheckpointError: a shard is damaged.
-        ConfigError: a token that the texts' features cannot be of.
+        ConfigError: no text, an empty one, or one of another model, with tokens that the reader's does not have.
     """
 
     def __init__(
@@ -86,6 +86,11 @@ class FeatureSet:
             is_known[-1:] = False  # What follows a cut is not there to be judged by.
         if min(map(len, self._texts), default=0) < 1:
             raise ConfigError("a text must have a token at least, got none or an empty one")
+        highest = max(int(texts.tokens.max()), int(texts.top.max()))
+        if highest >= reader.vocab_size:
+            raise ConfigError(
+                f"the model has {reader.vocab_size} tokens, the texts one of id {highest}: another model's"
+            )
         self._reader, self._folder, self._device = reader, folder, device
         self._settings = json.dumps(reader.settings)
         self._places: dict[int, _Place] = {}
@@ -103,6 +108,10 @@ class FeatureSet:
     def length(self, text: int) -> int:
         """Tokens of a text."""
         return len(self._texts[text])
+
+    def has_places(self, text: int) -> bool:
+        """Whether the target wrote what comes next anywhere behind a text's first token, so that drafts can learn."""
+        return bool(self._is_asked[text][1:].any())
 
     def tokens(self, texts: Sequence[int]) -> Tensor:
         """int64 [N]: the tokens of some texts, one after the other."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treespec.errors import UnsupportedModelError
+from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.pruned import freeze_vocabulary, prune, spread_layers
 from treespec.training.data import Batch
 from treespec.training.objective import Draft
@@ -87,8 +87,10 @@ def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftMod
         ConfigError: more layers than the target has.
         UnsupportedModelError: the target cannot be cut, or see `DraftModelLearner`.
     """
-    layers = spread_layers(model.config.get_text_config().num_hidden_layers, config.layers)
-    pruned = prune(model, layers).float()
+    count = model.config.get_text_config().num_hidden_layers
+    if config.layers > count:
+        raise ConfigError(f"num_layers must be at most the target's {count}, got {config.layers}")
+    pruned = prune(model, spread_layers(count, config.layers)).float()
     if config.is_head_frozen:
         freeze_vocabulary(pruned)
     return DraftModelLearner(pruned, config.depths)

@@ -134,8 +134,10 @@ def histogram(ranks: Tensor, is_counted: Tensor) -> list[list[float]]:
 def best_tree(acceptance: list[list[float]], num_nodes: int) -> float:
     """Emitted tokens per round of the best tree of so many nodes: the largest path products (Chen et al. 2024).
 
-    Acceptance does not rise with rank, so a node's next sibling and first child are never worth more than itself.
+    A rank that was right more often than the one before it, by chance, comes first: so a node's next sibling and first
+    child are never worth more than itself.
     """
+    acceptance = [sorted(row, reverse=True) for row in acceptance]
     total, frontier = 1.0, [(-acceptance[0][0], 0, 0, 1.0)]
     for _ in range(num_nodes - 1):
         if not frontier:

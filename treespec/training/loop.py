@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from treespec.errors import TreespecError
 from treespec.training.cast import CastWeights
 from treespec.training.data import Batch, FeatureSet
 from treespec.training.evaluate import Evaluation, JudgedText, evaluate
@@ -77,6 +78,9 @@ class Run:
         Args:
             on_step: called after every step.
             on_evaluation: called with every evaluation.
+
+        Raises:
+            TreespecError: see `step`.
         """
         self._start = time.perf_counter() - self.progress.seconds
         while self.share_done < 1:
@@ -92,7 +96,11 @@ class Run:
         return final
 
     def step(self) -> None:
-        """One optimiser step."""
+        """One optimiser step.
+
+        Raises:
+            TreespecError: the loss is no finite number.
+        """
         progress, config = self.progress, self._config
         texts = [self._split.train[i] for i in self._sampler.batch(progress.step)]
         batch = self._features.batch(texts)
@@ -103,6 +111,9 @@ class Run:
             group["lr"] = rate
         tv_weight = config.tv_weight if self.share_done >= config.tv_start else 0.0
         loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, generator))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise TreespecError(f"the loss of step {progress.step} is {value}: lower the learning rate, or start anew")
         self._optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.objective.parameters(), config.clip)
@@ -110,7 +121,7 @@ class Run:
         progress.step += 1
         progress.num_tokens += sum(map(self._features.length, texts))
         progress.seconds = time.perf_counter() - self._start
-        progress.losses.append(float(loss.detach()))
+        progress.losses.append(value)
         if progress.step % LOG_EVERY == 0:
             mean = sum(progress.losses) / len(progress.losses)
             self._log({"loss": mean, "learning_rate": rate})

@@ -44,7 +44,8 @@ class TrainingConfig:
         is_initialised: the drafter's layers start from the target's where shapes allow.
         is_head_frozen: the rows of the target's output head stay as they are, and are left out of a head's files.
         num_steps: optimiser steps; None: as many as `minutes` or `num_epochs` allow.
-        minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock.
+        minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Not beside
+            `num_steps`.
         num_epochs: passes over the texts where neither of the other two is given.
         batch_size: texts per step.
         max_length: longer texts are cut.
@@ -63,7 +64,7 @@ class TrainingConfig:
         seed: of everything drawn.
 
     Raises:
-        ConfigError: an unknown kind, or a number out of range.
+        ConfigError: an unknown kind, a number out of range, or both `num_steps` and `minutes`.
     """
 
     kind: str = "eagle3"
@@ -120,6 +121,12 @@ class TrainingConfig:
         for name in ("tv_weight", "tv_start", "depth_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if not all(isinstance(layer, int) for layer in self.hidden_layers or ()):
+            raise ConfigError(f"hidden_layers must be ints, got {self.hidden_layers}")
+        if self.num_steps is not None and self.minutes is not None:
+            raise ConfigError(f"num_steps={self.num_steps} and minutes={self.minutes} exclude each other: give one")
 
     @property
     def depths(self) -> int:

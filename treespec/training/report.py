@@ -21,7 +21,8 @@ NAMES = {"eagle3": "EAGLE-3 head", "block": "DSpark block head", "draft_model": 
 
 @dataclass(frozen=True)
 class About:
-    """What was trained: `config`, the target's name, the command, the texts' tokens and how many are trained on."""
+    """What was trained: settings, the target's name, the command, the texts' size, the share of their tokens that the
+    draft vocabulary has, and how many weights were trained."""
 
     config: Mapping[str, Any]
     model: str | None

@@ -21,12 +21,19 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, features: FeatureSet, num_held_out: int) -> Split:
-        """Raises: ConfigError, too few texts."""
+        """Texts that teach nothing are left out: those that the target wrote no part of, once they are cut.
+
+        Raises:
+            ConfigError: too few texts.
+        """
         held_out = features.held_out(num_held_out)
         if not held_out:
             raise ConfigError(f"training needs 5 texts at least, got {len(features)}")
         kept = set(held_out)
-        return cls([text for text in range(len(features)) if text not in kept], held_out)
+        train = [text for text in range(len(features)) if text not in kept and features.has_places(text)]
+        if not train:
+            raise ConfigError("the target wrote no part of the texts that are trained on: a larger max_length?")
+        return cls(train, held_out)
 
 
 class Sampler:

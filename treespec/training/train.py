@@ -76,6 +76,7 @@ def train(
     Raises:
         ConfigError: settings that do not fit each other, too few texts.
         CheckpointError: `folder` holds another run, or a file is damaged.
+        TreespecError: the loss is no finite number any more; the state on disk is of before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
     layers = fused_layers(model, config)
@@ -129,12 +130,18 @@ def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, .
 def make_learner(
     model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> Learner:
-    """A fresh drafter of the kind that is asked for."""
+    """A fresh drafter of the kind that is asked for.
+
+    Raises:
+        ConfigError: a mask token that the target does not have; see also `make_draft_model`.
+    """
     if config.kind == "draft_model":
         return make_draft_model(model, config)
     if config.kind == "block":
-        mask_token = config.mask_token
+        vocab_size, mask_token = num_logits(model), config.mask_token
         if mask_token is None:
-            mask_token = unused_token(texts.tokens, num_logits(model))
+            mask_token = unused_token(texts.tokens, vocab_size)
+        if not 0 <= mask_token < vocab_size:
+            raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
         return make_block(model, target_ids, hidden_layers, mask_token, config)
     return make_eagle(model, target_ids, hidden_layers, config)
