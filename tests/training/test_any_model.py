@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from zoo import BY_NAME, build
 
 import treespec
-from treespec.cli import app
+from benchmarks.settings import settings as benchmark_settings
+from treespec.cli import _command, app
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf import export_head
 from treespec.hf.texts import Texts, read_folder, save_texts
@@ -114,3 +115,15 @@ def test_a_wrong_setting_is_one_line(folders, capsys):
     command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
     done = CliRunner().invoke(app, [*command, "--set", "batch=3"])
     assert "no setting 'batch'" in str(done.exception)
+
+
+def test_a_device_that_is_none_is_named(folders):
+    command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
+    assert "--device must be" in str(CliRunner().invoke(app, [*command, "--device", "gpu"]).exception)
+
+
+def test_the_recorded_command_names_no_folders(monkeypatch):
+    given = ["treespec", "train", "/home/me/model", "--out=/home/me/runs/a/", "--texts", "one=/data/x=y/z", "runs/b"]
+    monkeypatch.setattr("sys.argv", given)
+    for recorded in (_command(), benchmark_settings()["command"]):
+        assert recorded.split()[-5:] == ["model", "--out=a", "--texts", "one=z", "runs/b"]
