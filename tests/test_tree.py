@@ -95,7 +95,7 @@ def test_a_batch_holds_its_trees(listed: list[list[int]]) -> None:
 
 @seed(3)
 @settings(max_examples=60, deadline=None, database=None)
-@given(st.lists(parent_lists(), min_size=1, max_size=4), st.integers(0, 6))
+@given(st.lists(parent_lists(), min_size=1, max_size=4), st.integers(-1, 6))
 def test_limit_depth_cuts_what_networkx_cuts(listed: list[list[int]], first_limit: int) -> None:
     batch = TreeBatch.from_trees([tree_of(parents) for parents in listed])
     limits = [first_limit + row for row in range(len(listed))]
@@ -103,7 +103,7 @@ def test_limit_depth_cuts_what_networkx_cuts(listed: list[list[int]], first_limi
     assert bool(cut.is_valid)
     for row, parents in enumerate(listed):
         graph = graph_of(parents)
-        kept = set(nx.ego_graph(graph, 0, radius=limits[row]))
+        kept = set(nx.ego_graph(graph, 0, radius=max(limits[row], 0)))
         tokens = cut.trees[row].to_networkx()
         relabelled = nx.relabel_nodes(tokens, {node: token - 100 for node, token in tokens.nodes(data="token")})
         assert set(relabelled.edges) == set(graph.subgraph(kept).edges)

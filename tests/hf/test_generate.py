@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from planted import Planted
 from tiny import prompt
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
@@ -109,6 +110,29 @@ def test_custom_criteria_are_asked_after_every_token(target, draft, num_rows, eo
     speculation = treespec.TreeSpeculation(draft, tree=8)
     assert torch.equal(target.generate(**inputs, **options, custom_generate=speculation), plain)
     assert plain.shape[1] < 14 + NUM_NEW
+
+
+class StopAt:
+    """A length per row, told by its first token."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([len(row) >= self.lengths[int(row[0])] for row in input_ids])
+
+
+def test_rows_that_wait_for_a_slow_one_end_with_it(target):
+    """Without an end token rows go on until all have met a criterion: the fast ones are then too long already."""
+    ids = prompt(3, 4)
+    firsts = ids[:, 0].tolist()
+    texts = target.generate(ids, **OPTIONS)[:, 4:].tolist()
+    texts[2] = [(token + 1) % 64 for token in texts[2]]
+    options = {**OPTIONS, "stopping_criteria": [StopAt(dict(zip(firsts, [6, 10, 8], strict=True)))]}
+    plain = target.generate(ids, **options)
+    assert plain.shape[1] == 10
+    speculation = treespec.TreeSpeculation(Planted(texts, 64, miss_rate=0), tree=8)
+    assert torch.equal(target.generate(ids, **options, custom_generate=speculation), plain)
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5])

@@ -136,8 +136,11 @@ class TreeBatch(TreeArrays):
         return is_drafted(self)
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
-        """Drop the nodes of row b that are deeper than `max_depths[b]`. Lossless: depth depends on no drawn token."""
-        limit = torch.tensor(max_depths, device=self.device).unsqueeze(1)
+        """Drop the nodes of row b that are deeper than `max_depths[b]`. Lossless: depth depends on no drawn token.
+
+        Roots stay: a row that has room for no token at all is still one of the batch.
+        """
+        limit = torch.tensor(max_depths, device=self.device).clamp(min=0).unsqueeze(1)
         keep = (self.parents != PADDING_PARENT) & (self.depths <= limit)
         return self.keep_nodes(keep)
 
