@@ -1,4 +1,4 @@
-"""Tree speculation in a loop of your own, from the parts alone: TokenTree, tree_attention_mask, verify, commit_cache.
+"""Tree speculation in a loop of your own, from the parts alone.
 
 The drafter here is as simple as can be: after every token it remembers the two tokens that the target found most
 likely, and drafts three levels of them. Everything else is what any loop has to do.
@@ -8,9 +8,8 @@ likely, and drafts three levels of them. Everything else is what any loop has to
 
 import torch
 from example_models import arguments, load
-from transformers import DynamicCache
 
-from treespec import TokenTree, commit_cache, tree_attention_mask, verify
+from treespec import TokenTree, commit_cache, new_cache, tree_attention_mask, verify
 
 SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
@@ -30,7 +29,7 @@ def draft(root: int, memory: dict[int, list[int]]) -> TokenTree:
 @torch.no_grad()
 def generate(model, prompt_ids: torch.Tensor, num_new: int) -> tuple[list[int], int]:
     """Greedy decoding of int64 [1, P]: at least `num_new` tokens, and the number of target passes."""
-    cache, memory, emitted, num_passes = DynamicCache(), {}, [], 0
+    cache, memory, emitted, num_passes = new_cache(model.config.num_hidden_layers), {}, [], 0
     model(prompt_ids[:, :-1], past_key_values=cache)
     slots = torch.ones(1, prompt_ids.shape[1] - 1, dtype=torch.bool)
     root = int(prompt_ids[0, -1])

@@ -6,10 +6,22 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
+def run_page(page):
+    """Run a page's snippets one after the other; returns the names that they leave."""
+    names = {}
+    for snippet in _snippets((DOCS / page).read_text()):
+        exec(compile(snippet, f"docs/{page}", "exec"), names)
+    return names
+
+
 def run_snippet(section, names=None):
     """Run the one snippet of a section of docs/drafters.md; returns the names that it leaves."""
-    text = (DOCS / "drafters.md").read_text().split(f"## {section}")[1].split("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    text = (DOCS / "drafters.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    (snippet,) = _snippets(text)
     names = dict(names or {})
     exec(compile(snippet, "docs/drafters.md", "exec"), names)
     return names
+
+
+def _snippets(text):
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from doc_snippets import DOCS, run_page, run_snippet
 
-from treespec.errors import RuleMismatchError
+import treespec
+from treespec import drafters, policies, verification
+from treespec.errors import ConfigError, RuleMismatchError
 from treespec.tree import TokenTree
 from treespec.verification import RULES, verify
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = DOCS.parent
+EVERYTHING = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "examples").glob("*.py")]
 VERIFICATION = (DOCS / "verification.md").read_text()
 
 
 def test_snippets_of_verification_run_in_order(capsys) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", VERIFICATION, flags=re.DOTALL)
-    assert len(snippets) == 4
-    names: dict = {}
-    for snippet in snippets:
-        exec(compile(snippet, "docs/verification.md", "exec"), names)
+    names = run_page("verification.md")
     assert names["result"].error == 0
     assert {case.shape for case in names["results"]} >= {"chain"}
     assert max(result.error for result in names["results"].values()) <= 1e-12
@@ -42,7 +43,57 @@ def test_every_rule_has_its_row_and_says_whether_it_is_lossless() -> None:
         assert is_lossless.startswith("yes") == RULES[name].is_lossless
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_files_linked_exist(page: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in link]
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_snippets_of_parts_run_in_order(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from example_models import tiny_model, tiny_tokenizer
+
+    monkeypatch.setattr("treespec.hf.decoder.load_model", lambda name: tiny_model())
+    monkeypatch.setattr("treespec.hf.decoder.load_tokenizer", lambda name: tiny_tokenizer())
+    with warnings.catch_warnings():
+        names = run_page("parts.md")
+    assert (tmp_path / "tree.png").stat().st_size > 1000
+    assert names["stats"].num_emitted_tokens == 32
+    assert len(names["text"]) >= 24
+    explanation = str(names["explain_round"]([0.3, 0.2, 0.1], [0.2, 0.4, 0.5], [0.9, 0.3, 0.6]))
+    assert f"```text\n{explanation}\n```" in (DOCS / "parts.md").read_text()
+    assert explanation in capsys.readouterr().out
+
+
+def test_a_drafter_of_ones_own() -> None:
+    names = run_snippet("A drafter of your own")
+    assert isinstance(names["Repeat"](), treespec.protocols.Drafter)
+    assert names["speculation"].stats.num_draft_tokens > 0
+
+
+def test_every_method_of_from_config_has_its_row() -> None:
+    section = (DOCS / "parts.md").read_text().split("## vLLM's words")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    with pytest.raises(ConfigError) as caught:
+        treespec.from_config({"method": None})
+    methods = set(re.findall(r"'(\w+)'", str(caught.value)))
+    assert {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)} == methods
+
+
+@pytest.mark.parametrize("module", [treespec, drafters, policies, verification], ids=lambda module: module.__name__)
+def test_every_public_name_is_documented(module) -> None:
+    texts = [page.read_text() for page in EVERYTHING]
+    assert [name for name in module.__all__ if not any(re.search(rf"\b{name}\b", text) for text in texts)] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+    broken = []
+    for link in links:
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (heading and heading not in headings(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

@@ -1,8 +1,9 @@
-"""docs/policies.md: its snippet runs, and its table names every policy with the children that it grows."""
+"""docs/policies.md: its snippets run, and its table names every policy with the children that it grows."""
 
 import re
 from pathlib import Path
 
+from doc_snippets import run_page
 from toy_models import TableLM, TableSource
 
 from treespec import policies
@@ -41,10 +42,10 @@ def test_children_are_what_the_table_says():
             assert policy.grow(TableSource([0, 1], TableLM(5), num_candidates=3), 3).families == {"selected"}
 
 
-def test_the_snippet_runs(capsys):
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    names: dict = {}
-    exec(compile(snippet, "docs/policies.md", "exec"), names)
-    assert names["out"].equal(names["plain"])
+def test_the_snippets_run(capsys):
+    names = run_page("policies.md")
     assert names["best"].stats.mean_acceptance_length > 1
-    assert capsys.readouterr().out.splitlines()[-1].endswith("True")
+    assert names["fork"].stats.num_drafted_at_depth[2] > 0
+    assert names["fork"].stats.num_draft_tokens > 3 * names["fork"].stats.num_drafted_at_depth[2]
+    outcomes = [line for line in capsys.readouterr().out.splitlines() if line.endswith(("True", "False"))]
+    assert [line.split()[-1] for line in outcomes] == ["True", "True"]
