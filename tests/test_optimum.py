@@ -251,6 +251,12 @@ def test_tree_bound_is_attained_on_chains_and_by_one_node():
     assert bound == pytest.approx(target(())[0] + target(())[1] + target(())[0] * target((0,))[2])
 
 
+@pytest.mark.parametrize("parents", [[], [0], [-1, -1], [-1, 1], [-1, 0, 2]])
+def test_a_shape_that_is_no_tree_is_refused(parents):
+    with pytest.raises(ConfigError, match="parents must begin with -1"):
+        shape_inclusion(parents, RandomLaws(3, seed=1))
+
+
 def test_path_bound_has_the_tree_bound_as_its_mean():
     draft, target = RandomLaws(3, seed=4), RandomLaws(3, seed=5)
     parents = parents_of_paths(FixedShape.kary(2, 2).paths)

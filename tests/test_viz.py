@@ -7,7 +7,7 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Text
 
 from treespec import TokenTree, TreespecError, Verdict
-from treespec.viz import ACCEPTED, Measured, draw_tree, plot_comparison
+from treespec.viz import ACCEPTED, Measured, draw_tree, plot_comparison, plot_training
 
 TREE = TokenTree(torch.tensor([7, 1, 2, 3, 4]), torch.tensor([-1, 0, 0, 1, 1]))
 VERDICT = Verdict((0, 1, 4), 9, True)
@@ -63,6 +63,15 @@ def test_pictures_are_saved(tmp_path):
 def test_comparison_gives_medians_and_ratios_to_the_first():
     figure = plot_comparison([Measured("plain", [10.0, 30.0, 20.0], [1.0]), Measured("tree", [8.0, 10.0, 12.0], [2.5])])
     assert {"20.0 ms  (1.00×)", "10.0 ms  (2.00×)", "2.50", "plain", "tree"} <= set(texts(figure))
+
+
+def test_acceptance_in_training_is_stacked_by_rank():
+    log = [{"tokens": 10, "loss": 3.0}, {"tokens": 20, "loss": 2.0}, {"tokens": 20, "overlap": 0.5}]
+    loss, overlap, acceptance = plot_training(log, [[0.5, 0.2], [0.25]]).axes
+    assert loss.lines[0].get_xydata().tolist() == [[10, 3.0], [20, 2.0]]
+    assert overlap.lines[0].get_xydata().tolist() == [[20, 0.5]]
+    bars = torch.tensor([[bar.get_center()[0], bar.get_y(), bar.get_height()] for bar in acceptance.patches])
+    torch.testing.assert_close(bars, torch.tensor([[1, 0, 0.5], [2, 0, 0.25], [1, 0.5, 0.2], [2, 0.25, 0]]))
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,12 @@ def test_stores_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):
     ],
     ids=lambda kept: type(kept).__name__,
 )
-def test_a_folder_that_is_not_there_is_named(kept, tmp_path):
+@pytest.mark.parametrize("name", ["nowhere/file.safetensors", "folder"])
+def test_where_nothing_can_be_written_nothing_is_left(kept, name, tmp_path):
+    (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="cannot be written"):
-        kept.save(tmp_path / "nowhere" / "file.safetensors")
+        kept.save(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_files_are_read_by_their_format(tmp_path):

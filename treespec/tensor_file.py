@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -45,9 +46,11 @@ def write_tensors(
     Raises:
         CheckpointError: it cannot be written there.
     """
-    scratch = Path(path).with_suffix(".partial")
+    scratch = Path(f"{path}.partial")
     try:
         save_file(dict(tensors), scratch, metadata={"format": format_name, **metadata})
         scratch.replace(path)
     except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            scratch.unlink()
         raise CheckpointError(f"{path} cannot be written ({error})") from error

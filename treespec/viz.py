@@ -129,7 +129,7 @@ def plot_training(
 
     Args:
         log: the run's log, entries with "tokens" and "loss" or "overlap".
-        acceptance: by depth and rank.
+        acceptance: by depth and rank; rows may differ in length.
         path: where to save the picture as well.
         title: one line above the plots.
     """
@@ -143,7 +143,7 @@ def plot_training(
     middle.set_title("held-out mass shared with the target", fontsize=9, color=GREY, loc="left")
     bottoms = [0.0] * len(acceptance)
     for rank in range(max(map(len, acceptance), default=0)):
-        heights = [row[rank] for row in acceptance]
+        heights = [row[rank] if rank < len(row) else 0.0 for row in acceptance]
         shade = max(1 - 0.2 * rank, 0.15)
         right.bar(range(1, len(heights) + 1), heights, bottom=bottoms, color=ACCEPTED, alpha=shade, edgecolor="white")
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from treespec.errors import ConfigError
+
 Path = tuple[int, ...]
 """Tokens below the root."""
 
@@ -69,7 +71,12 @@ def shape_inclusion(
 
     Returns:
         A function of a path of tokens below the root. Without replacement, k siblings cost O(V^(k-1)): for toys.
+
+    Raises:
+        ConfigError: parents that make no tree.
     """
+    if list(parents[:1]) != [-1] or not all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
+        raise ConfigError(f"parents must begin with -1, and every other one stand before its child, got {parents}")
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents[1:], start=1):
         children[parent].append(node)

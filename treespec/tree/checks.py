@@ -45,7 +45,8 @@ def check_laws(tree: TokenTree) -> None:
     bad = ((sums - 1).abs() <= 1e-4).logical_not() | (tree.laws < 0).any(-1)
     if bad.any():
         row = int(bad.nonzero()[0])
-        raise InvalidTreeError(f"law {row} is not a probability law: its entries sum to {float(sums[row]):.6g}")
+        least, total = float(tree.laws[row].min()), float(sums[row])
+        raise InvalidTreeError(f"law {row} is not a probability law: its entries sum to {total:.6g}, least {least:.6g}")
     for node in range(1, tree.num_nodes):
         law, token = tree.law(node), tree.token(node)
         if law is not None and not (0 <= token < law.shape[0] and law[token] > 0):
@@ -53,7 +54,7 @@ def check_laws(tree: TokenTree) -> None:
 
 
 def is_drafted(trees: TreeArrays) -> Tensor:
-    """Both questions of a batch, bool []: a flag, so that nothing waits for the device."""
+    """Whether a batch would pass `check_structure` and `check_laws`, bool []: a flag, so that no device is awaited."""
     column = torch.arange(trees.tokens.shape[1], device=trees.tokens.device)
     is_node = trees.parents != PADDING_PARENT
     in_order = ((trees.parents < column) & (trees.parents >= 0)) | ~is_node
