@@ -71,7 +71,7 @@ def test_acceptance_in_training_is_stacked_by_rank():
     assert loss.lines[0].get_xydata().tolist() == [[10, 3.0], [20, 2.0]]
     assert overlap.lines[0].get_xydata().tolist() == [[20, 0.5]]
     bars = torch.tensor([[bar.get_center()[0], bar.get_y(), bar.get_height()] for bar in acceptance.patches])
-    torch.testing.assert_close(bars, torch.tensor([[1, 0, 0.5], [2, 0, 0.25], [1, 0.5, 0.2], [2, 0.25, 0]]))
+    torch.testing.assert_close(bars.float(), torch.tensor([[1, 0, 0.5], [2, 0, 0.25], [1, 0.5, 0.2], [2, 0.25, 0]]))
 
 
 @pytest.mark.parametrize(
