@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 from doc_snippets import DOCS, run_page, run_snippet
 
 import treespec
 from treespec import drafters, policies, verification
+from treespec.cli import app
 from treespec.errors import ConfigError, RuleMismatchError
+from treespec.training import TrainingConfig, parse_settings
 from treespec.tree import TokenTree
 from treespec.verification import RULES, verify
 
 ROOT = DOCS.parent
-EVERYTHING = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "examples").glob("*.py")]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+EVERYTHING = [*PAGES, *(ROOT / "examples").glob("*.py")]
 VERIFICATION = (DOCS / "verification.md").read_text()
 
 
@@ -75,13 +81,38 @@ def test_every_method_of_from_config_has_its_row() -> None:
     assert {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)} == methods
 
 
+def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").touch()
+    blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
+    assert {name for name, *_ in commands} == {"warm-up", "write", "train"}
+    group: Any = typer.main.get_command(app)
+    for name, *arguments in commands:
+        given = group.commands[name].make_context(name, arguments).params
+        TrainingConfig(**parse_settings(given.get("settings") or []))
+
+
+def test_benchmarks_that_are_named_exist() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    table = re.findall(
+        r"^\| (`.*?) \|", text.split("| `python -m benchmarks.` |")[1].split("\n\n")[0], flags=re.MULTILINE
+    )
+    listed = {name for cell in table for name in re.findall(r"`(\w+)", cell)} - {"scipy"}
+    run = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert listed == run
+    named = set(re.findall(r"python -m benchmarks\.(\w+)", text)) - {"training_prompts"}
+    assert named <= run
+
+
 @pytest.mark.parametrize("module", [treespec, drafters, policies, verification], ids=lambda module: module.__name__)
 def test_every_public_name_is_documented(module) -> None:
     texts = [page.read_text() for page in EVERYTHING]
     assert [name for name in module.__all__ if not any(re.search(rf"\b{name}\b", text) for text in texts)] == []
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
     broken = []
