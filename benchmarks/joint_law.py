@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from scipy.stats import chi2
 
 from benchmarks.joint_law_cases import (
@@ -45,6 +45,7 @@ from benchmarks.joint_law_cases import (
     tiny_models,
 )
 from benchmarks.planted_bugs import planted_bugs
+from benchmarks.progress import progress_bar
 from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
 
 FOUND = 1e-6
@@ -227,7 +228,7 @@ def main() -> None:
     cases = planted_bugs() + right_cases() + (more_cases() if args.more else [])
     state = _State(args.output, [case.name for case in cases], args)
     gc.freeze()  # The libraries' objects, or every collection would go through them all.
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("all cases", total=len(cases), completed=0)
         for case in cases:
             if case.name not in state.done:
@@ -237,11 +238,6 @@ def main() -> None:
             progress.advance(task)
     console.print(report(state.data), markup=False, soft_wrap=True)
     sys.exit(0 if state.data["verdict"]["is_right"] else 1)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *columns, console=console)
 
 
 def _arguments() -> argparse.Namespace:

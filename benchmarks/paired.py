@@ -42,6 +42,14 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Esti
     return bootstrap(np.divide(above, below).tolist(), np.median, seed)
 
 
+def quotient(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """The quotient of sums, such as all tokens by all passes; pairs are drawn together."""
+    pairs = np.array([above, below], dtype=float)
+    picks = np.random.default_rng(seed).integers(0, len(above), (RESAMPLES, len(above)))
+    low, high = np.percentile(np.divide(*pairs[:, picks].sum(-1)), [2.5, 97.5])
+    return Estimate(float(np.divide(*pairs.sum(-1))), float(low), float(high))
+
+
 def cross_fitted(candidates: dict[str, Sequence[float]], num_folds: int = 4) -> tuple[list[float], list[str]]:
     """The best candidate's measurements without hindsight: in every fold the one that is best on the other folds.
 

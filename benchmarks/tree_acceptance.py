@@ -27,8 +27,8 @@ from benchmarks.drafters import DRAFT, DRAFTERS, EXIT, EXIT_LAYERS, Entry
 from benchmarks.prompts import Prompt, PromptSets, encode
 from benchmarks.recorded import RecordedLaws, Text, without_layers
 from benchmarks.replay import MARGIN, RecordedScorer, replay
+from benchmarks.store import Store
 from benchmarks.tree_policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
-from benchmarks.verification import Store
 from treespec.hf import CausalLM
 from treespec.hf.cpu import prepack_linears
 from treespec.policies import BestFirst

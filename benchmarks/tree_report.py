@@ -164,7 +164,7 @@ def policy_table(drafters: dict[str, list[Any]]) -> str:
 
 
 def sampled_table(found: dict[str, Any]) -> str:
-    """Means over prompts; in brackets the interval of the paired difference to the selected chain's."""
+    """Means over prompts; in brackets the mean paired difference to the selected chain's."""
     rows = []
     for name, cells in found["sampled"].items():
         for family in cells[0]:

@@ -28,9 +28,9 @@ from benchmarks.greedy_identity import strip_padding
 from benchmarks.prompts import Prompt, PromptSets, encode
 from benchmarks.reference import Plain, compare, plain_greedy
 from benchmarks.settings import load_average
+from benchmarks.store import Store
 from benchmarks.tree_acceptance import Models
 from benchmarks.tree_policies import CHAIN, FAMILIES
-from benchmarks.verification import Store
 from treespec import TreeSpeculation
 from treespec.hf import CausalLM
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,7 +41,8 @@ from benchmarks.acceptance import (
 )
 from benchmarks.recorded import PairLaws, RecordedLaws, Text, record_pairs, sample_texts, scorers, without_layers
 from benchmarks.settings import RESULTS, load_average, parser, settings, write_json
-from benchmarks.verification_report import draw, report
+from benchmarks.store import Store
+from benchmarks.verification_report import BOUND, OPTIMUM, draw, report
 from benchmarks.verification_time import measure_times
 from treespec.hf.cpu import prepack_linears
 from treespec.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
@@ -55,8 +56,6 @@ SIZES = (8, 16, 32)
 WIDTHS = (1, 2, 4, 8)
 TEXTS_PER_PASS = 8
 SYNTHETIC, REAL = "synthetic", smollm2.NAME
-OPTIMUM, BOUND = "optimum", "bound"
-
 LAWS = "laws"
 
 Rules = dict[str, float]
@@ -144,24 +143,6 @@ def _mean_accepted(
 
 def _common_means(found: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: fmean(rules[name] for rules in found) for name in found[0] if all(name in rules for rules in found)}
-
-
-class Store:
-    """Finished contexts in a file of the user's cache folder, one line each; None keeps nothing."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        lines = path.read_text().splitlines() if path is not None and path.is_file() else []
-        self._known = dict(map(json.loads, lines))
-
-    def get(self, key: str, compute: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            self._known[key] = compute()
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a") as file:
-                    file.write(json.dumps([key, self._known[key]]) + "\n")
-        return self._known[key]
 
 
 def gather(found: Iterable[dict[str, dict[str, float]]]) -> dict[str, Samples]:

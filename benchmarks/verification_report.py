@@ -257,7 +257,7 @@ _TIME_TEXT = (
 
 
 def draw(data: dict[str, Any], path: Path) -> Figure | None:
-    """Two rows of plots for the real model's temperatures: acceptance at one node, and of whole trees."""
+    """A column of plots for every case: acceptance at one node, and of whole trees."""
     cases = [case.removeprefix("node, ") for case in data["results"] if case.startswith("node, ")]
     cases = [case for case in cases if f"trees, {case}" in data["results"]]
     if not cases:

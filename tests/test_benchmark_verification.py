@@ -25,6 +25,7 @@ from benchmarks.acceptance import (
     target_paths,
 )
 from benchmarks.recorded import RecordedLaws, Text, scorers, without_layers
+from benchmarks.store import Store
 from benchmarks.verification_report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
 from tests.tiny import noisy_copy, prompt, tiny_llama
 from treespec.optimum import shape_inclusion, tree_bound
@@ -116,10 +117,15 @@ def test_prefixes_of_a_text_start_after_the_prompt():
 
 
 def test_finished_contexts_are_not_measured_again(tmp_path):
-    first = verification.Store(tmp_path / "s" / "store.jsonl")
-    assert first.get("a", lambda: {"x": 1}) == {"x": 1}
-    again = verification.Store(tmp_path / "s" / "store.jsonl")
-    assert again.get("a", lambda: pytest.fail("measured again")) == {"x": 1}
+    path = tmp_path / "s" / "store.jsonl"
+    assert Store(path).get("a", lambda: {"x": (1,)}) == {"x": [1]}
+    again = Store(path)
+    assert again.get("a", lambda: pytest.fail("measured again")) == {"x": [1]}
+    again.get("b", lambda: 2)
+    path.write_text(path.read_text()[:-3])  # It was stopped while it wrote.
+    cut = Store(path)
+    assert [cut.get(key, lambda: 3) for key in "ab"] == [{"x": [1]}, 3]
+    assert Store(path).get("b", lambda: pytest.fail("measured again")) == 3
 
 
 def test_ratios_are_paired_and_whole_texts_are_drawn():
@@ -160,7 +166,7 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     args = argparse.Namespace(
         positions=2, contexts=4, draws=1, bound_paths=2, new_tokens=6, seed=0, parts=["node", "trees"]
     )
-    store = verification.Store(None)
+    store = Store(None)
     results = verification.measure_synthetic(args, store)
     results |= verification.measure_real(args, store, model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
     assert results["laws, T=1.0"]["positions"] == 2
