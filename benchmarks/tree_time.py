@@ -32,7 +32,7 @@ from benchmarks.store import Store
 from benchmarks.tree_acceptance import Models
 from benchmarks.tree_policies import CHAIN, FAMILIES
 from treespec import TreeSpeculation
-from treespec.hf import CausalLM
+from treespec.hf import CausalLM, make_scorer
 
 BUDGETS, BATCH_SIZES = (8, 32), (1, 4)
 CHAIN_LENGTHS, TREE_SIZES = (2, 4, 8, 16), (4, 8, 16, 32)
@@ -78,6 +78,7 @@ class Bench:
     def __init__(self, models: Models, acceptance: dict[str, Any], num_new: int) -> None:
         self.models, self.num_new, self._acceptance = models, num_new, acceptance
         self._plains: dict[str, Plain] = {}
+        make_scorer(models.target)  # The self-check of a model's first use is nobody's time.
 
     @torch.no_grad()
     def group(self, prompts: list[Prompt], num_new: int) -> Group:
