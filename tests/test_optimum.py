@@ -270,17 +270,19 @@ def test_path_bound_has_the_tree_bound_as_its_mean():
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "words"),
     [
-        lambda law: optimum_iid(law, law[:2], 2),
-        lambda law: optimum_iid(law, law, 0),
-        lambda law: optimum_without_replacement(law, law, 17),
-        lambda law: optimum_without_replacement(law[None], law[None], 2),
-        lambda law: optimum_without_replacement(law, law, 3, tolerance=1e-60),
+        (lambda law: optimum_iid(law, torch.full((2,), 0.5), 2), r"of one shape .* got \[4\], \[2\]"),
+        (lambda law: optimum_iid(law, law, 0), "positive int k, .* k=0"),
+        (lambda law: optimum_iid(law, law, math.nan), "positive int k, .* k=nan"),
+        (lambda law: optimum_without_replacement(law, law, 17), "at most 16 siblings"),
+        (lambda law: optimum_without_replacement(law[None], law[None], 2), r"expected laws \[V\]"),
+        (lambda law: optimum_without_replacement(law, law, 3, tolerance=1e-60), r"tolerance must lie in"),
+        (lambda law: optimum_without_replacement(law.tolist(), law, 3), "target_probs must be a tensor .* got list"),
     ],
 )
-def test_misuse_is_named(call):
-    with pytest.raises(ConfigError):
+def test_misuse_is_named(call, words):
+    with pytest.raises(ConfigError, match=words):
         call(torch.full((4,), 0.25))
 
 

@@ -178,6 +178,16 @@ def test_wrong_tokens_raise() -> None:
         TokenTree.from_paths([(0,)], [1, 2, 3])
     with pytest.raises(InvalidTreeError, match="at least a root"):
         TokenTree.chain([])
+    for tokens in (5, None, "text", [[1, 2]], [1, "a"], [2**70]):
+        with pytest.raises(InvalidTreeError, match="flat list of integers"):
+            TokenTree.chain(tokens)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["tokens", "parents", "laws", "law_index", "is_without_replacement"])
+def test_arrays_are_tensors(name: str) -> None:
+    good = {**PAIR, "laws": LAWS, "law_index": INDEX, "is_without_replacement": torch.zeros(3, dtype=torch.bool)}
+    with pytest.raises(InvalidTreeError, match=f"{name} must be a tensor, got list"):
+        TokenTree(**good | {name: good[name].tolist()})
 
 
 def test_a_chain() -> None:
@@ -306,8 +316,9 @@ def test_wrong_batches_raise(changes: dict, message: str) -> None:
 
 
 def test_batches_of_nothing_or_of_unlike_vocabularies_raise() -> None:
-    with pytest.raises(InvalidTreeError, match="at least one tree"):
-        TreeBatch.from_trees([])
+    for trees in ([], [None], TokenTree.chain([1])):
+        with pytest.raises(InvalidTreeError, match="at least one TokenTree"):
+            TreeBatch.from_trees(trees)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidTreeError, match="share V"):
         TreeBatch.from_trees([TokenTree.chain([9, 1], LAWS[:1]), TokenTree.chain([9, 1], torch.full((1, 4), 0.25))])
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from verification.toys import SamplingChooser, as_batch
 
-from treespec.errors import RuleMismatchError
+from treespec.errors import ConfigError, RuleMismatchError
 from treespec.optimum import optimum_iid
 from treespec.testing import (
     SHAPES,
@@ -176,3 +176,9 @@ def test_removing_duplicates_is_caught(record_property):
     mutant = exact_law(_DuplicatesRemoved(KSeq()), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
     record_mutant(record_property, "duplicates removed under k_seq", mutant.total_variation)
     assert mutant.total_variation > Fraction(1, 1000)
+
+
+@pytest.mark.parametrize("num_bisections", [-1, 2.5, "many"])
+def test_what_is_no_number_of_bisections_is_refused(num_bisections):
+    with pytest.raises(ConfigError, match="num_bisections must be"):
+        KSeq(num_bisections)

@@ -13,22 +13,23 @@ def check_laws(target_probs: Tensor, draft_probs: Tensor, k: int, may_be_empty: 
     """Raise unless both are laws [..., V] of one shape and there are siblings; `draft_probs` may be empty: all zero.
 
     Raises:
-        ConfigError: shapes that differ, laws that are none, or k < 1.
+        ConfigError: laws that are none, shapes that differ, or k is no positive int.
     """
-    if target_probs.shape != draft_probs.shape or k < 1:
-        raise ConfigError(
-            f"expected laws of one shape and k >= 1, got {list(target_probs.shape)}, {list(draft_probs.shape)}, k={k}"
-        )
     check_law("target_probs", target_probs)
     check_law("draft_probs", draft_probs, may_be_empty)
+    if target_probs.shape != draft_probs.shape or not isinstance(k, int) or k < 1:
+        shapes = f"{list(target_probs.shape)}, {list(draft_probs.shape)}"
+        raise ConfigError(f"expected laws of one shape and a positive int k, got {shapes}, k={k!r}")
 
 
 def check_law(name: str, probs: Tensor, may_be_empty: bool = False) -> None:
     """Raise unless `probs` holds laws [..., V].
 
     Raises:
-        ConfigError: entries that are no floats or no probabilities, or sums that are not one.
+        ConfigError: no tensor, entries that are no floats or no probabilities, or sums that are not one.
     """
+    if not isinstance(probs, Tensor):
+        raise ConfigError(f"{name} must be a tensor of floats [..., V], got {type(probs).__name__}")
     if not probs.is_floating_point() or probs.ndim == 0 or probs.shape[-1] == 0:
         raise ConfigError(f"{name} must be floats [..., V], got {probs.dtype} {list(probs.shape)}")
     total = probs.double().sum(-1)

@@ -29,8 +29,12 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
     """Raise for arrays that do not fit together. Only shapes and dtypes are looked at, which waits for no device.
 
     Raises:
-        InvalidTreeError: a wrong shape or dtype, or laws without their index.
+        InvalidTreeError: no tensor, a wrong shape or dtype, or laws without their index.
     """
+    for name in ("tokens", "parents", "laws", "law_index", "is_without_replacement"):
+        value = getattr(tree, name)
+        if not isinstance(value, Tensor) and (value is not None or name in ("tokens", "parents")):
+            raise InvalidTreeError(f"{name} must be a tensor, got {type(value).__name__}")
     shape = tree.tokens.shape
     letters = "[N]" if num_axes == 1 else "[B, N]"
     if len(shape) != num_axes or 0 in shape:

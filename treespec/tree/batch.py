@@ -46,9 +46,13 @@ class TreeBatch(TreeArrays):
 
     @classmethod
     def from_trees(cls, trees: Sequence[TokenTree]) -> TreeBatch:
-        """Pad trees of different sizes to one batch; their law tables are stacked."""
-        if not trees:
-            raise InvalidTreeError("a batch needs at least one tree")
+        """Pad trees of different sizes to one batch; their law tables are stacked.
+
+        Raises:
+            InvalidTreeError: no tree, something else among them, or laws over different vocabularies.
+        """
+        if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
+            raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")
         width = max(tree.num_nodes for tree in trees)
         laws = [tree.laws for tree in trees if tree.laws is not None]
         if len({table.shape[1] for table in laws}) > 1:

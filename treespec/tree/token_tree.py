@@ -208,7 +208,15 @@ class TokenTree(TreeArrays):
 
 
 def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
-    ids = torch.as_tensor(tokens)
-    if ids.is_floating_point() and ids.numel() > 0:
-        raise InvalidTreeError(f"tokens must be integers, got {ids.dtype}")
+    """Tokens int64 [N].
+
+    Raises:
+        InvalidTreeError: no flat list of integers.
+    """
+    try:
+        ids = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTreeError(f"tokens must be a flat list of integers: {error}") from error
+    if ids.ndim != 1 or (ids.dtype.is_floating_point and len(ids)):
+        raise InvalidTreeError(f"tokens must be a flat list of integers, got {ids.dtype} {list(ids.shape)}")
     return ids.to(torch.int64)

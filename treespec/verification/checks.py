@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +17,11 @@ def check_share(name: str, value: Any) -> None:
     """Raise for a setting that is no share, NaN included.
 
     Raises:
-        ConfigError: a value outside of [0, 1].
+        ConfigError: no number in [0, 1].
     """
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must lie in [0, 1], got {value}")
+    number: Any = value if isinstance(value, Real) else math.nan
+    if not 0 <= number <= 1:
+        raise ConfigError(f"{name} must lie in [0, 1], got {value!r}")
 
 
 def are_laws(probs: Tensor) -> Tensor:

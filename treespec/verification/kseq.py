@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from treespec.errors import ConfigError
 from treespec.protocols import Chooser, TargetLaw, VerifiableTree
 from treespec.tree import IID, Verdict
 from treespec.verification.admission import Admission, AdmittingRule
@@ -24,6 +25,9 @@ class KSeq(AdmittingRule):
     is, only acceptance can suffer: 20 halvings cost less than k / 10^6 of it.
 
     Admits i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification.
+
+    Raises:
+        ConfigError: `num_bisections` is no int or negative.
     """
 
     num_bisections: int = 20
@@ -31,6 +35,10 @@ class KSeq(AdmittingRule):
     name = "k_seq"
     is_lossless = True
     admission = Admission(frozenset({IID}), needs_fixed_width=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_bisections, int) or self.num_bisections < 0:
+            raise ConfigError(f"num_bisections must be an int that is not negative, got {self.num_bisections!r}")
 
     def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
         return walk_down(tree, target_law, chooser, self._judge)
