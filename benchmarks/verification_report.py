@@ -59,12 +59,11 @@ def _cell(rules: dict[str, list[float]], name: str) -> str:
 
 
 class Factor(NamedTuple):
-    """Over the deterministic tree with the target walk: `choices` (tree, rule), of how many, on how many contexts;
-    mean lengths; factors in tokens per pass and in accepted draft tokens, each with a 95 % interval."""
+    """Over the deterministic tree with the target walk: `choices` (tree, rule), of how many; mean lengths; factors in
+    tokens per pass and in accepted draft tokens, each with a 95 % interval."""
 
     choices: list[tuple[str, str]]
     num_choices: int
-    num_contexts: int
     length: float
     reference_length: float
     tokens: tuple[float, float, float]
@@ -101,7 +100,6 @@ def _factor(
     return Factor(
         list(dict.fromkeys(choices)),
         num_choices,
-        len(above),
         1 + above.mean(),
         1 + below.mean(),
         paired_ratio(1 + above, 1 + below, texts),

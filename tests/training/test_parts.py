@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tiny import tiny_llama
 from training_texts import LENGTH, VOCAB, write
 
 from treespec.errors import ConfigError
@@ -126,6 +127,11 @@ def test_features_of_a_batch_are_those_of_single_texts(target):
         probs = output.logits[0].softmax(-1)
         assert (probs.gather(1, found.top_ids.long()) - found.top_probs).abs().max() < 1e-3
         assert torch.equal(found.top_ids[:, 0].long(), probs.argmax(-1))
+
+
+def test_features_are_not_read_in_training_mode():
+    with pytest.raises(ConfigError, match="training mode"):
+        FeatureReader(tiny_llama().train(), (0,))
 
 
 def test_pruned_models_keep_the_layers_they_are_told(target):

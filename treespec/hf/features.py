@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treespec.errors import ConfigError
 from treespec.hf.facts import input_device, num_logits, pick_layers
 
 MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
@@ -43,6 +44,9 @@ class FeatureReader:
         num_candidates: K.
         dtype: that the states are kept in; float16 overflows in models with massive activations.
         is_mixed: passes multiply in bfloat16.
+
+    Raises:
+        ConfigError: the model is in training mode.
     """
 
     def __init__(
@@ -53,6 +57,10 @@ class FeatureReader:
         dtype: torch.dtype = torch.bfloat16,
         is_mixed: bool = False,
     ) -> None:
+        if model.training:
+            raise ConfigError(
+                f"{type(model).__name__} is in training mode: call eval() on it first"
+            )
         self._model, self._is_mixed = model, is_mixed
         self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
         self.vocab_size = num_logits(model)

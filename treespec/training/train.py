@@ -74,7 +74,8 @@ def train(
         on_evaluation: called with every evaluation.
 
     Raises:
-        ConfigError: settings that do not fit each other, too few texts.
+        ConfigError: settings that do not fit each other or the model, a model in training mode, too few texts, or texts
+            of another model.
         CheckpointError: `folder` holds another run, or a file is damaged.
         TreespecError: the loss is no finite number any more; the state on disk is of before.
     """
