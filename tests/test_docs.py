@@ -96,10 +96,9 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
 
 def test_benchmarks_that_are_named_exist() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
-    table = re.findall(
-        r"^\| (`.*?) \|", text.split("| `python -m benchmarks.` |")[1].split("\n\n")[0], flags=re.MULTILINE
-    )
-    listed = {name for cell in table for name in re.findall(r"`(\w+)", cell)} - {"scipy"}
+    table = text.split("| `python -m benchmarks.` |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)} - {"scipy"}
     run = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     assert listed == run
     named = set(re.findall(r"python -m benchmarks\.(\w+)", text)) - {"training_prompts"}
