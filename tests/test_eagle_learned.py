@@ -23,11 +23,11 @@ def learned():
 
     def loss():
         texts = torch.randint(0, VOCAB, (32, 16), generator=generator)
-        logits = unroll(head, texts[:, 1:], head.fuse(embedding[texts[:, :-1]]), 3)
+        steps = unroll(head, texts[:, 1:], head.fuse(embedding[texts[:, :-1]]), 3)
         after = best[texts[:, :-1], texts[:, 1:]]
         goals = [after[:, i:].flatten() for i in range(3)]
-        losses = [torch.nn.functional.cross_entropy(x.flatten(0, 1), y) for x, y in zip(logits, goals, strict=True)]
-        return torch.stack(losses).sum()
+        logits = [head.lm_head(outputs).flatten(0, 1) for outputs in steps]
+        return sum(map(torch.nn.functional.cross_entropy, logits, goals))
 
     return model, embedding, taught.fit(head, loss)
 

@@ -67,7 +67,7 @@ def test_unrolling_is_drafting_on_the_heads_own_features(tmp_path, target):
     plain = PlainEagle(made, tensors, target)
     generator = torch.Generator().manual_seed(1)
     states, text = torch.randn(1, 7, 96, generator=generator), torch.randint(0, 64, (8,), generator=generator).tolist()
-    steps = unroll(head, torch.tensor([text[1:]]), head.fuse(states), 3)
+    steps = [head.lm_head(outputs) for outputs in unroll(head, torch.tensor([text[1:]]), head.fuse(states), 3)]
     assert [list(step.shape) for step in steps] == [[1, 7, 40], [1, 6, 40], [1, 5, 40]]
     for i, step in enumerate(steps):
         for t in range(step.shape[1]):

@@ -92,22 +92,6 @@ class Eagle3Head(DraftHead[Eagle3Config]):
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         return self.fc(states if self.input_norm is None else self.input_norm(states))
 
-    def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        store: KeyStore | None = None,
-    ) -> Eagle3Output:
-        """One pass; see `run` and `read`. By default over a whole text: positions 0, 1, 2, ... and a causal mask."""
-        num_tokens = tokens.shape[1]
-        if positions is None:
-            positions = torch.arange(num_tokens, device=tokens.device).unsqueeze(0)
-        if mask is None:
-            mask = torch.ones(1, 1, num_tokens, num_tokens, dtype=torch.bool, device=tokens.device).tril()
-        return self.read(self.run(tokens, features, positions, mask, store or AppendedKeys()))
-
     def run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Mask, store: KeyStore) -> Tensor:
         """The layers' output before the last norm, [B, F, H].
 
@@ -133,11 +117,6 @@ class Eagle3Head(DraftHead[Eagle3Config]):
 
 
 def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
-    """The logits [B, T - i, W] of every step i of `unroll_outputs`."""
-    return [head.lm_head(outputs) for outputs in unroll_outputs(head, tokens, features, num_steps)]
-
-
-def unroll_outputs(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
     """What `lm_head` reads along a training text, then along drafts on the head's own features ("training-time test").
 
     Step i pairs the token at t + i with the features that step i - 1 left at t: what the head meets i levels down a

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treespec.heads.eagle3 import Eagle3Config, Eagle3Head, unroll_outputs
+from treespec.heads.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.hf.facts import num_logits
 from treespec.hf.head_shape import head_layer, layer_weights
 from treespec.training.data import Batch
@@ -29,7 +29,7 @@ class EagleLearner(HeadLearner[Eagle3Head]):
         features = self.head.fuse(batch.states[:, :-1].to(dtype))
         num_depths = min(self.num_depths, features.shape[1])
         drafts = []
-        for depth, outputs in enumerate(unroll_outputs(self.head, batch.tokens[:, 1:], features, num_depths)):
+        for depth, outputs in enumerate(unroll(self.head, batch.tokens[:, 1:], features, num_depths)):
             texts, starts = batch.is_asked[:, 1 + depth :].nonzero(as_tuple=True)
             drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
         return drafts
