@@ -205,6 +205,7 @@ class _State:
             self.data: dict[str, Any] = json.loads(path.read_text())
             if self.data["pending"] and all(self.data.get(name) == value for name, value in options.items()):
                 self.data["is_resumed"] = True
+                self.data["results"] = [result for result in self.data["results"] if result["name"] in names]
                 return
         self.data = settings(**options, is_resumed=False, results=[])
 

@@ -156,11 +156,12 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, models):
     assert json.loads(output.read_text())["pending"] == [case.name for case in cases[0]]
     assert "Still to come" in output.with_suffix(".md").read_text()
     monkeypatch.setattr(joint_law, "run_case", run_case)
+    monkeypatch.setattr(joint_law, "planted_bugs", lambda: cases[1][:1])  # The other one is not asked for any more.
     with pytest.raises(SystemExit):
         joint_law.main()
     data = json.loads(output.read_text())
     assert data["is_resumed"]
     assert not data["pending"]
-    assert [result["name"] for result in data["results"]] == [case.name for case in cases[1] + cases[0]]
+    assert [result["name"] for result in data["results"]] == [case.name for case in cases[1][:1] + cases[0]]
     assert output.with_suffix(".md").read_text() == report(data)
     assert not list(tmp_path.glob("*.partial*"))
