@@ -1,15 +1,11 @@
-"""Pictures: a token tree with its accepted path, a comparison of decoding methods, a training run.
-
-Needs the extra `plots`. Figures are built without pyplot, so nothing global changes and no window opens.
-"""
+"""A picture of a token tree with its accepted path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from os import PathLike
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import networkx
 from matplotlib import font_manager, ft2font
@@ -20,9 +16,8 @@ from matplotlib.path import Path
 
 from treespec.errors import TreespecError
 from treespec.tree import TokenTree, Verdict
+from treespec.viz.style import ACCEPTED, FAINT, GREY, INK, NEXT, NEXT_EDGE, REJECTED, saved
 
-ACCEPTED, REJECTED, NEXT, INK, GREY, FAINT = "#0b7a75", "#eef2f5", "#fdf0e1", "#22303c", "#6b7885", "#c3ccd4"
-NEXT_EDGE, REFERENCE = "#d9822b", "#8795a1"
 MONOSPACE = "DejaVu Sans Mono"
 ROW_HEIGHT, BOX_HEIGHT, CHARACTER_WIDTH, COLUMN_GAP, MARGIN, HEADING = 0.4, 0.27, 0.077, 0.55, 0.3, 0.75
 MAX_LABEL = 14
@@ -69,93 +64,7 @@ def draw_tree(
         _draw_box(axes, data)
     axes.text(MARGIN, 0.3, title or "Token tree", fontsize=11, color=INK, weight="bold", va="center", parse_math=False)
     axes.text(MARGIN, 0.53, _caption(tree, verdict, probs), fontsize=7.5, color=GREY, va="center")
-    return _saved(figure, path)
-
-
-class Measured(NamedTuple):
-    """One contestant's measurements, one number per prompt."""
-
-    name: str
-    ms_per_token: Sequence[float]
-    tokens_per_pass: Sequence[float]
-
-
-def plot_comparison(
-    methods: Sequence[Measured],
-    path: str | PathLike[str] | None = None,
-    title: str | None = None,
-    note: str | None = None,
-) -> Figure:
-    """Bars of the medians over prompts with every prompt as a dot: milliseconds per token, tokens per target pass.
-
-    Args:
-        methods: in the order to be shown from the top; the first is the reference of the speed ratios.
-        path: where to save the picture as well.
-        title: one line above the plots.
-        note: one small line below, e.g. machine and load.
-
-    Raises:
-        TreespecError: no method, or one without measurements.
-    """
-    if not methods or not all(len(m.ms_per_token) and len(m.tokens_per_pass) for m in methods):
-        raise TreespecError("plot_comparison needs at least one method, each with at least one measurement")
-    height = 1.6 + 0.55 * len(methods)
-    figure = Figure(figsize=(10, height), dpi=160, facecolor="white")
-    left, right = figure.subplots(1, 2, sharey=True)
-    reference = median(methods[0].ms_per_token)
-    speeds = [f"{median(m.ms_per_token):.1f} ms  ({reference / median(m.ms_per_token):.2f}×)" for m in methods]
-    _draw_bars(left, [m.ms_per_token for m in methods], speeds)
-    _draw_bars(right, [m.tokens_per_pass for m in methods], [f"{median(m.tokens_per_pass):.2f}" for m in methods])
-    left.set_yticks(range(len(methods)), [m.name for m in methods])
-    left.invert_yaxis()
-    left.set_title("milliseconds per token (less is better)", fontsize=9, color=GREY, loc="left")
-    right.set_title("tokens per target pass (more is better)", fontsize=9, color=GREY, loc="left")
-    figure.text(
-        0.015, 1 - 0.28 / height, title or "Decoding methods", fontsize=12.5, color=INK, weight="bold", va="center"
-    )
-    caption = "Bars: median over prompts; dots: single prompts. " + (note or "")
-    figure.text(0.015, 0.2 / height, caption, fontsize=7.5, color=GREY, va="center")
-    figure.tight_layout(rect=(0.0, 0.32 / height, 1.0, 1 - 0.45 / height), w_pad=2)
-    return _saved(figure, path)
-
-
-def plot_training(
-    log: Sequence[Mapping[str, Any]],
-    acceptance: Sequence[Sequence[float]],
-    path: str | PathLike[str] | None = None,
-    title: str | None = None,
-) -> Figure:
-    """A training run: the loss, the held-out overlap with the target's laws, and acceptance by depth and rank.
-
-    Args:
-        log: the run's log, entries with "tokens" and "loss" or "overlap".
-        acceptance: by depth and rank; rows may differ in length.
-        path: where to save the picture as well.
-        title: one line above the plots.
-    """
-    figure = Figure(figsize=(11, 3.4), dpi=160, facecolor="white")
-    left, middle, right = figure.subplots(1, 3)
-    for axes, name, color in ((left, "loss", INK), (middle, "overlap", ACCEPTED)):
-        lines = [line for line in log if name in line]
-        axes.plot([line["tokens"] for line in lines], [line[name] for line in lines], color=color, linewidth=1.2)
-        axes.set_xlabel("tokens trained on", fontsize=8, color=GREY)
-    left.set_title("training loss", fontsize=9, color=GREY, loc="left")
-    middle.set_title("held-out mass shared with the target", fontsize=9, color=GREY, loc="left")
-    bottoms = [0.0] * len(acceptance)
-    for rank in range(max(map(len, acceptance), default=0)):
-        heights = [row[rank] if rank < len(row) else 0.0 for row in acceptance]
-        shade = max(1 - 0.2 * rank, 0.15)
-        right.bar(range(1, len(heights) + 1), heights, bottom=bottoms, color=ACCEPTED, alpha=shade, edgecolor="white")
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    right.set(ylim=(0, 1), xticks=range(1, len(acceptance) + 1))
-    right.set_xlabel("depth; ranks from the bottom", fontsize=8, color=GREY)
-    right.set_title("held-out acceptance", fontsize=9, color=GREY, loc="left")
-    for axes in (left, middle, right):
-        axes.tick_params(labelsize=7, colors=GREY)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title or "Training", fontsize=11, color=INK, weight="bold", x=0.01, ha="left")
-    figure.tight_layout()
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def _check(tree: TokenTree, verdict: Verdict | None, probs: Sequence[float] | None) -> None:
@@ -245,18 +154,6 @@ def _draw_box(axes: Axes, data: dict[str, Any]) -> None:
         axes.text(end, y, _short(data["prob"]), ha="right", fontsize=7, alpha=0.8, **style)
 
 
-def _draw_bars(axes: Axes, values: Sequence[Sequence[float]], texts: Sequence[str]) -> None:
-    for row, (numbers, text) in enumerate(zip(values, texts, strict=True)):
-        axes.barh(row, median(numbers), height=0.52, color=REFERENCE if row == 0 else ACCEPTED, alpha=0.85, zorder=2)
-        axes.scatter(numbers, [row] * len(numbers), s=9, color=INK, alpha=0.45, linewidths=0, zorder=3)
-        axes.annotate(text, (max(numbers), row), (7, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
-    axes.set_xlim(0, 1.34 * max(max(numbers) for numbers in values))
-    axes.grid(axis="x", color="#e6eaed", linewidth=0.8, zorder=0)
-    axes.tick_params(length=0, labelsize=9, colors=INK)
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
-
-
 def _caption(tree: TokenTree, verdict: Verdict | None, probs: Sequence[float] | None) -> str:
     parts = [f"{tree.num_nodes} nodes"]
     if verdict:
@@ -288,9 +185,3 @@ def _printable(text: str) -> str:
 @cache
 def _known_characters() -> frozenset[int]:
     return frozenset(ft2font.FT2Font(font_manager.findfont(MONOSPACE)).get_charmap())
-
-
-def _saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
-    if path is not None:
-        figure.savefig(path)
-    return figure

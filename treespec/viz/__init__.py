@@ -1,0 +1,20 @@
+"""Pictures: a token tree with its accepted path, a comparison of decoding methods, a training run.
+
+Needs the extra `plots`. Figures are built without pyplot, so nothing global changes and no window opens.
+"""
+
+from treespec.viz.plots import Measured, plot_comparison, plot_training
+from treespec.viz.style import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
+from treespec.viz.trees import draw_tree
+
+__all__ = [
+    "ACCEPTED",
+    "GREY",
+    "INK",
+    "NEXT_EDGE",
+    "REFERENCE",
+    "Measured",
+    "draw_tree",
+    "plot_comparison",
+    "plot_training",
+]
