@@ -55,7 +55,8 @@ def load(
             model = load_model(str(folder), dtype=torch.float32, attn_implementation=attention)
             return model.eval(), load_tokenizer(str(folder))
     except CheckpointError as error:
-        raise ModelUnavailableError(f"{folder} cannot be loaded ({error}): if it is damaged, delete that folder and run again") from error
+        advice = f"if {folder} is damaged, delete that folder and run again"
+        raise ModelUnavailableError(f"{error}; {advice}") from error
 
 
 def converted_folder() -> Path:

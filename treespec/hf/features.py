@@ -58,9 +58,7 @@ class FeatureReader:
         is_mixed: bool = False,
     ) -> None:
         if model.training:
-            raise ConfigError(
-                f"{type(model).__name__} is in training mode: call eval() on it first"
-            )
+            raise ConfigError(f"{type(model).__name__} is in training mode: call eval() on it first")
         self._model, self._is_mixed = model, is_mixed
         self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
         self.vocab_size = num_logits(model)
