@@ -9,6 +9,7 @@ from training_texts import LENGTH, VOCAB, write
 
 from treespec.errors import ConfigError
 from treespec.hf.features import FeatureReader
+from treespec.hf.head_shape import usual_layers
 from treespec.hf.pruned import prune, spread_layers
 from treespec.training import TrainingConfig, losses, parse_settings
 from treespec.training.block import draw_anchors
@@ -178,6 +179,15 @@ def test_settings_that_are_wrong_are_named(setting, message):
         parse_settings([setting])
 
 
+def test_a_model_of_any_depth_has_different_layers_to_fuse():
+    assert usual_layers(30) == (2, 15, 27)
+    for count in range(1, 41):
+        layers = usual_layers(count)
+        assert list(layers) == sorted(set(layers))
+        assert layers[0] >= 0
+        assert layers[-1] < count
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,6 +198,7 @@ def test_settings_that_are_wrong_are_named(setting, message):
         {"max_length": 4},
         {"betas": (0.9,)},
         {"hidden_layers": (0.5, 2)},
+        {"hidden_layers": (2, 2)},
         {"num_steps": 5, "minutes": 1.0},
     ],
 )

@@ -49,9 +49,9 @@ def final_norm(model: PreTrainedModel) -> Tensor | None:
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
-    """The hidden states that a head fuses: EAGLE-3's (2, L // 2, L - 3), or what a shallow model has."""
+    """The hidden states that a head fuses: EAGLE-3's (2, L // 2, L - 3), or what a shallow model has; each once."""
     if num_layers >= 6:
-        return (2, num_layers // 2, num_layers - 3)
+        return tuple(sorted({2, num_layers // 2, num_layers - 3}))
     return tuple(sorted({0, num_layers // 2, num_layers - 1}))
 
 

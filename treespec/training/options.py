@@ -123,8 +123,9 @@ class TrainingConfig:
                 raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must be two numbers in [0, 1), got {self.betas}")
-        if not all(isinstance(layer, int) for layer in self.hidden_layers or ()):
-            raise ConfigError(f"hidden_layers must be ints, got {self.hidden_layers}")
+        layers = self.hidden_layers or ()
+        if not all(isinstance(layer, int) for layer in layers) or len(set(layers)) < len(layers):
+            raise ConfigError(f"hidden_layers must be different ints, got {self.hidden_layers}")
         if self.num_steps is not None and self.minutes is not None:
             raise ConfigError(f"num_steps={self.num_steps} and minutes={self.minutes} exclude each other: give one")
 
