@@ -84,13 +84,13 @@ def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftMod
     """Some of a target's layers at even distances, to be distilled; the vocabulary's rows stay as they are.
 
     Raises:
-        ConfigError: more layers than the target has.
+        ConfigError: more layers are asked for than the target has.
         UnsupportedModelError: the target cannot be cut, or see `DraftModelLearner`.
     """
     count = model.config.get_text_config().num_hidden_layers
-    if config.layers > count:
-        raise ConfigError(f"num_layers must be at most the target's {count}, got {config.layers}")
-    pruned = prune(model, spread_layers(count, config.layers)).float()
+    if config.num_layers is not None and config.num_layers > count:
+        raise ConfigError(f"num_layers must be at most the target's {count}, got {config.num_layers}")
+    pruned = prune(model, spread_layers(count, min(config.layers, count))).float()
     if config.is_head_frozen:
         freeze_vocabulary(pruned)
     return DraftModelLearner(pruned, config.depths)
