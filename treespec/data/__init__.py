@@ -1,1 +1,1 @@
-"""Warm starts that come with treespec."""
+"""Warm starts and heads that come with treespec."""
