@@ -106,6 +106,16 @@ def test_saved_heads_hold_the_same_tensors(tmp_path, target, name, has_lm_head):
 
 
 @every_method
+def test_layers_that_a_file_cannot_name_are_refused(tmp_path, target, method):
+    files, made = METHODS[method]
+    head = load_head(files.write(tmp_path / "a", made, files.random_tensors(made), SPECULATORS), target)
+    for layers in ([1] * (head.config.num_features + 1), [-1] * head.config.num_features):
+        with pytest.raises(ConfigError, match=rf"fuses {head.config.num_features} hidden layers, counted from 0, got"):
+            save_head(head, layers, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@every_method
 def test_from_config_takes_a_head(tmp_path, target, method):
     files, made = METHODS[method]
     files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)

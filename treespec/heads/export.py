@@ -42,8 +42,12 @@ def save_head(
         dtype: of the weights; None: the head's own.
 
     Raises:
-        ConfigError: spans of a block-parallel head that the format has no words for.
+        ConfigError: hidden layers that are not as many as the head fuses or counted from the end, or spans of a
+            block-parallel head that the format has no words for.
     """
+    if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:
+        expected = f"{head.config.num_features} hidden layers, counted from 0"
+        raise ConfigError(f"the head fuses {expected}, got {list(hidden_layers)}")
     if isinstance(head, BlockHead):
         keys = _block_keys(head.config, hidden_layers, verifier)
     else:
