@@ -23,8 +23,8 @@ from treespec.hf.facts import input_device, num_logits
 KINDS = ("eagle3", *ALGORITHMS)
 """The speculators library's names of the heads that are read."""
 
-DATA, SHIPPED = Path(treespec.data.__file__).parent, "-head"
-"""The heads that come with treespec lie in folders named after their targets."""
+DATA, HEAD_SUFFIX = Path(treespec.data.__file__).parent, "-head"
+"""The heads that come with treespec lie in folders named after their targets, with this suffix."""
 
 
 def load_drafter(
@@ -95,7 +95,7 @@ def shipped_head(name: str) -> Path:
     Raises:
         CheckpointError: there is none for that model.
     """
-    heads = {path.name.removesuffix(SHIPPED): path for path in DATA.glob(f"*{SHIPPED}")}
+    heads = {path.name.removesuffix(HEAD_SUFFIX): path for path in DATA.glob(f"*{HEAD_SUFFIX}")}
     found = heads.get(name.rsplit("/", 1)[-1].lower())
     if found is None:
         raise CheckpointError(

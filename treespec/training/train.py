@@ -77,7 +77,7 @@ def train(
         ConfigError: settings that do not fit each other or the model, a model in training mode, too few texts, or texts
             of another model.
         CheckpointError: `folder` holds another run, or a file is damaged.
-        TreespecError: the loss is no finite number any more; the state on disk is of before.
+        TreespecError: the loss is no finite number; the state on disk is that of the last checkpoint before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
     layers = fused_layers(model, config)
