@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,20 @@ def test_benchmarks_that_are_named_exist() -> None:
 def test_every_public_name_is_documented(module) -> None:
     texts = [page.read_text() for page in EVERYTHING]
     assert [name for name in module.__all__ if not any(re.search(rf"\b{name}\b", text) for text in texts)] == []
+
+
+def test_modules_and_functions_that_are_named_exist() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    names = set(re.findall(r"`(treespec(?:\.\w+)+)", text))
+    assert len(names) > 20
+    assert [name for name in names if not _exists(name)] == []
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted path is a module, or what a module holds."""
+    with suppress(ImportError, AttributeError):
+        return pkgutil.resolve_name(name) is not None
+    return False
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
