@@ -1,10 +1,11 @@
 """The demo: SmolLM2-135M on nine prompts of different kinds, plain, by prompt lookup, by chains and by trees.
 
 All contestants share the model, its packed linear layers, threads, arguments and stopping criteria. Rounds are paired
-and interleaved: each round decodes every prompt once with every contestant, in rotating order. The drafters need no
-training; in every round they start anew from text that the model wrote by itself, which holds none of these prompts
-(`treespec warm-up`), and learn over the round's prompts. Best chain and best tree are the fastest of a few
-sizes on the first prompts. Pictures go to demo/.
+and interleaved: each round decodes every prompt once with every contestant, in rotating order. Drafts come from the
+head that ships for the model (`treespec train`), merged with token recycling and suffix lookup; in every round these
+two start anew from text that the model wrote by itself (`treespec warm-up`), and learn over the round's prompts. No
+prompt of the demo took part in either. Best chain and best tree are the fastest of a few sizes on the first prompts.
+Pictures go to demo/.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks import prompts, smollm2
 from benchmarks.progress import progress_bar
 from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
 from benchmarks.settings import load_average, parser, settings, write_json
-from treespec import Chain, TreeSpeculation, WarmStart
+from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
 from treespec.hf.cpu import prepack_linears
 from treespec.stats import StepRecord
 from treespec.viz import Measured, draw_tree, plot_comparison
@@ -74,6 +75,8 @@ class Bench:
     inputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._head = load_drafter(shipped_head(smollm2.NAME), self.model)
+        prepack_linears(self._head.head)
         self.inputs = {prompt.name: prompts.encode(self.tokenizer, [prompt]) for prompt in prompts.DEMO}
         self.model.register_forward_pre_hook(self._count)
 
@@ -86,6 +89,10 @@ class Bench:
         out = self.model.generate(**inputs, max_new_tokens=self.num_new, do_sample=False, **options)
         seconds = time.perf_counter() - start
         return Run(out[0, inputs["input_ids"].shape[1] :].tolist(), seconds, self.num_passes - before)
+
+    def drafters(self) -> list[Any]:
+        """The head, and two fresh ones that know what the model wrote by itself, and nothing of the prompts."""
+        return [self._head, *WarmStart.shipped(smollm2.NAME).drafters()]
 
 
 def main() -> None:
@@ -101,8 +108,8 @@ def main() -> None:
     bench = Bench(model, tokenizer, args.new_tokens)
     with progress_bar(console) as progress:
         plains = references(bench, progress)
-        chain = fastest([chain_of(k) for k in CHAINS], bench, progress, "choosing a chain")
-        tree = fastest([tree_of(n) for n in TREES], bench, progress, "choosing a tree")
+        chain = fastest([chain_of(bench, k) for k in CHAINS], bench, progress, "choosing a chain")
+        tree = fastest([tree_of(bench, n) for n in TREES], bench, progress, "choosing a tree")
         contestants = [PLAIN, LOOKUP, chain, tree]
         load_before = load_average()
         runs = measure(contestants, bench, args.rounds, progress)
@@ -121,21 +128,16 @@ def main() -> None:
         sys.exit("An output differs from plain greedy decoding: this is a bug, please report it.")
 
 
-def drafters() -> list[Any]:
-    """Fresh ones: they know what the model wrote by itself, and nothing of the prompts."""
-    return list(WarmStart.shipped(smollm2.NAME).drafters())
-
-
-def chain_of(num_drafted: int) -> Contestant:
+def chain_of(bench: Bench, num_drafted: int) -> Contestant:
     def options() -> dict[str, Any]:
-        return {"custom_generate": TreeSpeculation(drafters(), tree=Chain(num_drafted))}
+        return {"custom_generate": TreeSpeculation(bench.drafters(), tree=Chain(num_drafted))}
 
     return Contestant(f"treespec, chain of {num_drafted}", options)
 
 
-def tree_of(num_nodes: int) -> Contestant:
+def tree_of(bench: Bench, num_nodes: int) -> Contestant:
     def options() -> dict[str, Any]:
-        return {"custom_generate": TreeSpeculation(drafters(), tree=num_nodes)}
+        return {"custom_generate": TreeSpeculation(bench.drafters(), tree=num_nodes)}
 
     return Contestant(f"treespec, tree of {num_nodes} nodes", options)
 
@@ -293,7 +295,7 @@ def save_numbers(
 
 def picture_step(bench: Bench, path: Path) -> None:
     """Draw the real step that accepted most in the later half of a text, with the target's probabilities."""
-    speculation = TreeSpeculation(drafters(), tree=PICTURED_NODES, record_steps=True)
+    speculation = TreeSpeculation(bench.drafters(), tree=PICTURED_NODES, record_steps=True)
     bench.decode(PICTURED_PROMPT, {"custom_generate": speculation})
     steps = speculation.steps
     eligible = [i for i, step in enumerate(steps) if not step.trees[0].is_chain and i >= len(steps) // 3]
