@@ -10,6 +10,7 @@ and is not measured.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,13 @@ def sample_texts(
     seed: int,
     cache_file: Path | None = None,
 ) -> list[Text]:
-    """The prompts, each continued by the target at a temperature; kept in `cache_file` once sampled."""
+    """The prompts, each continued by the target at a temperature.
+
+    Once sampled they are kept in `cache_file`, whose name gets a digest of the prompts: others make another file.
+    """
+    if cache_file is not None:
+        digest = hashlib.sha256(repr([prompt.text for prompt in prompts()]).encode()).hexdigest()[:16]
+        cache_file = cache_file.with_name(f"{cache_file.stem}-{digest}{cache_file.suffix}")
     if cache_file is not None and cache_file.is_file():
         return [Text(ids, start) for ids, start in torch.load(cache_file)]
     torch.manual_seed(seed)

@@ -41,6 +41,10 @@ MARGIN = 32
 """Texts go on this long behind the last place that counts, so that no tree there is cut short."""
 
 
+MAX_HOMES = 16
+"""More caches of one text are not kept: each may hold as many keys as the text, and a step needs one of them."""
+
+
 class Node:
     """A token in its context: `index` counts the text's tokens up to the last one shared with the text."""
 
@@ -203,6 +207,9 @@ class RecordedScorer:
             scorer = CausalLM(self._model, cache=cache, hidden_layers=self.hidden_layers)
             ids = self._ids[None, : index + 1]
             scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+            # What hangs off a forgotten place and is needed again is put below it anew: `_compute` goes up that far.
+            while len(self._homes) >= MAX_HOMES:
+                del self._homes[next(iter(self._homes))]
             self._homes[index] = Home(scorer, {})
         return self._homes[index]
 

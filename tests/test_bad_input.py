@@ -1,5 +1,6 @@
 """What a user can get wrong, and the error that each mistake gives: by type, and by the words that help."""
 
+import block_files
 import checkpoints
 import pytest
 import torch
@@ -23,6 +24,7 @@ from treespec import (
     BestFirst,
     CausalLM,
     Chain,
+    DraftModel,
     KAry,
     Paths,
     SpeculativeDecoder,
@@ -31,8 +33,11 @@ from treespec import (
     TokenTree,
     TreeBatch,
     TreeSpeculation,
+    load_drafter,
     verify,
 )
+from treespec.drafters import BlockDrafter, Eagle3
+from treespec.drafters.recycling_table import Table
 from treespec.errors import (
     CheckpointError,
     ConfigError,
@@ -51,6 +56,8 @@ from treespec.tree import ROOT_PARENT
 TARGET = tiny_llama()
 DRAFT = noisy_copy(TARGET)
 IDS = prompt(2)
+BLOCK_HEAD, NAN_HEAD = (block_files.random_head(block_files.shape()) for _ in range(2))
+NAN_HEAD.lm_head.weight.data.fill_(torch.nan)
 UNIFORM = torch.full((3, 4), 0.25)
 CHAIN = TokenTree.chain([0, 1, 2], UNIFORM[:2])
 
@@ -234,6 +241,35 @@ WRONG = {
         "from_pretrained",
     ),
     "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), ConfigError, "min_match is 3"),
+    **{
+        f"a longest text of {length!r}": (
+            lambda length=length: DraftModel(CausalLM(DRAFT), max_length=length),
+            ConfigError,
+            "max_length must be a positive int",
+        )
+        for length in (0, -3, 2.5, "x")
+    },
+    **{
+        f"a head's longest text of {length!r}": (
+            lambda length=length: BlockDrafter(BLOCK_HEAD, (1, 2), max_length=length),
+            ConfigError,
+            "max_length must be a positive int",
+        )
+        for length in (0, "x")
+    },
+    "a model for a head": (lambda: Eagle3(DRAFT, (1, 2, 0)), ConfigError, "an Eagle3Head, got LlamaForCausalLM"),
+    "a head of another kind": (lambda: Eagle3(BLOCK_HEAD, (1, 2)), ConfigError, "an Eagle3Head, got BlockHead"),
+    "a head's folder": (lambda: BlockDrafter("folder", (1, 2)), ConfigError, r"got str: load_drafter"),
+    "too few hidden layers": (lambda: BlockDrafter(BLOCK_HEAD, (1,)), ConfigError, r"of the 2 hidden .* got \(1,\)"),
+    "one hidden layer": (lambda: BlockDrafter(BLOCK_HEAD, 1), ConfigError, "of the 2 hidden states .* got 1"),
+    "a head of NaN": (lambda: run(drafter=BlockDrafter(NAN_HEAD, (1, 2))), LogitsError, "head's laws hold NaN"),
+    "a table that is none": (lambda: TokenRecycling(table="x"), ConfigError, "Table of tensors, got str"),
+    "a table of other shapes": (
+        lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
+        ConfigError,
+        r"hits \[K \+ 1\], got",
+    ),
+    "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), ConfigError, "int64"),
     "no drafter": (lambda: TreeSpeculation(None), ConfigError, "Drafter"),
     "an empty list of drafters": (lambda: TreeSpeculation([]), ConfigError, "Drafter"),
     "a name for a drafter": (lambda: TreeSpeculation("gpt2"), ConfigError, "from_pretrained"),
@@ -340,6 +376,11 @@ WRONG = {
         lambda: load_model("/no/such/folder", use_safetensors=False),
         ConfigError,
         "pickled",
+    ),
+    "a model's folder for a head's": (
+        lambda: with_checkpoint(checkpoints.untouched, lambda folder: load_drafter(folder, TARGET)),
+        CheckpointError,
+        "no draft head of the kinds that are read .*EAGLE-3, DFlash, DSpark",
     ),
 }
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import drafters, tree_acceptance, tree_report, tree_time
+from benchmarks import drafters, recorded, tree_acceptance, tree_report, tree_time
+from benchmarks import replay as replay_module
 from benchmarks.paired import bootstrap, cross_fitted, difference, ratio
 from benchmarks.prompts import Prompt, PromptSets, disjoint_sets
 from benchmarks.recorded import Text
@@ -63,6 +64,52 @@ def test_recorded_logits_are_those_of_plain_passes(pair, text):
     assert scorer.num_scored == count + 1
     ids = torch.tensor([[*prefix, true[start - 1], true[start], 6, 9]])
     assert torch.allclose(again[1], model(ids).logits[0, -1], atol=1e-4)
+
+
+def test_forgotten_caches_change_nothing(pair, text, monkeypatch):
+    def walk(scorer):
+        """Three times along the text, deeper beside it every time."""
+        found = []
+        for depth in range(1, 4):
+            scorer.prefill(text.ids[None, : text.start - 1], torch.ones(1, text.start - 1, dtype=torch.bool))
+            for root in text.ids[text.start - 1 : text.start + 5].tolist():
+                nodes = torch.tensor([[root, *range(5, 5 + depth)]])
+                found.append(scorer.extend(nodes, torch.arange(-1, depth)[None]).logits)
+                scorer.commit([[0]])
+        return found
+
+    many, few = (RecordedScorer(pair[0], text) for _ in range(2))
+    expected = walk(many)
+    assert len(many._homes) == 6
+    monkeypatch.setattr(replay_module, "MAX_HOMES", 1)
+    for logits, others in zip(walk(few), expected, strict=True):
+        assert torch.allclose(logits, others, atol=1e-4)
+    assert len(few._homes) == 1
+    assert few.num_scored == many.num_scored == 6 * 3, "no node's logits are computed twice"
+
+
+def test_other_prompts_are_other_texts(tmp_path, monkeypatch):
+    calls = []
+
+    def generate(input_ids, max_new_tokens, **_):
+        calls.append(max_new_tokens)
+        return torch.cat([input_ids, input_ids[:, :1]], 1)
+
+    def texts(*names):
+        monkeypatch.setattr(recorded, "prompts", lambda: [Prompt("p", name) for name in names])
+        ids = torch.tensor([[len(name), 7] for name in names])
+        monkeypatch.setattr(recorded, "encode", lambda *_: {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        model, tokenizer = SimpleNamespace(generate=generate), SimpleNamespace(eos_token_id=99)
+        found = recorded.sample_texts(model, tokenizer, 1.0, 1, 0, tmp_path / "texts.pt")  # pyright: ignore[reportArgumentType]
+        return [text.ids.tolist() for text in found]
+
+    first = texts("one", "three")
+    assert first == texts("one", "three") == [[3, 7, 3], [5, 7, 5]]
+    assert len(calls) == 1
+    assert texts("seven", "two") == [[5, 7, 5], [3, 7, 3]]
+    assert len(calls) == 2
+    assert texts("one", "three") == first
+    assert len(calls) == 2
 
 
 def test_only_the_text_can_be_committed(pair, text):

@@ -1,6 +1,7 @@
 """Medusa checkpoints: the public formats give the same heads, and whatever is wrong with a file is named."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,11 +101,20 @@ def lacking(name):
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        (lacking("1.1.linear.weight"), None, "lacks 1 tensors.*block 1 1 weight"),
+        (lacking("1.1.linear.weight"), None, r"lacks tensors of 3 heads with 2 layers: block 1 1 weight$"),
         (lacking("0.0.linear.bias"), None, "block 0 0 bias"),
         (lacking("2.2.weight"), None, "output 2"),
         (authors_tensors(HEADS), {"medusa_num_heads": 5}, "of 5 heads"),
         (authors_tensors(HEADS), {"medusa_num_layers": 3}, "with 3 layers"),
+        (authors_tensors(HEADS), {"medusa_num_heads": 10**9}, r"1000000000 heads.*block 3 0 weight, .*, \.\.\."),
+        (authors_tensors(HEADS), {"medusa_num_layers": 10**9}, "with 1000000000 layers"),
+        (authors_tensors(HEADS) | {"99999999999.0.linear.weight": torch.ones(32, 32)}, None, "of 100000000000 heads"),
+        (
+            {"lm_head.weight": torch.ones(64, 32)},
+            {"num_heads": 10**9, "num_hidden_layers": 0},
+            "none of which has a tensor",
+        ),
+        (authors_tensors(HEADS) | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),
         (authors_tensors(HEADS), {"medusa_num_heads": "three"}, "got 'three'"),
         (authors_tensors(HEADS), {"medusa_num_heads": 0}, "at least one"),
         (authors_tensors(HEADS), ["no mapping"], "it holds a list"),
@@ -116,12 +126,30 @@ def lacking(name):
         (vllm_tensors(HEADS) | {"token_map": torch.tensor([3, -2])}, None, "negative id"),
         (vllm_tensors(HEADS) | {"token_map": torch.tensor([3, 64])}, None, "rows that an output of 64"),
         (vllm_tensors(HEADS) | {"token_map": torch.arange(64.0)}, None, r"must be ids \[W\], got torch.float32"),
+        (vllm_tensors(HEADS) | {"token_map": torch.arange(64) * 1j}, None, r"must be ids \[W\], got torch.complex"),
+        (vllm_tensors(HEADS) | {"token_map": torch.ones(64).bool()}, None, r"must be ids \[W\], got torch.bool"),
         (authors_tensors(HEADS) | {"0.2.weight": torch.ones(64)}, None, r"output must be \[W, H\]"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, tensors, config, message):
     with pytest.raises(CheckpointError, match=message):
         load_heads(write(tmp_path, tensors, config))
+
+
+@pytest.mark.parametrize("weight", ["x", torch.ones(64), torch.ones(64, 32, dtype=torch.int64)])
+def test_an_output_that_is_none_is_refused(tmp_path, weight):
+    write(tmp_path, authors_tensors(HEADS, has_outputs=False))
+    with pytest.raises(ConfigError, match=r"output_weight must be a floating-point tensor \[V, H\], got"):
+        load_heads(tmp_path, output_weight=weight)
+
+
+def test_configurations_are_read_as_utf_8(tmp_path, monkeypatch):
+    """Whatever the machine's own encoding is."""
+    write(tmp_path, authors_tensors(HEADS))
+    (tmp_path / "config.json").write_bytes('{"medusa_num_heads": 2, "name": "Méduse"}'.encode())
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding="ascii": read(path, encoding=encoding))
+    assert load_heads(tmp_path).num_heads == 2
 
 
 def test_files_that_cannot_be_read(tmp_path):

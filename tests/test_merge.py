@@ -17,7 +17,7 @@ from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration, Offer, source_cells
 from treespec.drafters.pool import LEAST, RATE, WITHHELD_SHARE, Family, OpinionPool
 from treespec.drafters.union import UnionTree
-from treespec.errors import ConfigError
+from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry
 from treespec.policies.heap import HostTree
 from treespec.protocols import FeatureDrafter
@@ -356,6 +356,16 @@ def test_merge_refuses_sampled_children():
             Merge(bad)
     with pytest.raises(ConfigError, match="twice"):
         Merge([parts[0], parts[1], parts[0]])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_merge_refuses_values_that_are_no_numbers(value):
+    merge = Merge([Fixed(promised(1)), Fixed(valued([(0,), (1,)], [0, 1, 2], [1.0, 0.5, value]))])
+    with pytest.raises(InvalidTreeError, match="Fixed gave a node a value that is NaN or infinite"):
+        Loop(merge, [[0]], BestFirst(3)).propose()
+    padded = TreeBatch.from_trees([TokenTree.chain([0]), TokenTree.chain([0, 2])])
+    padded = TreeBatch(padded.tokens, padded.parents, values=torch.tensor([[1.0, value], [1.0, 0.5]]))
+    Loop(Merge([Fixed(padded), Fixed(padded)]), [[0], [0]], BestFirst(3)).propose()  # What padding holds is no node's.
 
 
 def test_the_snippet_of_the_docs_runs():

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import TableLM, TableSource, ToyScorer
 
-from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine import speculate
 from treespec.errors import ConfigError
-from treespec.policies import AdaptiveChain, Chain, LikelyRejection, LowConfidence
+from treespec.policies import AdaptiveChain, BestFirst, Chain, LikelyRejection, LowConfidence
 from treespec.protocols import Capability, Scores, VerifiedStep
 from treespec.request import Request
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
@@ -157,9 +157,9 @@ OWN = {
 }
 
 
-def decode(drafter, policy, capability=Capability.TREE, **options):
+def decode(drafter, policy, capability=Capability.TREE, prompts=PROMPTS, **options):
     request = Request(
-        PROMPTS, torch.ones_like(PROMPTS, dtype=torch.bool), FixedLength(45), policy=policy, seed=0, **options
+        prompts, torch.ones_like(prompts, dtype=torch.bool), FixedLength(45), policy=policy, seed=0, **options
     )
     return speculate(ToyScorer(TableLM(4, seed=3), capability), drafter, request)
 
@@ -175,6 +175,36 @@ def test_a_policy_learns_once_per_step_whoever_holds_it(name):
         assert policy.k != 2
         tokens.append(result.tokens)
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.TREE])
+def test_a_policy_that_drafter_and_call_share_learns_once_per_step(name, capability):
+    policy = CountedChain(2, max_k=8)
+    result = decode(OWN[name](policy), policy, capability, PROMPTS[:1], is_sampling=False)
+    assert policy.num_told == result.stats.num_target_passes > 1
+    parts = CountedChain(2, max_k=8)
+    result = decode(
+        Merge([OWN[name](parts), OWN["recycling"](None)]), parts, capability, PROMPTS[:1], is_sampling=False
+    )
+    assert parts.num_told == result.stats.num_target_passes > 1
+
+
+def test_a_shared_policy_that_the_target_cannot_verify_learns_once_from_its_own_trees():
+    """The call drafts a chain in its place, the drafter's own goes before that."""
+
+    class CountedTree(BestFirst):
+        num_told = 0
+
+        def commit(self, step):
+            self.num_told += 1
+
+    policy = CountedTree(4)
+    result = decode(OWN["recycling"](policy), policy, Capability.CHAIN, PROMPTS[:1], is_sampling=False)
+    assert policy.num_told == result.stats.num_target_passes > 1
+    unheard = CountedTree(4)
+    decode(OWN["recycling"](None), unheard, Capability.CHAIN, PROMPTS[:1], is_sampling=False)
+    assert unheard.num_told == 0
 
 
 @pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.TREE])

@@ -264,9 +264,36 @@ def test_stores_refuse_what_cannot_be():
         {"factor": math.inf},
         {"min_prob": 1.5},
         {"doubt": -1.0},
+        {"factor": "2"},
+        {"offset": None},
+        {"offset": math.nan},
+        {"min_prob": [0.1]},
+        {"doubt": True},
+        {"doubt": math.inf},
+        {"store": [[1, 2]]},
     ):
-        with pytest.raises(ConfigError, match="min_prob in"):
+        with pytest.raises(ConfigError, match=f"^{next(iter(options))} "):
             SuffixLookup(**options)
+    with pytest.raises(ConfigError, match="texts must be lists of token ids, got 5"):
+        SuffixStore(texts=5)
+
+
+def test_many_texts_at_once_never_hold_more_than_fits(monkeypatch):
+    class Watched(SuffixText):
+        most = 0
+
+        def append(self, tokens):
+            super().append(tokens)
+            Watched.most = max(Watched.most, len(self))
+
+    monkeypatch.setattr(store_module, "SuffixText", Watched)
+    texts = [[number % 50] * 40 for number in range(100)]
+    store = SuffixStore(iter(texts), capacity=100)
+    assert 50 < Watched.most <= 100 + 41 + 1
+    assert store.texts[-1] == texts[-1]
+    store.add(*texts)
+    assert Watched.most <= 100 + 41 + 1
+    assert store.num_tokens <= 100
 
 
 @pytest.mark.parametrize("is_warm", [True, False])

@@ -118,6 +118,46 @@ def warm_start(vocab_size=VOCAB):
     return WarmStart.from_texts(texts, top, vocab_size, {"model": "toy"})
 
 
+TEXT, TOP = torch.tensor([1, 2]), torch.tensor([[2, 3], [-1, -1]])
+
+
+@pytest.mark.parametrize(
+    ("texts", "top", "vocab_size", "words"),
+    [
+        ([], TOP[:0], VOCAB, "at least one tensor"),
+        (5, TOP, VOCAB, "at least one tensor"),
+        ([TEXT, TEXT[:0]], TOP, VOCAB, "text 1 must be token ids"),
+        ([[1, 2]], TOP, VOCAB, "text 0 must be token ids .* got list"),
+        ([TEXT.float()], TOP, VOCAB, "got torch.float32"),
+        ([TEXT], TOP, 2, "from 1 to 2 in a vocabulary of 2"),
+        ([TEXT - 2], TOP, VOCAB, "from -1 to 0"),
+        ([TEXT, TEXT], TOP, VOCAB, r"top must be int64 \[4, K\]"),
+        ([TEXT], TOP[:, :0], VOCAB, "top must be int64"),
+        ([TEXT], TOP[0], VOCAB, "top must be int64"),
+        ([TEXT], TOP.tolist(), VOCAB, "top must be int64"),
+        ([TEXT], TOP, 3, "ids below 3"),
+        ([TEXT], TOP - 1, VOCAB, "ids below 7"),
+        ([TEXT], torch.tensor([[2, -1], [-1, -1]]), VOCAB, "-1 alone"),
+        ([TEXT], TOP, 7.0, "vocab_size must be a positive int"),
+    ],
+)
+def test_texts_that_cannot_be_counted_are_refused(texts, top, vocab_size, words):
+    with pytest.raises(ConfigError, match=words):
+        WarmStart.from_texts(texts, top, vocab_size)
+
+
+def test_a_file_that_says_a_huge_vocabulary_is_refused_before_memory_is_asked_for(tmp_path, monkeypatch):
+    start, path = warm_start(70_000), tmp_path / "file.safetensors"
+    start.save(path)
+    full = torch.full
+    monkeypatch.setattr(torch, "full", lambda shape, *rest: full(shape, *rest) if shape[0] < 1 << 20 else 1 / 0)
+    assert WarmStart.load(path).vocab_size == 70_000
+    for found, words in {"2000000000": "more than any model has", "9" * 5000: "vocab_size is '999"}.items():
+        rewrite(path, vocab_size=found)
+        with pytest.raises(CheckpointError, match=words):
+            WarmStart.load(path)
+
+
 @pytest.mark.parametrize("vocab_size", [VOCAB, 70_000])
 def test_warm_starts_are_saved_and_loaded(tmp_path, vocab_size):
     start = warm_start(vocab_size)

@@ -177,10 +177,13 @@ class _Run:
         return emitted, finished
 
     def learn(self, step: VerifiedStep) -> None:
-        """Tell the drafter, and a policy that learns, what became of the last trees."""
+        """Tell the drafter, and a policy that learns, what became of the last trees.
+
+        The session's policy: the request's own has no part in a call for which `as_chain` replaces it.
+        """
         self.drafter.commit(step)
-        if isinstance(self.request.policy, LearningPolicy):
-            self.request.policy.commit(step)
+        if isinstance(self.session.policy, LearningPolicy):
+            self.session.policy.commit(step)
 
     def record(
         self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]

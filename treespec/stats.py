@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -130,7 +130,7 @@ class SpeculationStats:
                 setattr(self, name, getattr(self, name) + value)
 
     @contextmanager
-    def timed(self, phase: str):
+    def timed(self, phase: str) -> Iterator[None]:
         """Add the block's wall-clock time to `seconds[phase]`."""
         start = perf_counter()
         try:

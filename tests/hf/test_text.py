@@ -103,6 +103,9 @@ def test_the_two_model_class(target, draft, tokenizer, tmp_path):
     assert stopped == tokenizer.decode(plain[: first + 1], skip_special_tokens=True)
     with pytest.raises(ConfigError, match="max_tokens"):
         decoder.generate(text, max_tokens=0)
+    for seed in (-3, 2**63, "7", True):
+        with pytest.raises(ConfigError, match="seed must be"):
+            decoder.generate(text, seed=seed)
     for temperature in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="temperature"):
             decoder.generate(text, temperature=temperature)

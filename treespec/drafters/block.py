@@ -37,6 +37,7 @@ class BlockDrafter(HeadDrafter[BlockHead]):
     See `HeadDrafter` for its arguments and for how children are sampled. Trees are no deeper than the head's block.
     """
 
+    _head_type = BlockHead
     _block: _Block | None
 
     def _forget_tree(self) -> None:

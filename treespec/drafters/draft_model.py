@@ -15,13 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treespec.drafters.path_laws import PathLaws
 from treespec.drafters.pending import PendingNodes
 from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
 from treespec.drafters.vocabulary import SameVocabulary, Vocabulary
 from treespec.errors import ContextFullError, TreespecWarning
 from treespec.policies import Chain
+from treespec.policies.checks import check_count
 from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
-from treespec.tree import PADDING_PARENT, Path, TreeBatch
+from treespec.tree import PADDING_PARENT, TreeBatch
 
 CHAIN_LENGTH = 5
 """The longest chain for a model that cannot run the trees that were asked for."""
@@ -42,7 +44,7 @@ class DraftModel(SessionSource):
         vocabulary: how the draft model's tokens relate to the target's; None: they are the same.
 
     Raises:
-        ConfigError, InvalidTreeError: see `as_policy`.
+        ConfigError, InvalidTreeError: `max_length` is not a positive int; see also `as_policy`.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class DraftModel(SessionSource):
         self._scorer = scorer
         self._vocabulary: Vocabulary = vocabulary or SameVocabulary()
         self._own_policy = own_policy(policy)
-        self._max_length = max_length if max_length is not None else scorer.max_positions
+        self._max_length = scorer.max_positions if max_length is None else check_count("max_length", max_length)
         self._has_warned = False
 
     def start(self, session: Session) -> None:
@@ -91,7 +93,7 @@ class DraftModel(SessionSource):
 
     def commit(self, step: VerifiedStep) -> None:
         """Keep what was computed of the emitted tokens, whatever tree they came from."""
-        tell_policy(self._own_policy, step)
+        tell_policy(self._own_policy, self._session, step)
         pending, self._pending = self._pending, None
         emitted = self._text.append(step.emitted)
         if pending is None or self._is_full:
@@ -143,7 +145,7 @@ class DraftModel(SessionSource):
         if self._scorer.capability < Capability.TREE and len(set(self._num_missing())) > 1:
             self._prefill()
         pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
-        self._pending = pending
+        self._pending, self._path_laws = pending, PathLaws(self._session)
         if pending.tokens.shape[1] > 0:
             logits = self._score_chains(pending.tokens, pending.chain_parents)
             for row, length in enumerate(pending.chain_lengths):
@@ -181,38 +183,9 @@ class DraftModel(SessionSource):
 
         The caller's processors see the target's tokens.
         """
-        session, pending = self._session, self._pending
-        assert pending is not None
-        logits = self._text.to_target(logits)
-        if session.processors.is_path_free:
-            scores = session.processors(tokens.reshape(-1, 1), logits.flatten(0, 1), session.row_ids[0])
-        else:
-            paths = pending.extend_paths(tokens, parents)
-            scores = self._path_scores(logits, paths)
+        scores = self._text.with_mass(self._path_laws.scores(self._text.to_target(logits), tokens, parents))
         is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
-        scores = self._text.with_mass(scores)
-        return scores.softmax(-1, dtype=torch.float32).view(logits.shape).masked_fill_(is_padding, 1 / logits.shape[-1])
-
-    def _path_scores(self, logits: Tensor, paths: Sequence[Sequence[Path | None]]) -> Tensor:
-        """Processed scores float32 [B, F, V] of raw logits [B, F, V]; ids of one length go to the processors together.
-
-        `paths[b][f]` are the tokens below the root on the path to a node, None for padding.
-        """
-        session, history = self._session, self._session.history
-        groups: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
-        for row, level in enumerate(paths):
-            row_id = 0 if session.processors.is_row_free else session.row_ids[row]
-            for slot, path in enumerate(level):
-                if path is not None:
-                    rows, slots = groups.setdefault((row_id, history.lengths[row], len(path)), ([], []))
-                    rows.append(row)
-                    slots.append(slot)
-        scores = torch.zeros_like(logits, dtype=torch.float32)
-        for (row_id, _, length), (rows, slots) in groups.items():
-            drafted = torch.tensor([paths[row][slot] for row, slot in zip(rows, slots, strict=True)], dtype=torch.int64)
-            ids = torch.cat([history.rows(rows), drafted.view(len(rows), length).to(logits.device)], 1)
-            scores[rows, slots] = session.processors(ids, logits[rows, slots], row_id)
-        return scores
+        return scores.softmax(-1, dtype=torch.float32).masked_fill_(is_padding, 1 / scores.shape[-1])
 
     def _servable(self, policy: TreePolicy) -> TreePolicy:
         """The policy, or a chain for a model that cannot run trees."""

@@ -34,6 +34,7 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     See `HeadDrafter` for its arguments and for how children are sampled.
     """
 
+    _head_type = Eagle3Head
     _tree: _Tree | None
 
     def _forget_tree(self) -> None:

@@ -69,7 +69,7 @@ class EarlyExit(SessionSource):
 
     def commit(self, step: VerifiedStep) -> None:
         """The target keeps what was computed; only a learning policy is told."""
-        tell_policy(self._own_policy, step)
+        tell_policy(self._own_policy, self._session, step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is kept per row."""

@@ -11,10 +11,11 @@ from typing import Generic, TypeVar
 from treespec.drafters.committed import CommittedStates
 from treespec.drafters.head_laws import needs_laws
 from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, tell_policy
-from treespec.errors import VocabularyMismatchError
+from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.heads.dflash import BlockHead
 from treespec.heads.eagle3 import Eagle3Head
 from treespec.heads.row_keys import RowKeys
+from treespec.policies.checks import check_count
 from treespec.protocols import Session, VerifiedStep
 
 Head = TypeVar("Head", Eagle3Head, BlockHead)
@@ -34,8 +35,11 @@ class HeadDrafter(SessionSource, Generic[Head]):
             end, for its positions are computed.
 
     Raises:
-        ConfigError, InvalidTreeError: see `as_policy`.
+        ConfigError, InvalidTreeError: no head of this kind, another number of hidden layers than it fuses, or a
+            `max_length` that is not a positive int; see also `as_policy`.
     """
+
+    _head_type: type[Head]
 
     def __init__(
         self,
@@ -44,10 +48,15 @@ class HeadDrafter(SessionSource, Generic[Head]):
         policy: Shape | None = None,
         max_length: int | None = None,
     ) -> None:
+        if not isinstance(head, self._head_type):
+            raise ConfigError(
+                f"{type(self).__name__} drafts with an {self._head_type.__name__}, got {type(head).__name__}: "
+                "load_drafter(folder, model) reads one from files"
+            )
         self._head: Head = head
-        self._hidden_layers = tuple(hidden_layers)
+        self._hidden_layers = _check_layers(hidden_layers, head.config.num_features)
         self._own_policy = own_policy(policy)
-        self._max_length = max_length
+        self._max_length = None if max_length is None else check_count("max_length", max_length)
 
     @property
     def head(self) -> Head:
@@ -80,7 +89,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
 
     def commit(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them for the next step."""
-        tell_policy(self._own_policy, step)
+        tell_policy(self._own_policy, self._session, step)
         self._forget_tree()
         self._keys.drop_pending()
         self._committed.add(step)
@@ -93,3 +102,14 @@ class HeadDrafter(SessionSource, Generic[Head]):
     def _forget_tree(self) -> None:
         """Drop what is known of the step's tree."""
         raise NotImplementedError
+
+
+def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:
+    """Raises: ConfigError, unless these are `num_features` ints."""
+    layers = tuple(hidden_layers) if isinstance(hidden_layers, Sequence) else ()
+    if len(layers) != num_features or not all(type(layer) is int for layer in layers):
+        raise ConfigError(
+            f"hidden_layers must be the indices of the {num_features} hidden states that the head fuses, got "
+            f"{hidden_layers!r}"
+        )
+    return layers

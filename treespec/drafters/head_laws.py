@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.path_laws import PathLaws
+from treespec.errors import LogitsError
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.policies.checks import AUTO
 from treespec.protocols import Proposal, Session, TreePolicy
@@ -46,6 +47,13 @@ class HeadLaws:
 
 
 def candidates(logits: Tensor, target_ids: Tensor, num_candidates: int, device: torch.device) -> Proposal:
-    """The most probable tokens of logits [B, F, W] and their probabilities, at most `num_candidates` of each law."""
+    """The most probable tokens of logits [B, F, W] and their probabilities, at most `num_candidates` of each law.
+
+    Raises:
+        LogitsError: no law can be made of them; not looked for on an accelerator, where values are not read.
+    """
     top = logits.softmax(-1, dtype=torch.float32).topk(min(max(num_candidates, 1), logits.shape[-1]), dim=-1)
+    # NaN comes first in `topk`, and makes a law's every probability NaN.
+    if top.values.device.type == "cpu" and bool(top.values[..., 0].isnan().any()):
+        raise LogitsError("the draft head's laws hold NaN: check the head's weights and its dtype")
     return Proposal(top.values.to(device), target_ids[top.indices].to(device))

@@ -105,7 +105,7 @@ class Medusa(SessionSource):
 
     def commit(self, step: VerifiedStep) -> None:
         """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
-        tell_policy(self._own_policy, step)
+        tell_policy(self._own_policy, self._session, step)
         states = step.scores.hidden_states[LAST]
         nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
         self._features = self._take(states[torch.arange(len(nodes)), torch.tensor(nodes)])

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+import torch
 from torch import Tensor
 
 from treespec.drafters.medusa_heads import MedusaHead, MedusaHeads
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.checkpoint import read_finite_tensors
 
 FILE_NAMES = ("medusa_lm_head.safetensors", "model.safetensors")
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+ID_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+NUM_NAMED = 3
+"""So many missing tensors are named in a message."""
 
 _NAMES = (
     # The authors' format, which text-generation-inference reads too; its second version has no output weights.
@@ -46,14 +50,17 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
         output_weight: float [V, H], for checkpoints without output weights: `model.get_output_embeddings().weight`.
 
     Raises:
-        CheckpointError: nothing there, a pickle, a damaged file, missing or unknown tensors, or wrong shapes.
+        CheckpointError: nothing there, a pickle, a damaged file, weights that are not finite, missing or unknown
+            tensors, or wrong shapes.
+        ConfigError: an `output_weight` that is no matrix of weights.
     """
     file = _find_file(Path(path))
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error}): it is damaged or no safetensors file") from error
-    found = _sort(tensors, file)
+    if output_weight is not None and not _is_matrix(output_weight):
+        raise ConfigError(
+            f"output_weight must be a floating-point tensor [V, H], got {_describe(output_weight)}: "
+            "model.get_output_embeddings().weight"
+        )
+    found = _sort(read_finite_tensors(file), file)
     if output_weight is not None:
         found.setdefault(("shared",), output_weight.detach())
     config = _read_config(file.with_name("config.json"))
@@ -96,7 +103,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -131,6 +138,22 @@ def _count(config: Mapping[str, Any], names: tuple[str, str], found: Found, axis
     return max((key[axis] for key in found if key[0] in kinds), default=-1) + 1
 
 
+def _wanted(num_heads: int, num_layers: int, parts: Sequence[str], has_outputs: bool) -> Iterator[tuple[Any, ...]]:
+    """The keys of so many heads."""
+    for i in range(num_heads):
+        yield from (("block", i, j, part) for j in range(num_layers) for part in parts)
+        if has_outputs:
+            yield "output", i
+
+
+def _is_matrix(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and value.is_floating_point()
+
+
+def _describe(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _assemble(found: Found, num_heads: int, num_layers: int, file: Path) -> MedusaHeads:
     has_bias = any(key[-1] == "bias" for key in found)
     shared = found.get(("shared",))
@@ -143,17 +166,20 @@ def _assemble(found: Found, num_heads: int, num_layers: int, file: Path) -> Medu
     if shared is None and num_heads > 1 and {key for key in found if key[0] == "output"} == {("output", 0)}:
         shared = found["output", 0]
     parts = ("weight", "bias") if has_bias else ("weight",)
-    wanted = [("block", i, j, part) for i in range(num_heads) for j in range(num_layers) for part in parts]
-    wanted += [("output", i) for i in range(num_heads) if shared is None]
-    missing = [" ".join(map(str, key)) for key in wanted if key not in found]
+    wanted = _wanted(num_heads, num_layers, parts, shared is None)
+    # Numbers in a file are anyone's: no more keys are looked up than it takes to see that some are missing.
+    missing = [" ".join(map(str, key)) for key in islice((key for key in wanted if key not in found), NUM_NAMED + 1)]
     if missing:
+        rest = ", ..." if len(missing) > NUM_NAMED else ""
         raise CheckpointError(
-            f"{file} lacks {len(missing)} tensors of {num_heads} heads with {num_layers} layers: "
-            f"{', '.join(missing[:3])}, ..."
+            f"{file} lacks tensors of {num_heads} heads with {num_layers} layers: "
+            f"{', '.join(missing[:NUM_NAMED])}{rest}"
         )
+    if num_heads > 1 and num_layers == 0 and shared is not None:
+        raise CheckpointError(f"{file} says {num_heads} heads, none of which has a tensor of its own")
     token_map = found.get(("token_map",))
-    if token_map is not None and (token_map.ndim != 1 or not len(token_map) or token_map.is_floating_point()):
-        raise CheckpointError(f"{file}: token_map must be ids [W], got {token_map.dtype} {list(token_map.shape)}")
+    if token_map is not None and (token_map.ndim != 1 or not len(token_map) or token_map.dtype not in ID_TYPES):
+        raise CheckpointError(f"{file}: token_map must be ids [W], got {_describe(token_map)}")
     heads = []
     for i in range(num_heads):
         blocks = tuple((found["block", i, j, "weight"], found.get(("block", i, j, "bias"))) for j in range(num_layers))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from treespec.drafters.pool import OpinionPool
 from treespec.drafters.shared import policy_of_call, stack_trees
 from treespec.drafters.union import UnionTree
-from treespec.errors import ConfigError
+from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import Chain
 from treespec.policies.checks import check_count
 from treespec.policies.heap import HostTree
@@ -77,7 +78,7 @@ class Merge:
         """See `Drafter`.
 
         Raises:
-            ConfigError: a drafter proposed sampled children.
+            ConfigError, InvalidTreeError: see `read_trees`.
         """
         parts = [read_trees(drafter, drafter.propose(max_depth)) for drafter in self._drafters]
         roots = self._session.history.last_tokens.tolist()
@@ -113,6 +114,7 @@ def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
 
     Raises:
         ConfigError: they hold sampled children.
+        InvalidTreeError: a node's value is NaN or infinite.
     """
     if batch.laws is not None:
         raise ConfigError(
@@ -122,4 +124,9 @@ def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
     tokens, parents = batch.tokens.tolist(), batch.parents.tolist()
     values = [[]] * batch.num_rows if batch.values is None else batch.values.tolist()
     sizes = [len(row) - row.count(PADDING_PARENT) for row in parents]
-    return [HostTree(t[:n], p[:n], v[:n]) for t, p, v, n in zip(tokens, parents, values, sizes, strict=True)]
+    trees = [HostTree(t[:n], p[:n], v[:n]) for t, p, v, n in zip(tokens, parents, values, sizes, strict=True)]
+    if not all(math.isfinite(value) for tree in trees for value in tree.values):
+        raise InvalidTreeError(
+            f"{type(drafter).__name__} gave a node a value that is NaN or infinite: check its model's weights"
+        )
+    return trees

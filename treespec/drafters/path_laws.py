@@ -27,14 +27,17 @@ class PathLaws:
         Args:
             tokens, parents: int64 [B, F], as `DraftSource.expand` gets them.
         """
+        scores = self.scores(logits, tokens, parents)
+        is_empty = scores.amax(-1, keepdim=True) == -torch.inf
+        return scores.masked_fill(is_empty, 0.0).softmax(-1, dtype=torch.float32)
+
+    def scores(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Processed scores float32 [B, F, V], from what the laws themselves are made of."""
         session = self._session
         if session.processors.is_path_free:
             scores = session.processors(tokens.reshape(-1, 1), logits.flatten(0, 1), session.row_ids[0])
-            scores = scores.view(logits.shape)
-        else:
-            scores = self._path_scores(logits, self._extend_paths(tokens, parents))
-        is_empty = scores.amax(-1, keepdim=True) == -torch.inf
-        return scores.masked_fill(is_empty, 0.0).softmax(-1, dtype=torch.float32)
+            return scores.view(logits.shape)
+        return self._path_scores(logits, self._extend_paths(tokens, parents))
 
     def _extend_paths(self, tokens: Tensor, parents: Tensor) -> list[list[Path | None]]:
         """The tokens below the root on the paths to the nodes, None for padding; waits for the device."""

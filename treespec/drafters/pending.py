@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, Path
+from treespec.tree import PADDING_PARENT
 
 
 class PendingNodes:
@@ -35,7 +35,6 @@ class PendingNodes:
         self.parents = self.chain_parents.to(device, non_blocking=True)
         self._ids = torch.tensor(lengths, device=device).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
-        self._paths: list[list[Path | None]] = [[] for _ in chains]
 
     def add(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Number F more nodes.
@@ -61,21 +60,6 @@ class PendingNodes:
         """Raw logits [V] after a pending node that was added by `add`."""
         first, logits = next(entry for entry in reversed(self._logits) if entry[0] <= node)
         return logits[row, node - first]
-
-    def extend_paths(self, tokens: Tensor, parents: Tensor) -> list[list[Path | None]]:
-        """The tokens below the root on the paths to the nodes of the latest expansion; None for padding.
-
-        Waits for the device; must see every expansion if any: tokens, parents int64 [B, F] as the source got them.
-        """
-        fresh: list[list[Path | None]] = []
-        for row, known in enumerate(self._paths):
-            level: list[Path | None] = []
-            for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
-                above = known[parent] if parent >= 0 else None
-                level.append(() if parent == ROOT_PARENT else None if above is None else (*above, token))
-            known += level
-            fresh.append(level)
-        return fresh
 
     def match(self, emitted: Sequence[Sequence[int]]) -> list[list[int]]:
         """Per row the pending nodes that hold committed tokens, in order: the chain, then as much as can be found of

@@ -19,6 +19,8 @@ WITHHELD_SHARE = 0.1
 """A source that goes on after a node without offering some child gives it this share of what its offers leave over."""
 LEAST = 0.02
 """What a source leaves over at least: none is ever sure that nothing else comes."""
+FLOOR = 1e-3
+"""No child is less probable to a source: the logarithm of zero would let one source veto a child for good."""
 RATE, STEADY = 0.05, 50
 """Weights move by RATE at first, and by less and less after about so many outcomes."""
 
@@ -86,5 +88,5 @@ class OpinionPool:
         ]
         rest = {s: max(1.0 - sum(probs.get(s, 0.0) for probs in promised), LEAST) for s in family.holders}
         others = {s: left * WITHHELD_SHARE for s, left in rest.items()}
-        outcomes = [*({s: max(probs.get(s, others[s]), 1e-3) for s in rest} for probs in promised), rest]
+        outcomes = [*({s: max(probs.get(s, others[s]), FLOOR) for s in rest} for probs in promised), rest]
         return [{s: math.log(prob) for s, prob in outcome.items()} for outcome in outcomes]

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from treespec.drafters.recycling_table import PACKED, Table, pack_table, read_vocab_size, unpack_table
+from treespec.drafters.recycling_table import PACKED, Table, check_table, pack_table, read_vocab_size, unpack_table
 from treespec.drafters.shared import (
     SessionSource,
     Shape,
@@ -47,7 +47,7 @@ class TokenRecycling(SessionSource):
         table: what is known already; it is copied.
 
     Raises:
-        ConfigError, InvalidTreeError: `num_candidates` is not a positive int; see also `as_policy`.
+        ConfigError, InvalidTreeError: `num_candidates` is not a positive int, or `table` is none; see also `as_policy`.
     """
 
     promise_weight = 0.4
@@ -59,6 +59,7 @@ class TokenRecycling(SessionSource):
         self._table: Tensor | None = None
         self._hits: Tensor | None = None
         if table is not None:
+            check_table(table)
             self.num_candidates = table.candidates.shape[1]
             # One row beyond the vocabulary takes the writes that must not count.
             self._table = torch.nn.functional.pad(table.candidates, (0, 0, 0, 1), value=-1)
@@ -98,7 +99,7 @@ class TokenRecycling(SessionSource):
 
     def commit(self, step: VerifiedStep) -> None:
         """Store the top K of every node's logits for that node's token; of several nodes the last one counts."""
-        tell_policy(self._own_policy, step)
+        tell_policy(self._own_policy, self._session, step)
         tokens = step.trees.tokens.flatten()
         is_node = (step.trees.parents != PADDING_PARENT).flatten()
         top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)

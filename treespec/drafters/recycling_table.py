@@ -11,13 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, ConfigError
 
 RANK_DECAY = 0.5
 """What a candidate's vote counts, a rank further down: about how much less often lower ranks are right."""
 
 WARM_TRIALS = 1000.0
 """What was counted on texts weighs as much as so many trials in a call, so that calls soon say more."""
+
+MAX_ENTRIES = 1 << 28
+"""A table of more entries (2 GiB) is not made because a file says so: the rows it leaves out cost it nothing."""
 
 
 class Table(NamedTuple):
@@ -28,6 +31,17 @@ class Table(NamedTuple):
 
     candidates: Tensor
     hits: Tensor
+
+
+def check_table(table: Table) -> None:
+    """Raises: ConfigError, unless it is a table of fitting tensors."""
+    if not isinstance(table, Table) or not all(isinstance(tensor, Tensor) for tensor in table):
+        raise ConfigError(f"table must be a Table of tensors, got {type(table).__name__}")
+    candidates, hits = table
+    is_fitting = candidates.ndim == 2 and candidates.dtype == torch.int64 and candidates.numel() > 0
+    if not is_fitting or hits.shape != (candidates.shape[1] + 1,):
+        got = f"{candidates.dtype} {list(candidates.shape)} and {list(hits.shape)}"
+        raise ConfigError(f"a table has candidates int64 [V, K] and hits [K + 1], got {got}")
 
 
 def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
@@ -97,7 +111,8 @@ def unpack_table(tensors: dict[str, Tensor], vocab_size: int, path: str | Path) 
     """What `pack_table` packed.
 
     Raises:
-        CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, hits that are no counts.
+        CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, a vocabulary beyond reason, hits
+            that are no counts.
     """
     known, candidates = (unpack_ids(tensors[name], name, vocab_size, path) for name in ("known", "candidates"))
     hits = tensors["hits"]
@@ -109,14 +124,23 @@ def unpack_table(tensors: dict[str, Tensor], vocab_size: int, path: str | Path) 
         raise CheckpointError(f"{path}: a token has two rows, or none")
     if hits.dtype != torch.float32 or not bool((hits.isfinite() & (hits >= 0)).all()):
         raise CheckpointError(f"{path}: hits must be counts in float32")
+    if vocab_size * candidates.shape[1] > MAX_ENTRIES:
+        raise CheckpointError(
+            f"{path}: a vocabulary of {vocab_size} tokens with {candidates.shape[1]} candidates each is more than any "
+            f"model has, for a file of {len(known)} rows: vocab_size is damaged"
+        )
     table = torch.full((vocab_size, candidates.shape[1]), -1)
     table[known] = candidates
     return Table(table, hits)
 
 
+MAX_DIGITS = 10
+"""Ids are saved in 32 bits; and Python refuses to read numbers of thousands of digits."""
+
+
 def read_vocab_size(metadata: dict[str, str], path: str | Path) -> int:
     """Raises: CheckpointError, unless the metadata's vocab_size is a positive int."""
     found = metadata.get("vocab_size", "")
-    if not found.isascii() or not found.isdigit() or int(found) < 1:
+    if not found.isascii() or not found.isdigit() or len(found) > MAX_DIGITS or int(found) < 1:
         raise CheckpointError(f"{path} does not say for how large a vocabulary it was made: vocab_size is {found!r}")
     return int(found)

@@ -86,7 +86,7 @@ class ReEncoding:
         told = [self._known(self._translate.start(tokens)) or [START_TOKEN] for tokens in prompts]
         self._text = text_of_rows(told, session.device)
         inner = replace(session, history=self._text, is_sampling=False, processors=NoProcessors())
-        self._inner.start(replace(inner, vocab_size=self._num_logits, policy=self._policy))
+        self._inner.start(replace(inner, vocab_size=self._num_logits))
         self._trees: TreeBatch | None = None
 
     def propose(self, max_depth: int) -> TreeBatch:

@@ -59,9 +59,12 @@ def policy_of_call(own: TreePolicy | None, session: Session) -> TreePolicy:
     return policy
 
 
-def tell_policy(own: TreePolicy | None, step: VerifiedStep) -> None:
-    """Tell a drafter's own policy, if it learns, what became of the last trees; the engine tells the call's."""
-    if isinstance(own, LearningPolicy):
+def tell_policy(own: TreePolicy | None, session: Session, step: VerifiedStep) -> None:
+    """Tell a drafter's own policy, if it learns, what became of the last trees.
+
+    The engine tells the call's, which may be the very same object: a step is to be learned from once.
+    """
+    if isinstance(own, LearningPolicy) and own is not session.policy:
         own.commit(step)
 
 

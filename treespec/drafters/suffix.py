@@ -24,7 +24,7 @@ from treespec.drafters.suffix_store import SuffixStore
 from treespec.drafters.suffix_text import Occurrences, Place, SuffixText, greatest_score
 from treespec.drafters.trie_source import TrieSource
 from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.policies.checks import check_count
+from treespec.policies.checks import check_count, check_number
 from treespec.policies.heap import HostTree, grow_best_first
 from treespec.protocols import Session, VerifiedStep
 from treespec.tree import TreeBatch
@@ -62,7 +62,8 @@ class SuffixLookup:
         is_longest_only: look at the longest match alone, as prompt lookup does.
 
     Raises:
-        ConfigError, InvalidTreeError: a number out of range, or `min_match` above `max_match`; see also `as_policy`.
+        ConfigError, InvalidTreeError: an option of the wrong kind or out of range, or `min_match` above `max_match`;
+            see also `as_policy`.
     """
 
     promise_weight = 0.4
@@ -83,13 +84,15 @@ class SuffixLookup:
         self._max_match, self._min_match = check_count("max_match", max_match), check_count("min_match", min_match)
         if min_match > max_match:
             raise ConfigError(f"min_match is {min_match} and max_match {max_match}: nothing would ever be looked up")
-        if not (factor >= 0 and 1 <= factor + offset < math.inf and 0 <= min_prob <= 1 and 0 <= doubt < math.inf):
-            raise ConfigError(
-                "factor and doubt must not be negative, factor + offset be at least one node, and min_prob in [0, 1]; "
-                f"got {factor!r}, {doubt!r}, {offset!r}, {min_prob!r}"
-            )
+        self._factor = check_number("factor", factor, lambda x: 0 <= x < math.inf, "be a number that is not negative")
+        self._offset = check_number("offset", offset, math.isfinite, "be a finite number")
+        if factor + offset < 1:
+            raise ConfigError(f"factor + offset must be at least one node, got {factor!r} + {offset!r}")
+        self._min_prob = check_number("min_prob", min_prob, lambda x: 0 <= x <= 1, "lie in [0, 1]")
+        self._doubt = check_number("doubt", doubt, lambda x: 0 <= x < math.inf, "be a number that is not negative")
+        if store is not None and not isinstance(store, SuffixStore):
+            raise ConfigError(f"store must be a SuffixStore, got {type(store).__name__}: SuffixStore(texts)")
         self._own_policy, self._store = own_policy(policy), store
-        self._factor, self._offset, self._min_prob, self._doubt = factor, offset, min_prob, doubt
         self._is_longest_only = is_longest_only
 
     @property
@@ -135,7 +138,7 @@ class SuffixLookup:
 
     def commit(self, step: VerifiedStep) -> None:
         """Append the emitted tokens to every row's text."""
-        tell_policy(self._own_policy, step)
+        tell_policy(self._own_policy, self._session, step)
         for row, tokens in zip(self._rows, step.emitted, strict=True):
             row.append(tokens)
 

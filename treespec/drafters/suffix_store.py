@@ -44,7 +44,9 @@ class SuffixStore:
         self._following: list[tuple[SuffixText, int, int]] = []
         if capacity < MIN_CAPACITY:
             raise ConfigError(f"capacity must be at least {MIN_CAPACITY} tokens, got {capacity}")
-        self.add(*texts)
+        if not isinstance(texts, Iterable):
+            raise ConfigError(f"texts must be lists of token ids, got {texts!r}")
+        self._extend(texts)
 
     @property
     def num_tokens(self) -> int:
@@ -71,13 +73,7 @@ class SuffixStore:
         Raises:
             ConfigError: a text that is no list of ids; the texts before it are kept.
         """
-        for text in texts:
-            tokens = _as_ids(text)
-            if not len(tokens):
-                continue
-            self._text.append(tokens[-self.capacity // 2 :])
-            self._text.append([SEPARATOR])
-        self._tidy()
+        self._extend(texts)
 
     def follow(self, text: SuffixText, num_before: int) -> None:
         """Take what a row's text is going to get, once its call is over: at the next call, or when the store is saved.
@@ -128,19 +124,32 @@ class SuffixStore:
             got = f"{tokens.dtype} {list(tokens.shape)}"
             raise CheckpointError(f"{path}: tokens must be int32 [N] of ids between {SEPARATOR}s, got {got}")
         store._text = SuffixText(tokens[1:].numpy())
-        store._tidy()
+        store._forget()
+        store._sort()
         return store
 
     def _absorb(self) -> None:
         following, self._following = self._following, []
-        self.add(*(text.tokens[start:] for text, start, length in following if len(text) > length))
+        self._extend(text.tokens[start:] for text, start, length in following if len(text) > length)
 
-    def _tidy(self) -> None:
-        """Forget the oldest tokens beyond the capacity, a quarter at a time, and sort when enough is unsorted."""
-        tokens = self._text.tokens
-        if len(tokens) > self.capacity:
-            tokens = tokens[-(self.capacity - self.capacity // 4) :]
-            self._text = SuffixText(tokens)
+    def _extend(self, texts: Iterable[Ids]) -> None:
+        """See `add`; of many texts no more are held than fit."""
+        for text in texts:
+            tokens = _as_ids(text)
+            if not len(tokens):
+                continue
+            self._text.append(tokens[-self.capacity // 2 :])
+            self._text.append([SEPARATOR])
+            self._forget()
+        self._sort()
+
+    def _forget(self) -> None:
+        """Forget the oldest tokens beyond the capacity, a quarter at a time."""
+        if len(self._text) > self.capacity:
+            self._text = SuffixText(self._text.tokens[-(self.capacity - self.capacity // 4) :])
+
+    def _sort(self) -> None:
+        """Sort when enough is unsorted."""
         num_unsorted = len(self._text) - self._text.num_sorted
         if num_unsorted >= max(MIN_UNSORTED, len(self._text) // UNSORTED_SHARE):
             self._text.sort(self.max_match)

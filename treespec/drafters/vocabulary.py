@@ -38,7 +38,7 @@ class DraftText(Protocol):
         ...
 
     def with_mass(self, scores: Tensor) -> Tensor:
-        """Processed scores [M, V]; a law that the processors left without any mass is replaced."""
+        """Processed scores [..., V]; a law that the processors left without any mass is replaced."""
         ...
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:

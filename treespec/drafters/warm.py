@@ -26,7 +26,8 @@ from treespec.drafters.recycling_table import (
 from treespec.drafters.shared import Shape
 from treespec.drafters.suffix import SuffixLookup
 from treespec.drafters.suffix_store import SuffixStore
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, ConfigError
+from treespec.policies.checks import check_count
 from treespec.tensor_file import read_tensors, write_tensors
 
 FORMAT = "treespec-warm-start-1"
@@ -60,9 +61,15 @@ class WarmStart:
         """Count texts.
 
         Args:
-            texts: int64, one tensor of token ids per text.
+            texts: int64, one tensor of token ids per text, none of them empty.
             top: int64 [N, K], the model's most likely next tokens at every token of all texts, -1 where unknown.
+
+        Raises:
+            ConfigError: no texts or an empty one, tensors of other types or shapes, ids outside the vocabulary.
         """
+        check_count("vocab_size", vocab_size)
+        _check_texts(texts, vocab_size)
+        _check_top(top, sum(map(len, texts)), vocab_size)
         return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
 
     def with_about(self, about: Mapping[str, Any]) -> WarmStart:
@@ -129,3 +136,28 @@ class WarmStart:
                 f"treespec warm-up {name} --out FILE.safetensors, and WarmStart.load(FILE)"
             )
         return cls.load(str(found))
+
+
+def _check_texts(texts: Sequence[Tensor], vocab_size: int) -> None:
+    """Raises: ConfigError, see `WarmStart.from_texts`."""
+    if not isinstance(texts, Sequence) or not texts:
+        raise ConfigError(f"texts must be a list of at least one tensor of token ids, got {texts!r}")
+    for number, text in enumerate(texts):
+        if not isinstance(text, Tensor) or text.dtype != torch.int64 or text.ndim != 1 or not len(text):
+            got = f"{text.dtype} {list(text.shape)}" if isinstance(text, Tensor) else type(text).__name__
+            raise ConfigError(f"text {number} must be token ids int64 [n] with n > 0, got {got}")
+        if not 0 <= int(text.min()) <= int(text.max()) < vocab_size:
+            raise ConfigError(
+                f"text {number} holds ids from {int(text.min())} to {int(text.max())} in a vocabulary of {vocab_size}"
+            )
+
+
+def _check_top(top: Tensor, num_tokens: int, vocab_size: int) -> None:
+    """Raises: ConfigError, see `WarmStart.from_texts`."""
+    is_tensor = isinstance(top, Tensor) and top.dtype == torch.int64 and top.ndim == 2
+    if not is_tensor or len(top) != num_tokens or not top.shape[1]:
+        got = f"{top.dtype} {list(top.shape)}" if isinstance(top, Tensor) else type(top).__name__
+        raise ConfigError(f"top must be int64 [{num_tokens}, K], a row for every token of all texts, got {got}")
+    is_known = top >= 0
+    if int(top.max()) >= vocab_size or int(top.min()) < -1 or bool((is_known.any(1) != is_known.all(1)).any()):
+        raise ConfigError(f"every row of top must hold ids below {vocab_size}, or -1 alone where they are unknown")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treespec.errors import CheckpointError
 from treespec.heads.checkpoint import Checkpoint, load_state
 from treespec.heads.dflash import BlockConfig, BlockHead
 from treespec.heads.dflash_files import block_config, is_block_config
 from treespec.heads.eagle3 import Eagle3Head
-from treespec.heads.eagle3_files import eagle3_config, without_midlayer
+from treespec.heads.eagle3_files import eagle3_config, is_eagle3, without_midlayer
 from treespec.heads.file_parts import FROM_TARGET, head_rows, own_or_targets, plain_names, target_ids
 
 
@@ -36,6 +37,11 @@ def build_head(
     if is_block_config(checkpoint.config):
         config = block_config(checkpoint.config, tensors, path)
     else:
+        if "speculators_model_type" not in checkpoint.config and not is_eagle3(tensors):
+            raise CheckpointError(
+                f"{path} holds no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark): a whole model "
+                "drafts as TreeSpeculation(model)"
+            )
         tensors = without_midlayer(tensors)
         config = eagle3_config(checkpoint.config, tensors, path)
     mappings = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}

@@ -49,7 +49,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"{folder} needs *.safetensors files, found {found}: save the tensors as safetensors")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        fresh = _read_tensors(file)
+        fresh = read_finite_tensors(file)
         if twice := sorted(tensors.keys() & fresh.keys()):
             raise CheckpointError(f"{file} holds tensors that another file of the folder holds too: {_some(twice)}")
         tensors |= fresh
@@ -134,12 +134,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_finite_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file, on the CPU.
+
+    Raises:
+        CheckpointError: truncated or no safetensors file, or weights that are not finite.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): it is truncated or no safetensors file") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error}): it is damaged, truncated or no safetensors file"
+        ) from error
     spoilt = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if spoilt:
         raise CheckpointError(f"{path} holds NaN or infinity in {_some(sorted(spoilt))}: it is damaged")

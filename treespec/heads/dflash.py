@@ -159,7 +159,10 @@ class BlockHead(DraftHead[BlockConfig]):
         return logits if self.markov_head is None or tokens is None else logits + self.markov_head(tokens)
 
     def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor:
-        """Logits [...] of acceptance; there must be a confidence head. See `read`."""
+        """Logits [...] of acceptance; there must be a confidence head. See `read`.
+
+        For callers who read a published file's confidence head: drafting here does not use it.
+        """
         assert self.confidence_head is not None
         if not self.config.has_markov_confidence:
             return self.confidence_head(outputs)

@@ -28,7 +28,13 @@ from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers
 NUM_FEATURES = 3
 """EAGLE-3's own number, for a message where neither the configuration nor `fc.weight` tells it."""
 
+OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def is_eagle3(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether any tensor is one that such a head has and a plain model has not."""
+    return any(name in OWN_TENSORS or name.startswith("midlayer.") for name in tensors)
 
 
 def without_midlayer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

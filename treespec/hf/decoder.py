@@ -51,7 +51,8 @@ class SpeculativeDecoder:
             seed: of this call; None takes one draw from torch's default generator.
 
         Raises:
-            ConfigError: a temperature that is negative or no finite number, or no tokens to generate.
+            ConfigError: a temperature that is negative or no finite number, no tokens to generate, or a seed that is
+                none.
         """
         if not (math.isfinite(temperature) and temperature >= 0):
             raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")

@@ -56,9 +56,7 @@ class TreeSpeculation:
     ) -> None:
         _check_stop_strings(stop_strings, tokenizer)
         _check_streamer(streamer)
-        is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
-        if seed is not None and not is_seed:
-            raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
+        _check_seed(seed)
         self.drafter = as_drafter(drafter)
         self.policy = as_policy(tree)
         self.verification = verification if verification == "auto" else get_rule(verification)
@@ -112,7 +110,12 @@ class TreeSpeculation:
 
     @contextmanager
     def overridden(self, **options: Any) -> Iterator[TreeSpeculation]:
-        """The object with other options for the time of a `with` block; None leaves an option as it is."""
+        """The object with other options for the time of a `with` block; None leaves an option as it is.
+
+        Raises:
+            ConfigError: a seed that is none. Of the other options their callers must take care.
+        """
+        _check_seed(options.get("seed"))
         kept = {name: getattr(self, name) for name, value in options.items() if value is not None}
         try:
             for name in kept:
@@ -171,6 +174,12 @@ def generate(
             # An error before the object was called must not leave the streamer's reader waiting.
             if speculation.streamer is not None and speculation._num_calls == num_calls:
                 speculation.streamer.end()
+
+
+def _check_seed(seed: Any) -> None:
+    is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+    if seed is not None and not is_seed:
+        raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
 
 
 def _check_streamer(streamer: Any) -> None:

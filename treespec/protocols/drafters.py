@@ -37,7 +37,11 @@ class Session:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A source of token trees. One drafter serves one call of generation at a time."""
+    """A source of token trees. One drafter serves one call of generation at a time.
+
+    An attribute `promise_weight`, a float, is optional: how much its trees' values weigh to begin with where `Merge`
+    pools several drafters; 1, which is what one without it gets, takes them as a law, 0 does not hear them.
+    """
 
     def start(self, session: Session) -> None:
         """Forget the last call and read the prompt. Tables that learn across calls stay."""
