@@ -102,6 +102,7 @@ def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     model, names = tiny_llama(vocab_size=VOCAB, num_layers=3), {"treespec": treespec}
     monkeypatch.chdir(folders)
+    monkeypatch.setattr(treespec, "shipped_head", lambda _: Path("runs/block/drafter"))
     train(model, read_folder(Path("texts")), "runs/block", TrainingConfig(kind="block", **SMALL))
     names |= {"model": model, "inputs": {"input_ids": torch.tensor([[5, 7, 9]]), "max_new_tokens": 4}}
     snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
