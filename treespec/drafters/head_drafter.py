@@ -5,6 +5,7 @@ Axis letters: B rows.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -21,7 +22,7 @@ from treespec.protocols import Session, VerifiedStep
 Head = TypeVar("Head", Eagle3Head, BlockHead)
 
 
-class HeadDrafter(SessionSource, Generic[Head]):
+class HeadDrafter(SessionSource, ABC, Generic[Head]):
     """Everything of `Eagle3` and `BlockDrafter` but their passes.
 
     Sampled children are drawn from the exact law that is stored: the softmax of the head's logits after the caller's
@@ -99,9 +100,9 @@ class HeadDrafter(SessionSource, Generic[Head]):
         self._keys.select_rows(rows)
         self._committed.select_rows(rows)
 
+    @abstractmethod
     def _forget_tree(self) -> None:
         """Drop what is known of the step's tree."""
-        raise NotImplementedError
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:

@@ -83,10 +83,11 @@ class BlockConfig(HeadConfig):
 
 
 class BlockHead(DraftHead[BlockConfig]):
-    """The head as a module; see `DraftHead` for its arguments."""
+    """The head as a module; see `DraftHead` for its arguments, of which it makes the layers."""
 
     def __init__(self, config: BlockConfig, embedding: Tensor, target_ids: Tensor) -> None:
-        super().__init__(config, embedding, target_ids)
+        layers = [DecoderLayer(config.layer, index) for index in range(config.num_layers)]
+        super().__init__(config, embedding, target_ids, layers)
         self.hidden_norm = config.layer.norm()
         self.markov_head = self.confidence_head = None
         if config.markov_rank:
@@ -94,9 +95,6 @@ class BlockHead(DraftHead[BlockConfig]):
         if config.has_confidence:
             rank = config.markov_rank if config.has_markov_confidence else 0
             self.confidence_head = ConfidenceHead(config.layer.hidden_size, rank, config.has_confidence_bias)
-
-    def _make_layers(self, config: BlockConfig) -> list[nn.Module]:
-        return [DecoderLayer(config.layer, index) for index in range(config.num_layers)]
 
     def forward(self, tokens: Tensor, states: Tensor, anchors: Tensor, mask: Tensor | None = None) -> Tensor:
         """Training's pass over texts: blocks anchored anywhere in them, each seeing what stands before its anchor.

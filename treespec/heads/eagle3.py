@@ -73,17 +73,15 @@ class FirstLayer(nn.Module):
 
 
 class Eagle3Head(DraftHead[Eagle3Config]):
-    """The head as a module; see `DraftHead` for its arguments."""
+    """The head as a module; see `DraftHead` for its arguments, of which it makes the layers."""
 
     def __init__(self, config: Eagle3Config, embedding: Tensor, target_ids: Tensor) -> None:
-        super().__init__(config, embedding, target_ids)
+        rest = [DecoderLayer(config.layer, index) for index in range(1, config.num_layers)]
+        layers = [FirstLayer(config.layer, config.has_norm_before_residual), *rest]
+        super().__init__(config, embedding, target_ids, layers)
         layer, size, count = config.layer, config.target_hidden_size, config.num_features
         self.fc_norm = nn.ModuleList([layer.norm(size) for _ in range(count)]) if config.has_feature_norms else None
         self.input_norm = layer.norm(count * size) if config.has_norm_before_fc else None
-
-    def _make_layers(self, config: Eagle3Config) -> list[nn.Module]:
-        rest = [DecoderLayer(config.layer, index) for index in range(1, config.num_layers)]
-        return [FirstLayer(config.layer, config.has_norm_before_residual), *rest]
 
     def fuse(self, states: Tensor) -> Tensor:
         """The features [B, F, H] of the target's hidden states [B, F, L J], one layer's beside the other's."""

@@ -6,6 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -43,23 +44,20 @@ class DraftHead(nn.Module, Generic[Config]):
         config: its shape.
         embedding: [V, H], the target's or the checkpoint's own; frozen, and no part of the state.
         target_ids: int64 [W], the target's id of every draft id.
+        layers: fresh decoder layers, which every kind makes itself.
     """
 
     embedding: Tensor
     target_ids: Tensor
 
-    def __init__(self, config: Config, embedding: Tensor, target_ids: Tensor) -> None:
+    def __init__(self, config: Config, embedding: Tensor, target_ids: Tensor, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         layer = config.layer
         self.config: Config = config
         self.fc = nn.Linear(config.num_features * config.target_hidden_size, layer.hidden_size, bias=False)
-        self.layers = nn.ModuleList(self._make_layers(config))
+        self.layers = nn.ModuleList(layers)
         self.norm = layer.norm()
         self.lm_head = nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary = layer.rotary()
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
-
-    def _make_layers(self, config: Config) -> list[nn.Module]:
-        """Fresh decoder layers."""
-        raise NotImplementedError
