@@ -84,7 +84,8 @@ class TargetLaws:
         """All processed scores at once, float32 [B, N, V], unchecked: NaN and infinity are flags of the dense rules."""
         trees, logits = self.trees, self.logits
         if self._processors.is_path_free:
-            flat = self._processors(trees.tokens.view(-1, 1), logits.flatten(0, 1), 0)
+            # Not `view`: a drafter's tokens may be a view themselves, whatever their strides.
+            flat = self._processors(trees.tokens.reshape(-1, 1), logits.flatten(0, 1), 0)
             return flat.view(logits.shape)
         scores = torch.zeros_like(logits, dtype=torch.float32)
         for row, depth, rows, nodes in self._stackable():

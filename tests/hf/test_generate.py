@@ -135,6 +135,23 @@ def test_rows_that_wait_for_a_slow_one_end_with_it(target):
     assert torch.equal(target.generate(ids, **options, custom_generate=speculation), plain)
 
 
+def test_a_drafters_arrays_may_be_views(target):
+    """Columns of tensors that hold the rows side by side."""
+
+    class Columns(Planted):
+        def propose(self, max_depth):
+            trees = super().propose(max_depth)
+            tokens, parents = (array.T.contiguous().T for array in (trees.tokens, trees.parents))
+            assert 1 in tokens.shape or not tokens.is_contiguous()
+            return treespec.TreeBatch(tokens, parents)
+
+    ids = prompt(3, 6)
+    plain = target.generate(ids, **OPTIONS)
+    speculation = treespec.TreeSpeculation(Columns(plain[:, 6:].tolist(), 64))
+    assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)
+    assert speculation.stats.num_accepted_tokens > 0
+
+
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5])
 def test_lengths_are_exact(target, draft, num_new):
     ids = prompt(2)
