@@ -166,8 +166,22 @@ def test_damaged_features_are_named(trained, target, texts, tmp_path):
 
 def test_a_damaged_state_is_named(target, texts, tmp_path):
     train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
-    (tmp_path / "state.safetensors").write_bytes(b"not a checkpoint")
+    path = tmp_path / "state.safetensors"
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    for damaged in ({"progress": "{"}, {"progress": "[]"}, {"progress": '{"steps": 1}'}, {"run": "none"}):
+        save_file(tensors, path, metadata=about | damaged)
+        with pytest.raises(CheckpointError, match=r"state\.safetensors does not say how far its run has come"):
+            train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+    path.write_bytes(b"not a checkpoint")
     with pytest.raises(CheckpointError, match=r"state\.safetensors"):
+        train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+
+
+def test_where_nothing_can_be_written_is_named(target, texts, tmp_path):
+    (tmp_path / "state.safetensors.partial").mkdir()
+    with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be written"):
         train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.tensor_file import read_tensors
+from treespec.tensor_file import read_tensors, write_tensors
 
 FORMAT = "treespec-text-1"
 
@@ -32,11 +31,13 @@ class Texts(NamedTuple):
 
 
 def save_texts(path: Path, texts: Texts, settings: str) -> None:
-    """Write one shard, whole or not at all."""
-    scratch = path.with_suffix(".partial")
+    """Write one shard, whole or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     tensors = {name: tensor.to(torch.int32).contiguous() for name, tensor in texts._asdict().items()}
-    save_file(tensors, scratch, metadata={"format": FORMAT, "settings": settings})
-    scratch.replace(path)
+    write_tensors(path, FORMAT, tensors, {"settings": settings})
 
 
 def read_texts(path: Path, settings: str | None = None) -> Texts:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.features import FeatureReader, Features
 from treespec.hf.texts import Texts
+from treespec.tensor_file import write_tensors
 
 FORMAT = "treespec-features-1"
 SHARD_TOKENS = 16384
@@ -63,7 +63,7 @@ class FeatureSet:
         on_tokens: called with the number of tokens whose features are there or have been read.
 
     Raises:
-        CheckpointError: a shard is damaged.
+        CheckpointError: a shard is damaged, or cannot be written.
         ConfigError: no text, an empty one, or one of another model, with tokens that the reader's does not have.
     """
 
@@ -172,9 +172,7 @@ class FeatureSet:
             name: torch.cat(list(part))
             for name, part in zip(Features._fields, zip(*features, strict=True), strict=True)
         }
-        scratch = path.with_suffix(".partial")
-        save_file(parts, scratch, metadata={"format": FORMAT, "settings": self._settings})
-        scratch.replace(path)
+        write_tensors(path, FORMAT, parts, {"settings": self._settings})
 
     def _open(self, path: Path, group: Sequence[int], count: int) -> None:
         try:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from treespec.errors import CheckpointError
-from treespec.tensor_file import read_tensors
+from treespec.tensor_file import read_tensors, write_tensors
 
 FORMAT = "treespec-training-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -39,17 +38,19 @@ class Progress:
 
 
 def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: Run) -> None:
-    """Write a run's state; `run` says by its settings which run it is."""
+    """Write a run's state; `run` says by its settings which run it is.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     tensors: dict[str, Tensor] = {}
     for name, weight in _trained(module).items():
         tensors[name] = weight.detach()
         for moment in MOMENTS:
             if moment in (known := optimizer.state.get(weight, {})):
                 tensors[f"{moment}:{name}"] = known[moment]
-    scratch = path.with_suffix(".partial")
-    about = {"format": FORMAT, "run": json.dumps(run), "progress": json.dumps(vars(progress))}
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata=about)
-    scratch.replace(path)
+    about = {"run": json.dumps(run), "progress": json.dumps(vars(progress))}
+    write_tensors(path, FORMAT, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, about)
 
 
 def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: Run, defaults: Run) -> Progress:
@@ -61,11 +62,14 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
     weights = _trained(module)
     names = [*weights, *(f"{moment}:{name}" for name in weights for moment in MOMENTS)]
     tensors, about = read_tensors(path, FORMAT, names)
-    if {**defaults, **json.loads(about.get("run", "{}"))} != json.loads(json.dumps(run)):
+    try:
+        own, progress = json.loads(about["run"]), Progress(**json.loads(about["progress"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say how far its run has come ({error!r}): it is damaged") from error
+    if {**defaults, **own} != json.loads(json.dumps(run)):
         raise CheckpointError(
             f"{path} is of a run with other settings, texts or model: give another folder, or delete it to start anew"
         )
-    progress = Progress(**json.loads(about["progress"]))
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[name])
