@@ -198,13 +198,15 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _device(name: str | None) -> torch.device:
-    """The device of that name, or a GPU if there is one; a `ConfigError` for what is none."""
+    """The device of that name, or a GPU if there is one; a `ConfigError` for what is none, or is not there."""
     import torch
 
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ConfigError(f"--device must be cpu, cuda or cuda:NUMBER, got {name!r}") from error
+        torch.zeros(1, device=name).tolist()
+    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts that it has it.
+        raise ConfigError(f"--device must be cpu, cuda or cuda:NUMBER, and be there, got {name!r} ({error})") from error
+    return torch.device(name)
 
 
 def _let_write(

@@ -118,9 +118,12 @@ def test_a_wrong_setting_is_one_line(folders, capsys):
     assert "no setting 'batch'" in str(done.exception)
 
 
-def test_a_device_that_is_none_is_named(folders):
+@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99"])
+def test_a_device_that_is_none_or_not_there_is_named(folders, name):
     command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
-    assert "--device must be" in str(CliRunner().invoke(app, [*command, "--device", "gpu"]).exception)
+    found = CliRunner().invoke(app, [*command, "--device", name]).exception
+    assert isinstance(found, ConfigError)
+    assert f"--device must be cpu, cuda or cuda:NUMBER, and be there, got '{name}'" in str(found)
 
 
 def test_the_recorded_command_names_no_folders(monkeypatch):
