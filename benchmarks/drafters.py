@@ -1,7 +1,8 @@
 """The drafters that the benchmarks compare, by name.
 
 Cold drafters know nothing at the start of a prompt; warm ones start from what ships with treespec for this model, which
-was written by the model itself and holds no benchmark prompt.
+was written by the model itself and holds no benchmark prompt. Warm merges know from other prompts what their parts are
+worth, as an object does that has served some calls.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.smollm2 import NAME
 from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
+from treespec.drafters.pool import OpinionPool
 from treespec.drafters.suffix_store import SuffixStore
 from treespec.drafters.suffix_text import SuffixText
 from treespec.protocols import CausalScorer, Drafter
@@ -22,7 +24,13 @@ EXIT_LAYERS = 24
 
 
 class Kit(Protocol):
-    """What drafters are made of: scorers of the draft models, for one call of generation at a time."""
+    """What drafters are made of, for one call of generation at a time.
+
+    Attributes:
+        pool: what a warm merge has learned of its parts before; None: nothing.
+    """
+
+    pool: OpinionPool | None
 
     def scorer(self, name: str) -> CausalScorer:
         """Of `DRAFT` (the target without some layers) or `EXIT` (its first layers and its head)."""
@@ -34,14 +42,16 @@ class Entry(NamedTuple):
 
     `sources`: how the names of its modules in `treespec/drafters` begin. `reads_logits`: it learns from the target's
     logits at nodes that were rejected. `scorer`: the draft model whose law it has, None for drafters that only give
-    candidates. `is_timed`: whether the wall-clock benchmark takes it by default; `timed` makes the drafter there, where
-    it is another than the replayed one that proposes the same.
+    candidates. `is_learning`: a merge that begins with what it learned on other prompts. `is_timed`: whether the
+    wall-clock benchmark takes it by default; `timed` makes the drafter there, where it is another than the replayed one
+    that proposes the same.
     """
 
     make: Callable[[Kit], Drafter]
     sources: tuple[str, ...]
     reads_logits: bool = False
     scorer: str | None = None
+    is_learning: bool = False
     is_timed: bool = False
     timed: Callable[[], Drafter] | None = None
 
@@ -82,16 +92,18 @@ DRAFTERS: dict[str, Entry] = {
     "suffix, warm": Entry(lambda _: warm_suffix(), (*SUFFIX, "warm"), is_timed=True),
     "recycling, warm": Entry(lambda _: warm_start().recycling(), (*TABLE, "warm"), reads_logits=True, is_timed=True),
     "recycling + suffix, warm": Entry(
-        lambda _: Merge([warm_start().recycling(), warm_suffix()]),
+        lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool),
         (*TABLE, *SUFFIX, *MERGE, "warm"),
         reads_logits=True,
+        is_learning=True,
         is_timed=True,
     ),
     "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), MODEL, scorer=DRAFT, is_timed=True),
     "draft model + recycling + suffix, warm": Entry(
-        lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_suffix()]),
+        lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_suffix()], pool=kit.pool),
         (*MODEL, *TABLE, *SUFFIX, *MERGE, "warm"),
         reads_logits=True,
+        is_learning=True,
     ),
     "early exit": Entry(
         lambda kit: DraftModel(kit.scorer(EXIT)),

@@ -29,9 +29,10 @@ from benchmarks.prompts import Prompt, PromptSets, encode
 from benchmarks.reference import Plain, compare, plain_greedy
 from benchmarks.settings import load_average
 from benchmarks.store import Store
-from benchmarks.tree_acceptance import Models
+from benchmarks.tree_cells import Models
 from benchmarks.tree_policies import CHAIN, FAMILIES
 from treespec import TreeSpeculation
+from treespec.drafters.pool import OpinionPool
 from treespec.hf import CausalLM, make_scorer
 
 BUDGETS, BATCH_SIZES = (8, 32), (1, 4)
@@ -63,7 +64,9 @@ class Group(NamedTuple):
 
 
 class TimedKit:
-    """Scorers of the draft models, each with a cache of its own."""
+    """Scorers of the draft models, each with a cache of its own; merges learn as the calls go on."""
+
+    pool: OpinionPool | None = None
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import prompts, smollm2, tree_acceptance, tree_report, tree_time
+from benchmarks import prompts, smollm2, tree_acceptance, tree_cells, tree_report, tree_time
 from benchmarks.drafters import DRAFTERS
 from benchmarks.progress import progress_bar
 from benchmarks.settings import RESULTS, load_average, parser, settings, write_json
@@ -33,7 +33,7 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     console = Console()
-    models = tree_acceptance.Models(*smollm2.load(say=console.print))
+    models = tree_cells.Models(*smollm2.load(say=console.print))
     sets = prompt_sets(args.spec_bench, (args.prompts, args.replayed, NUM_MEASURING, NUM_PILOT))
     cache = smollm2.converted_folder().parent / "tree_vs_chain"
     names = ("seed", "new_tokens", "replayed", "prompts")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import drafters, recorded, tree_acceptance, tree_report, tree_time
+from benchmarks import drafters, recorded, tree_acceptance, tree_cells, tree_report, tree_time
 from benchmarks import replay as replay_module
 from benchmarks.paired import bootstrap, cross_fitted, difference, ratio
 from benchmarks.prompts import Prompt, PromptSets, disjoint_sets
@@ -220,20 +220,20 @@ def tiny_models(pair, monkeypatch):
         ids = torch.cat([prompt(seed=int(p.text)) for p in prompts])
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    for module in (tree_acceptance, tree_time):
+    for module in (tree_cells, tree_time):
         monkeypatch.setattr(module, "encode", encode)
-        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4] if module is tree_acceptance else (8,))
+        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4] if module is tree_cells else (8,))
     few = {name: FAMILIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
-    monkeypatch.setattr(tree_acceptance, "FAMILIES", few)
+    monkeypatch.setattr(tree_cells, "FAMILIES", few)
     monkeypatch.setattr(tree_time, "FAMILIES", few)
     monkeypatch.setattr(tree_report, "BUDGETS", BUDGETS[:4])
     monkeypatch.setattr(tree_report, "SEQUOIA_BUDGETS", (4, 8))
     monkeypatch.setattr(tree_acceptance, "WARM_CLAIM", ("recycling + suffix, cold",))
     monkeypatch.setattr(tree_time, "CHAIN_LENGTHS", (2, 4))
     monkeypatch.setattr(tree_time, "TREE_SIZES", (8,))
-    models = object.__new__(tree_acceptance.Models)
+    models = object.__new__(tree_cells.Models)
     models.target, models.drafts = model, {drafters.DRAFT: draft, drafters.EXIT: draft}
-    models.tokenizer, models.end = SimpleNamespace(), -1
+    models.tokenizer, models.end = SimpleNamespace(), -1  # pyright: ignore[reportAttributeAccessIssue]
     return models
 
 
@@ -268,6 +268,31 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     assert "plain generate" in report
     for picture in ("acceptance", "time"):
         assert (tmp_path / f"tree_vs_chain_{picture}.png").stat().st_size > 10_000
+
+
+def test_a_warm_merge_begins_with_what_other_texts_taught(pair, text):
+    drafts = {drafters.DRAFT: pair[1], drafters.EXIT: noisy_copy(pair[0], noise=0.3)}
+    models = SimpleNamespace(target=pair[0], drafts=drafts)
+    other = Text(pair[0].generate(prompt(seed=5), max_new_tokens=60, do_sample=False)[0], prompt().shape[1])
+    kits = [tree_cells.RecordedKit(models, each) for each in (other, other)]  # pyright: ignore[reportArgumentType]
+    seen = []
+
+    def make(kit):
+        seen.append(kit.pool)
+        return Merge([DraftModel(kit.scorer(name)) for name in drafts], pool=kit.pool)
+
+    entry = drafters.Entry(make, (), is_learning=True)
+    learned = tree_cells.Learned(kits, entry, 8, False)
+    pool = learned.pool("best first", 4, TABLE)
+    assert seen[0] is None
+    assert [1.0, 1.0] != seen[1].weights != pool.weights, "every text adds to what is known"
+    assert learned.pool("best first", 4, TABLE) is pool
+    assert len(seen) == 2, "learned once per policy and size"
+    kit = tree_cells.RecordedKit(models, text)  # pyright: ignore[reportArgumentType]
+    before = list(pool.weights)
+    played = kit.run(entry, BestFirst(5), False, 8, False, pool)
+    assert played.pool.weights != pool.weights == before, "each text begins with the same"
+    assert tree_cells.Learned(kits, entry._replace(is_learning=False), 8, False).pool(CHAIN, 4, TABLE) is None
 
 
 def test_finalists_fit_their_budgets(tiny_models):

@@ -218,6 +218,18 @@ def test_merge_learns_whom_to_believe_and_keeps_it_across_calls():
     assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 1]]
 
 
+def test_a_merge_begins_with_a_copy_of_anothers_pool():
+    first = Merge([Fixed(promised(1)), Fixed(promised(2))])
+    run(first, lambda _: [2], 40)
+    known = list(first.pool.weights)
+    second = Merge([Fixed(promised(1)), Fixed(promised(2))], pool=first.pool)
+    assert second.pool.weights == known != [1.0, 1.0]
+    run(second, lambda _: [1], 40)
+    assert first.pool.weights == known != second.pool.weights
+    with pytest.raises(ConfigError, match="of 2 drafters, the merge of 3"):
+        Merge([Fixed(), Fixed(), Fixed()], pool=first.pool)
+
+
 def test_merge_learns_ranks_and_depths():
     merge = Merge([Fixed(promised(1, 2, prob=0.4)), Fixed(promised(3, prob=0.6))])
     assert run(merge, lambda _: [2], 30).propose().tokens.tolist() == [[0, 2]], "the second sibling is the right one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 from treespec.drafters.pool import OpinionPool
@@ -23,7 +24,7 @@ class Merge:
     What every drafter promised along the emitted tokens, in its own tree and not only in the pruned one, is compared
     with what came: P(right | parent right) is estimated for each drafter, depth, sibling rank and size of the promise,
     and how much each drafter is heard where they differ is learned, see `OpinionPool`. Estimates begin as what the
-    drafters promise and stay across calls.
+    drafters promise and stay across calls; another merge of such drafters can start from them.
 
     Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would
     change the output law: the drafters are told that the call does not sample, so children="auto" selects.
@@ -32,13 +33,19 @@ class Merge:
         drafters: two or more drafters; each one's own policy, or else the call's, shapes its part. A policy that learns
             learns from the merged trees.
         num_nodes: the most nodes of a merged tree, root included; None takes the call's policy's.
+        pool: another merge's `pool`, of as many drafters in the same order: a copy is where this one's begins.
+
+    Attributes:
+        pool: what was learned of the drafters.
 
     Raises:
-        ConfigError: fewer than two drafters, something that is no drafter, one of them twice, or a budget that is not a
-            positive int.
+        ConfigError: fewer than two drafters, something that is no drafter, one of them twice, a pool of another number
+            of drafters, or a budget that is not a positive int.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], num_nodes: int | None = None) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], num_nodes: int | None = None, pool: OpinionPool | None = None
+    ) -> None:
         is_list = isinstance(drafters, Sequence) and len(drafters) >= 2
         if not is_list or not all(isinstance(d, Drafter) and not isinstance(d, type) for d in drafters):
             raise ConfigError(f"Merge needs a list of two or more drafters, got {drafters!r}")
@@ -46,7 +53,9 @@ class Merge:
             raise ConfigError("one drafter is given to Merge twice: each serves one call and one tree at a time")
         self._drafters = list(drafters)
         self._own_num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
-        self._pool = OpinionPool([promise_weight(drafter) for drafter in self._drafters])
+        if pool is not None and len(pool.weights) != len(drafters):
+            raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
+        self.pool = OpinionPool([promise_weight(drafter) for drafter in drafters]) if pool is None else deepcopy(pool)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -88,7 +97,7 @@ class Merge:
     def commit(self, step: VerifiedStep) -> None:
         """Compare what every part promised along the emitted tokens with what came."""
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
-            union.judge(emitted, self._pool)
+            union.judge(emitted, self.pool)
         self._proposed = []
         for drafter in self._drafters:
             drafter.commit(step)
@@ -99,7 +108,7 @@ class Merge:
             drafter.select_rows(rows)
 
     def _prune(self, union: UnionTree) -> HostTree:
-        values = union.values(self._pool)
+        values = union.values(self.pool)
         keep = union.best_chain if isinstance(self._session.policy, Chain) else union.best_nodes
         return union.take(keep(values, self._num_nodes), values)
 
