@@ -121,6 +121,29 @@ def test_a_killed_run_goes_on_bit_by_bit(trained, target, texts, tmp_path, step)
     assert all(torch.equal(own[name], whole[name]) for name in own)
 
 
+def test_a_run_can_begin_with_anothers_weights(trained, target, texts, tmp_path):
+    features = trained.folder / "features"
+    barely = replace(trained.config, start=str(trained.folder), num_steps=1, learning_rate=1e-12)
+    result = train(target, texts, tmp_path / "on", barely, features=features)
+    assert result.evaluation == trained.result.evaluation
+    assert result.progress.step == 1
+    larger = replace(barely, num_layers=(trained.config.num_layers or trained.config.layers) + 1)
+    with pytest.raises(CheckpointError, match="lacks the tensors"):
+        train(target, texts, tmp_path / "larger", larger, features=features)
+    with pytest.raises(CheckpointError, match="there is no file"):
+        train(target, texts, tmp_path / "none", replace(barely, start=str(tmp_path)), features=features)
+
+
+def test_weights_of_another_size_are_named(target, texts, tmp_path):
+    small = replace(CONFIG, kind="block", num_steps=1)
+    train(target, texts, tmp_path / "small", small)
+    wide = replace(small, markov_rank=16, start=str(tmp_path / "small"))
+    with pytest.raises(CheckpointError, match=r"other sizes: .*markov"):
+        train(target, texts, tmp_path / "wide", wide, features=tmp_path / "small" / "features")
+    with pytest.raises(ConfigError, match="is_head_frozen must be true"):
+        replace(small, start="there", is_head_frozen=False)
+
+
 def test_frozen_rows_are_the_targets_and_in_a_draft_models_file_alone(trained, target):
     files = load_file(trained.result.folder / "model.safetensors")
     if trained.config.kind == "draft_model":

@@ -23,7 +23,7 @@ from treespec.training.evaluate import Evaluation, JudgedText, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.sampler import Sampler, Split
-from treespec.training.state import Progress, load_state, save_state
+from treespec.training.state import Progress, load_state, load_weights, save_state
 
 STATE = "state.safetensors"
 LOG_EVERY = 10
@@ -43,7 +43,7 @@ class Run:
         folder: where its state is kept. A run that it holds already is gone on with.
 
     Raises:
-        CheckpointError: `folder` holds another run, or a damaged file.
+        CheckpointError: `folder` holds another run, or a damaged file; or see `load_weights`.
     """
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
@@ -59,6 +59,8 @@ class Run:
         if self._path.exists():
             defaults = json.loads(json.dumps(asdict(TrainingConfig())))
             self.progress = load_state(self._path, objective, self._optimizer, self._settings, defaults)
+        elif config.start is not None:
+            load_weights(Path(config.start) / STATE, objective)
         self._start = time.perf_counter() - self.progress.seconds
 
     @property

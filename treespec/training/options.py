@@ -42,6 +42,7 @@ class TrainingConfig:
         tv_weight: the total variation's share of the loss; the cross-entropy has the rest.
         tv_start: the share of the run after which the total variation counts.
         is_initialised: the drafter's layers start from the target's where shapes allow.
+        start: a run's folder, whose weights are this one's first ones; of the same kind and sizes.
         is_head_frozen: the rows of the target's output head stay as they are, and are left out of a head's files.
         num_steps: optimiser steps; None: as many as `minutes` or `num_epochs` allow.
         minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Not beside
@@ -64,7 +65,8 @@ class TrainingConfig:
         seed: of everything drawn.
 
     Raises:
-        ConfigError: an unknown kind, a number out of range, or both `num_steps` and `minutes`.
+        ConfigError: an unknown kind, a number out of range, both `num_steps` and `minutes`, or a `start` without
+            `is_head_frozen`: rows of another run may be those of other tokens.
     """
 
     kind: str = "eagle3"
@@ -80,6 +82,7 @@ class TrainingConfig:
     tv_weight: float = 0.0
     tv_start: float = 0.0
     is_initialised: bool = True
+    start: str | None = None
     is_head_frozen: bool = True
     num_steps: int | None = None
     minutes: float | None = None
@@ -128,6 +131,8 @@ class TrainingConfig:
             raise ConfigError(f"hidden_layers must be different ints, got {self.hidden_layers}")
         if self.num_steps is not None and self.minutes is not None:
             raise ConfigError(f"num_steps={self.num_steps} and minutes={self.minutes} exclude each other: give one")
+        if self.start is not None and not self.is_head_frozen:
+            raise ConfigError("a run with a start keeps the output head's rows: is_head_frozen must be true")
 
     @property
     def depths(self) -> int:

@@ -78,5 +78,21 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
     return progress
 
 
+def load_weights(path: Path, module: nn.Module) -> None:
+    """Take another run's weights, and nothing else of it.
+
+    Raises:
+        CheckpointError: the file is damaged, or is of a drafter of another kind or size.
+    """
+    weights = _trained(module)
+    tensors, _ = read_tensors(path, FORMAT, weights)
+    other = sorted(name for name, weight in weights.items() if tensors[name].shape != weight.shape)
+    if other:
+        raise CheckpointError(f"{path} is of a drafter of other sizes: {', '.join(other)}")
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(tensors[name])
+
+
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}

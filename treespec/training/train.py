@@ -76,7 +76,7 @@ def train(
     Raises:
         ConfigError: settings that do not fit each other or the model, a model in training mode, too few texts, or texts
             of another model.
-        CheckpointError: `folder` holds another run, or a file is damaged.
+        CheckpointError: `folder` holds another run, `config.start` none of such a drafter, or a file is damaged.
         TreespecError: the loss is no finite number; the state on disk is that of the last checkpoint before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
