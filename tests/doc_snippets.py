@@ -14,12 +14,12 @@ def run_page(page):
     return names
 
 
-def run_snippet(section, names=None):
-    """Run the one snippet of a section of docs/drafters.md; returns the names that it leaves."""
-    text = (DOCS / "drafters.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+def run_snippet(section, names=None, page="drafters.md"):
+    """Run the one snippet of a section of a page; returns the names that it leaves."""
+    text = (DOCS / page).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     (snippet,) = _snippets(text)
     names = dict(names or {})
-    exec(compile(snippet, "docs/drafters.md", "exec"), names)
+    exec(compile(snippet, f"docs/{page}", "exec"), names)
     return names
 
 

@@ -212,6 +212,6 @@ def test_joint_law_is_the_targets(tmp_path, name):
 
 @pytest.mark.parametrize(("section", "printed"), [("EAGLE-3 heads", "(2, 4, 5) "), ("Block-parallel heads", "7 ")])
 def test_the_snippets_of_the_docs_run(capsys, section, printed):
-    names = run_snippet(section)
+    names = run_snippet(section, page="heads.md")
     assert capsys.readouterr().out.startswith(printed)
     assert names["speculation"].stats.num_draft_tokens > 0
