@@ -4,7 +4,8 @@ A quarter of the prompts each is HumanEval's and GSM8K's, half is Spec-Bench's (
 no training text begins with any of them. Every prompt is decoded by all contestants, one after the other in rotating
 order, with `model.generate` from the bare prompt. No drafter knows of one prompt when it drafts for another. Time per
 token is counted from the end of the first step on, so that reading the prompt is left out for all alike. Finished
-prompts are kept in the user's cache folder: started again, a run goes on where it stopped.
+prompts are kept in the user's cache folder: started again, a run goes on where it stopped, and temperatures that were
+measured one by one come together.
 
     python -m benchmarks.trained_heads --spec-bench question.jsonl
     python -m benchmarks.trained_heads --drafter one=runs/one/drafter --drafter other=runs/other/drafter --prompts 20
@@ -42,7 +43,6 @@ from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import load_model
 
 CHAIN, MERGED, ASSISTED = "chain of 4", "recycling + suffix", "transformers' assisted generation"
-TEMPERATURES = (0.0, 1.0)
 SHAPES: dict[str, Any] = {CHAIN: Chain(4), "tree of 16": 16, "tree of 32": 32}
 """Trees are counted with their root, a chain by what it drafts."""
 
@@ -155,13 +155,13 @@ def warm() -> list[Any]:
 def measure(args: argparse.Namespace, bench: Bench, everyone: list[Contestant], store: Store, console: Console) -> Runs:
     """By temperature and contestant, one measurement per prompt."""
     chosen, deadline = held_out(args.spec_bench, args.prompts), time.perf_counter() + 60 * args.minutes
-    runs: Runs = {f"T={t:g}": {c.name: [] for c in everyone} for t in TEMPERATURES}
+    runs: Runs = {f"T={t:g}": {c.name: [] for c in everyone} for t in args.temperatures}
     with progress_bar(console) as progress:
         task = progress.add_task("prompts", total=len(chosen))
         for number, prompt in enumerate(chosen):
             if time.perf_counter() > deadline:
                 break
-            for temperature in TEMPERATURES:
+            for temperature in args.temperatures:
                 key = f"T={temperature:g}"
                 found = store.get(
                     f"{key}, {prompt.name}",
@@ -184,9 +184,10 @@ def measure_prompt(
 
 
 def digest(args: argparse.Namespace) -> str:
-    """Of the package, the settings and the drafters' weights."""
+    """Of what decodes, the settings and the drafters' weights."""
     folders = [Path(folder) for _, folder in args.drafters + args.draft_models]
-    files = [*sorted(Path(treespec.__file__ or "").parent.rglob("*.py")), Path(__file__)]
+    package = Path(treespec.__file__ or "").parent
+    files = [file for file in sorted(package.rglob("*.py")) if "training" not in file.parts] + [Path(__file__)]
     files += [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
     chosen = (args.new_tokens, args.threads, args.seed, args.merged, args.drafters, args.draft_models)
     hasher = hashlib.sha256(repr(chosen).encode())
@@ -204,7 +205,7 @@ def main() -> None:
     store = Store(smollm2.converted_folder().parent / "trained_heads" / f"{digest(args)}.jsonl")
     with prepack_linears(model):
         runs = measure(args, Bench(model, tokenizer, args.new_tokens), contestants(args, model), store, console)
-    data |= {"num_prompts": len(runs["T=0"][PLAIN]), "load_average_after": load_average()}
+    data |= {"num_prompts": min(len(found[PLAIN]) for found in runs.values()), "load_average_after": load_average()}
     if not data["num_prompts"]:
         sys.exit("No prompt was measured: give more --minutes or --prompts.")
     write_json(args.output, data | {"runs": runs})
@@ -229,6 +230,7 @@ def _arguments() -> argparse.Namespace:
         "--draft-model", dest="draft_models", type=_named_folder, action="append", default=[], metavar="[NAME=]FOLDER"
     )
     options.add_argument("--merged", action="store_true", help="with warm recycling and suffix lookup, too")
+    options.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T")
     options.add_argument("--minutes", type=float, default=1e9, help="no prompt is begun later than this")
     options.add_argument("--output", type=Path, default=RESULTS / "trained_heads.json")
     args = options.parse_args()

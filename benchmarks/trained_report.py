@@ -34,12 +34,12 @@ Runs = dict[str, dict[str, list[Measurement]]]
 
 
 def picture(runs: Runs, data: dict[str, Any], path: Path) -> None:
-    """Bars at temperature zero."""
-    measured = []
-    for name, found in runs["T=0"].items():
+    """Bars at the first of the temperatures."""
+    measured, (key, by_name) = [], next(iter(runs.items()))
+    for name, found in by_name.items():
         ms = [run.ms_per_token for run in found if run.ms_per_token is not None]
         measured.append(Measured(name, ms, [run.num_tokens / run.num_passes for run in found]))
-    title = f"{smollm2.NAME}, greedy, float32, {data['num_prompts']} held-out prompts"
+    title = f"{smollm2.NAME}, {key}, float32, {data['num_prompts']} held-out prompts"
     note = f"{data['threads']} threads, load average {data['load_average']} before, {data['load_average_after']} after."
     plot_comparison(measured, path, title, note)
 

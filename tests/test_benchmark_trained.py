@@ -89,6 +89,17 @@ def test_the_whole_run(run, model, draft, monkeypatch):
         run("--seed", "1")
 
 
+def test_temperatures_come_together(run, monkeypatch):
+    one, text, picture = run("--temperatures", "1", "--prompts", "1")
+    assert list(one["runs"]) == ["T=1"]
+    assert "## T=0" not in text
+    assert picture.stat().st_size > 10_000
+    zero, _, _ = run("--temperatures", "0", "--prompts", "1")
+    monkeypatch.setattr(Bench, "decode", lambda *_: pytest.fail("measured again"))
+    both, _, _ = run("--prompts", "1")
+    assert both["runs"] == zero["runs"] | one["runs"]
+
+
 def test_without_time_nothing_is_written(run, tmp_path):
     with pytest.raises(SystemExit, match="No prompt"):
         run("--minutes", "0")
