@@ -187,6 +187,27 @@ def test_scores_and_logits_of_emitted_tokens(target, draft):
         torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), atol=1e-3, rtol=1e-4)
 
 
+def test_scores_end_where_their_row_ends(target):
+    """A drafter that plants what would follow the end: it is accepted, and cut off with its scores."""
+    ids = prompt(3, 6)
+    free = target.generate(ids, **OPTIONS)[:, 6:].tolist()
+    ends = [free[0][3], free[1][8], free[2][13]]
+    options = {**OPTIONS, "eos_token_id": ends, "pad_token_id": 0, "return_dict_in_generate": True}
+    options |= {"output_scores": True, "output_logits": True}
+    plain = target.generate(ids, **options)
+    lengths = [1 + next(i for i, token in enumerate(row) if token in ends) for row in free]
+    assert len(set(lengths)) > 1
+    drafter = Planted(free, 64, max_width=1, max_depth=6, miss_rate=0)
+    out = target.generate(ids, **options, custom_generate=treespec.TreeSpeculation(drafter))
+    assert torch.equal(out.sequences, plain.sequences)
+    for name in ("scores", "logits"):
+        ours, theirs = torch.stack(getattr(out, name), 1), torch.stack(getattr(plain, name), 1)
+        assert ours.shape == theirs.shape
+        for row, length in enumerate(lengths):
+            torch.testing.assert_close(ours[row, :length], theirs[row, :length], atol=1e-3, rtol=1e-4)
+            assert not ours[row, length:].any()
+
+
 def test_num_return_sequences_and_seeds(target, draft):
     ids = prompt(2)
     options = {"max_new_tokens": 12, "do_sample": True, "num_return_sequences": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -98,14 +99,15 @@ class Call:
 
     def output(self, result: Result) -> Output:
         """What `generate` returns."""
-        sequences, cache = self._sequences(result), self._final_cache()
+        emitted = self._emitted(result)
+        sequences, cache = self._sequences(emitted), self._final_cache()
         if not self.config.return_dict_in_generate:
             return sequences
-        num_new = sequences.shape[1] - self.input_ids.shape[1]
+        lengths = list(map(len, emitted))
         return GenerateDecoderOnlyOutput(
             sequences=sequences,  # pyright: ignore[reportArgumentType]
-            scores=self.recorder.scores(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
-            logits=self.recorder.logits(num_new) if self.recorder else None,  # pyright: ignore[reportArgumentType]
+            scores=self.recorder.scores(lengths) if self.recorder else None,  # pyright: ignore[reportArgumentType]
+            logits=self.recorder.logits(lengths) if self.recorder else None,  # pyright: ignore[reportArgumentType]
             past_key_values=cache,
         )
 
@@ -128,14 +130,18 @@ class Call:
             return None
         return int(self.config.max_length or 0) + 2 * self.options.policy.max_nodes
 
-    def _sequences(self, result: Result) -> Tensor:
-        """Prompts and emitted tokens, right-padded with the pad token: int64 [B, P + new]."""
+    def _emitted(self, result: Result) -> list[list[int]]:
+        """What every row emitted, up to where a joint call ends for all."""
         end = self.stopping.joint_length
         limit = None if end is None else end - self.input_ids.shape[1]
-        rows = [torch.tensor(tokens[:limit], dtype=torch.int64) for tokens in result.tokens]
+        return [tokens[:limit] for tokens in result.tokens]
+
+    def _sequences(self, emitted: Sequence[Sequence[int]]) -> Tensor:
+        """Prompts and emitted tokens, right-padded with the pad token: int64 [B, P + new]."""
+        rows = [torch.tensor(tokens, dtype=torch.int64) for tokens in emitted]
         pad = getattr(self.config, "_pad_token_tensor", None)
-        emitted = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
-        return torch.cat([self.input_ids, emitted.to(self.input_ids)], dim=1)
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
+        return torch.cat([self.input_ids, padded.to(self.input_ids)], dim=1)
 
     def _stream(self, row: int, tokens: list[int]) -> None:
         assert self.options.streamer is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
@@ -32,7 +34,8 @@ class EmittedScores:
         return cls(num_rows, prompt_length, bool(config.output_scores), bool(config.output_logits))
 
     def __call__(self, row: int, laws: TargetLaws, index: int, path: tuple[int, ...]) -> None:
-        """Record the nodes whose next tokens are emitted: node i of the path gave the token after it."""
+        """Record the nodes whose next tokens are emitted, unless the row ends before them: node i of the path gave the
+        token after it."""
         if self._scores is not None:
             self._scores[row] += [laws.scores(index, node) for node in path]
         if self._logits is not None:
@@ -44,17 +47,20 @@ class EmittedScores:
             return None
         return tuple(s.unsqueeze(0) for s in self._scores[row][: length - self._prompt_length])
 
-    def scores(self, num_new: int) -> tuple[Tensor, ...] | None:
-        """One float32 [B, V] per emitted position; rows that had ended before hold zeros."""
-        return _stack(self._scores, num_new)
+    def scores(self, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:
+        """One float32 [B, V] per position of rows that emitted `lengths[b]` tokens; zeros behind a row's end."""
+        return _stack(self._scores, lengths)
 
-    def logits(self, num_new: int) -> tuple[Tensor, ...] | None:
+    def logits(self, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:
         """As `scores`, before the processors."""
-        return _stack(self._logits, num_new)
+        return _stack(self._logits, lengths)
 
 
-def _stack(rows: list[list[Tensor]] | None, num_new: int) -> tuple[Tensor, ...] | None:
+def _stack(rows: list[list[Tensor]] | None, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:
     if rows is None:
         return None
     blank = torch.zeros_like(rows[0][0])
-    return tuple(torch.stack([row[i] if i < len(row) else blank for row in rows]) for i in range(num_new))
+    return tuple(
+        torch.stack([row[i] if i < length else blank for row, length in zip(rows, lengths, strict=True)])
+        for i in range(max(lengths))
+    )
