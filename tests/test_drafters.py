@@ -1,5 +1,7 @@
 """Drafters: laws equal to a recomputation from scratch, no repeated work, tables equal to plain loops."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from drafter_loop import Loop
 from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
+from treespec.drafters.recycling_table import Table
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
 from treespec.laws import NoProcessors
 from treespec.policies import BestFirst, Chain, KAry, Paths, dyspec
@@ -287,6 +290,54 @@ def test_recycling_ranks_learn_how_often_they_are_right():
         loop.step(batch, logits[:, : batch.max_nodes])
     assert drafter.rank_probs[0] > 0.9 > before[0]
     assert drafter.rank_probs[1] < before[1]
+
+
+def test_recycling_counts_are_halved_before_float32_stops_counting():
+    table = Table(
+        torch.tensor([[1, 2], [2, 0], [0, 1], [1, 0], [0, 1], [3, 4]]), torch.tensor([2.0**23, 2.0**22, 2.0**24])
+    )
+    drafter = TokenRecycling(table=table)
+    loop = Loop(drafter, [[1]], BestFirst(2))
+    loop.step(loop.propose())
+    assert drafter.rank_probs.tolist() == pytest.approx([0.5, 0.25], abs=1e-4), "what is estimated stays"
+    before = drafter.rank_probs
+    for _ in range(40):
+        loop.step(loop.propose())
+    assert not torch.equal(drafter.rank_probs, before), "and goes on learning"
+
+
+@pytest.mark.parametrize(
+    ("candidates", "hits", "words"),
+    [
+        ([[1], [2]], [0.0, 0.0], "tokens of its 2 rows"),
+        ([[1], [-2]], [0.0, 0.0], "tokens of its 2 rows"),
+        ([[1], [0]], [math.nan, 0.0], "hits are counts"),
+        ([[1], [0]], [-1.0, 1.0], "hits are counts"),
+        ([[1], [0]], [2.0, 1.0], "hits are counts"),
+    ],
+)
+def test_tables_of_nonsense_are_refused(candidates, hits, words):
+    with pytest.raises(ConfigError, match=words):
+        TokenRecycling(table=Table(torch.tensor(candidates), torch.tensor(hits)))
+
+
+class Widest(BestFirst):
+    """Another shape under BestFirst's name: the root's children alone."""
+
+    def grow(self, source, max_depth):
+        return super().grow(source, min(max_depth, 1))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda policy: SuffixLookup(policy=policy), lambda policy: TokenRecycling(policy=policy)]
+)
+def test_a_subclass_of_best_first_shapes_its_own_trees(make):
+    loop, depths = Loop(make(Widest(6)), [[1, 2, 3, 1, 2, 3, 1, 2]]), []
+    for step in range(6):
+        batch = loop.propose()
+        depths.append(int(batch.depths.max()))
+        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
+    assert max(depths) == 1
 
 
 def test_recycling_serves_one_vocabulary():

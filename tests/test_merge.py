@@ -18,7 +18,7 @@ from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration, Off
 from treespec.drafters.pool import LEAST, RATE, WITHHELD_SHARE, Family, OpinionPool
 from treespec.drafters.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry
+from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
 from treespec.policies.heap import HostTree
 from treespec.protocols import FeatureDrafter
 from treespec.tree import SELECTED, TokenTree, TreeBatch
@@ -332,7 +332,9 @@ def test_rows_are_judged_each_on_its_own():
     assert batch.parents.tolist() == [[-1, 0, -2], [-1, 0, 0]]
 
 
-@pytest.mark.parametrize("policy", [Chain(3), AdaptiveChain(2, max_k=3)], ids=["chain", "adaptive"])
+@pytest.mark.parametrize(
+    "policy", [Chain(3), AdaptiveChain(2, max_k=3), Truncated(Chain(3))], ids=["chain", "adaptive", "truncated"]
+)
 def test_under_a_chain_one_path_of_its_length_is_kept(policy):
     loop = Loop(Merge([TokenRecycling(policy=Chain(6)), SuffixLookup()]), [[1, 2, 3, 1, 2], [1, 1, 1, 1, 1]], policy)
     lengths = set()

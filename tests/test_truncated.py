@@ -8,7 +8,8 @@ from toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
 from treespec.errors import ConfigError, RuleMismatchError
-from treespec.policies import AdaptiveChain, KAry, Truncated
+from treespec.policies import AdaptiveChain, Chain, KAry, Truncated
+from treespec.policies.truncated import as_chain, is_chain
 from treespec.protocols import LearningPolicy
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
 
@@ -76,6 +77,17 @@ def test_candidates_pass_unchanged():
         for policy in (KAry((3, 2)), Truncated(KAry((3, 2)), 1))
     )
     assert cut.tokens.equal(plain.tokens)
+
+
+def test_a_chain_in_its_stead_is_truncated_alike():
+    """What a model gets that runs no trees."""
+    short = as_chain(Truncated(KAry((2, 2)), 7))
+    assert isinstance(short, Truncated)
+    assert (short.num_tokens, short.policy.k) == (7, 5)
+    assert is_chain(short)
+    assert not is_chain(Truncated(KAry((2, 2))))
+    chain = Truncated(Chain(9), 7)
+    assert as_chain(chain).policy is chain.policy
 
 
 def test_misuse_is_named():

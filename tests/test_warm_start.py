@@ -28,7 +28,8 @@ def random_table(seed=0, vocab_size=VOCAB, width=3):
     random = np.random.default_rng(seed)
     rows = np.stack([random.permutation(vocab_size)[:width] for _ in range(vocab_size)])
     rows[random.random(vocab_size) < 0.4] = -1
-    return Table(torch.from_numpy(rows), torch.arange(width + 1, 0, -1).float())
+    hits, trials = torch.arange(width, 0, -1), torch.tensor([width + 1])
+    return Table(torch.from_numpy(rows), torch.cat([hits, trials]).float())
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.permutations(range(5)), st.booleans()), min_size=1, max_size=30))
@@ -208,6 +209,11 @@ DAMAGE = {
     "a smaller vocabulary": (lambda path: rewrite(path, vocab_size="3"), "in a vocabulary of 3 tokens"),
     "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "expected known"),
     "hits that are no numbers": (lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}), "must be counts"),
+    "more hits than trials": (lambda path: rewrite(path, {"hits": torch.tensor([1e30, 1.0, 2.0])}), "above the trials"),
+    "a number for candidates": (
+        lambda path: rewrite(path, {"candidates": torch.tensor(3, dtype=torch.uint16)}),
+        "expected known",
+    ),
     "ids of another type": (lambda path: rewrite(path, {"known": torch.zeros(5)}), "must be torch.uint16"),
     "rows of one token": (
         lambda path: rewrite(path, {"known": torch.zeros(5, dtype=torch.uint16)}),

@@ -13,7 +13,7 @@ import torch
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.judge import judge
 from treespec.laws import TargetLaws
-from treespec.policies import Chain
+from treespec.policies.truncated import as_chain
 from treespec.protocols import (
     Capability,
     CausalScorer,
@@ -22,16 +22,12 @@ from treespec.protocols import (
     History,
     LearningPolicy,
     Session,
-    TreePolicy,
     VerifiedStep,
 )
 from treespec.request import Request, Result, Streams
 from treespec.stats import SpeculationStats, StepRecord
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 from treespec.verification import resolve
-
-CHAIN_LENGTH = 5
-"""The longest chain for a target that cannot verify the trees that were asked for."""
 
 
 @torch.no_grad()
@@ -83,13 +79,6 @@ def hidden_layers(drafter: Drafter) -> tuple[int, ...]:
     return drafter.hidden_layers if isinstance(drafter, FeatureDrafter) else ()
 
 
-def as_chain(policy: TreePolicy | None) -> TreePolicy | None:
-    """The policy for a target that verifies chains only: itself if it is a chain, else a short chain."""
-    if policy is None or isinstance(policy, Chain):
-        return policy
-    return Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
-
-
 class _Run:
     """The state of one call."""
 
@@ -109,7 +98,7 @@ class _Run:
             device=target.device,
             vocab_size=target.vocab_size,
             row_ids=self.rows,
-            policy=as_chain(request.policy) if is_chain_only else request.policy,
+            policy=as_chain(request.policy) if is_chain_only and request.policy is not None else request.policy,
             target=target,
         )
 

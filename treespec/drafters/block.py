@@ -27,6 +27,7 @@ from treespec.drafters.shared import (
 )
 from treespec.heads.dflash import BlockHead, Span
 from treespec.policies import BestFirst
+from treespec.policies.truncated import shape_of
 from treespec.protocols import Proposal, Session
 from treespec.tree import TreeBatch
 
@@ -48,8 +49,8 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         policy = self._policy
         depth = min(max_depth, self._head.config.num_depths, policy.max_nodes - 1)
         depth = min(depth, depth_room(self._session.history, self._max_length))
-        if isinstance(policy, BestFirst):
-            depth = min(depth, policy.depth or depth)
+        if isinstance(shape := shape_of(policy), BestFirst):
+            depth = min(depth, shape.depth or depth)
         if depth < 1:
             return single_nodes(self.root_tokens)
         with torch.no_grad():

@@ -20,13 +20,10 @@ from treespec.drafters.pending import PendingNodes
 from treespec.drafters.shared import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
 from treespec.drafters.vocabulary import SameVocabulary, Vocabulary
 from treespec.errors import ContextFullError, TreespecWarning
-from treespec.policies import Chain
 from treespec.policies.checks import check_count
+from treespec.policies.truncated import as_chain, is_chain
 from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
-
-CHAIN_LENGTH = 5
-"""The longest chain for a model that cannot run the trees that were asked for."""
 
 
 class DraftModel(SessionSource):
@@ -189,12 +186,12 @@ class DraftModel(SessionSource):
 
     def _servable(self, policy: TreePolicy) -> TreePolicy:
         """The policy, or a chain for a model that cannot run trees."""
-        if self._scorer.capability == Capability.TREE or isinstance(policy, Chain):
+        if self._scorer.capability == Capability.TREE or is_chain(policy):
             return policy
         if not self._has_warned:
             self._has_warned = True
             warnings.warn("the draft model cannot run trees: it drafts chains", TreespecWarning, stacklevel=2)
-        return Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
+        return as_chain(policy)
 
     def _length(self, row: int) -> int:
         history = self._text.history

@@ -24,6 +24,7 @@ from treespec.drafters.shared import (
 from treespec.heads.eagle3 import Eagle3Head, Eagle3Output
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
+from treespec.policies.truncated import shape_of
 from treespec.protocols import Proposal
 from treespec.tree import TreeBatch
 
@@ -43,7 +44,8 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
         depth = min(max_depth, depth_room(self._session.history, self._max_length))
-        if isinstance(self._policy, BestFirst) and self._policy.depth is None:
+        shape = shape_of(self._policy)
+        if isinstance(shape, BestFirst) and shape.depth is None:
             depth = min(depth, DENSE_DEPTH)  # A level costs a pass, whether its laws are dense or not.
         if not self._committed.reaches_roots or depth < 1:
             return single_nodes(self.root_tokens)

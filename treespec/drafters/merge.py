@@ -11,9 +11,9 @@ from treespec.drafters.pool import OpinionPool
 from treespec.drafters.shared import policy_of_call, stack_trees
 from treespec.drafters.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.policies import Chain
 from treespec.policies.checks import check_count
 from treespec.policies.heap import HostTree
+from treespec.policies.truncated import is_chain
 from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
 
@@ -109,7 +109,7 @@ class Merge:
 
     def _prune(self, union: UnionTree) -> HostTree:
         values = union.values(self.pool)
-        keep = union.best_chain if isinstance(self._session.policy, Chain) else union.best_nodes
+        keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
         return union.take(keep(values, self._num_nodes), values)
 
 

@@ -32,6 +32,8 @@ FORMAT = "treespec-recycling-1"
 
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """Before anything is measured rank r is right with probability .4 x 2^-r: worth ten observations."""
+MANY_TRIALS = 2.0**20
+"""Counts are halved beyond: ones added to 2^24 are lost in float32, and what came lately shall count."""
 
 
 class TokenRecycling(SessionSource):
@@ -162,7 +164,8 @@ class TokenRecycling(SessionSource):
         known = self.table[tokens]
         is_trial = is_node & (known[:, 0] >= 0)
         hits = (known == top[:, :1]) & is_trial.unsqueeze(-1)
-        self._hits = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
+        counts = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
+        self._hits = torch.where(counts[-1] > MANY_TRIALS, counts / 2, counts)
 
 
 def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:

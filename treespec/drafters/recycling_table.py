@@ -42,6 +42,15 @@ def check_table(table: Table) -> None:
     if not is_fitting or hits.shape != (candidates.shape[1] + 1,):
         got = f"{candidates.dtype} {list(candidates.shape)} and {list(hits.shape)}"
         raise ConfigError(f"a table has candidates int64 [V, K] and hits [K + 1], got {got}")
+    if int(candidates.max()) >= len(candidates) or int(candidates.min()) < -1:
+        raise ConfigError(f"a table's candidates are tokens of its {len(candidates)} rows, or -1")
+    if not are_counts(hits):
+        raise ConfigError("a table's hits are counts, none above the trials, which are the last one")
+
+
+def are_counts(hits: Tensor) -> bool:
+    """Whether hits [K + 1] are numbers that no rank has more of than there were trials."""
+    return bool((hits.isfinite() & (hits >= 0) & (hits <= hits[-1])).all())
 
 
 def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
@@ -90,7 +99,7 @@ def unpack_ids(packed: Tensor, name: str, vocab_size: int, path: str | Path) -> 
         raise CheckpointError(f"{path}: {name} must be {dtype} for {vocab_size} tokens, got {packed.dtype}")
     ids = packed.to(torch.int64)
     ids = torch.where(ids == torch.iinfo(dtype).max, -1, ids)
-    if len(ids) and int(ids.max()) >= vocab_size:
+    if ids.numel() and int(ids.max()) >= vocab_size:
         raise CheckpointError(f"{path}: {name} holds id {int(ids.max())} in a vocabulary of {vocab_size} tokens")
     return ids
 
@@ -122,8 +131,8 @@ def unpack_table(tensors: dict[str, Tensor], vocab_size: int, path: str | Path) 
         raise CheckpointError(f"{path}: expected known [M], candidates [M, K] and hits [K + 1], got {shapes}")
     if len(known.unique()) != len(known) or bool((known < 0).any()):
         raise CheckpointError(f"{path}: a token has two rows, or none")
-    if hits.dtype != torch.float32 or not bool((hits.isfinite() & (hits >= 0)).all()):
-        raise CheckpointError(f"{path}: hits must be counts in float32")
+    if hits.dtype != torch.float32 or not are_counts(hits):
+        raise CheckpointError(f"{path}: hits must be counts in float32, none above the trials")
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
         raise CheckpointError(
             f"{path}: a vocabulary of {vocab_size} tokens with {candidates.shape[1]} candidates each is more than any "

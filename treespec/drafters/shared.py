@@ -86,9 +86,9 @@ def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
     """Whether a table on the host may grow this policy's trees of candidates by a heap.
 
     They are the same trees as the policy's own, equal values aside, without a dozen operators per level: a step must
-    stay invisible.
+    stay invisible. A subclass may grow others.
     """
-    if not isinstance(policy, BestFirst) or policy.children not in (AUTO, SELECTED):
+    if type(policy) is not BestFirst or policy.children not in (AUTO, SELECTED):
         return False
     return policy.beam is None and policy.branching is None and policy.min_gain == 0
 

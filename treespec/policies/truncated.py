@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
+from treespec.policies.chain import Chain
 from treespec.policies.checks import check_count, is_policy
 from treespec.protocols import DraftSource, LearningPolicy, Proposal, TreePolicy, VerifiedStep
 from treespec.sampling import truncate_law
 from treespec.tree import TreeBatch
+
+CHAIN_LENGTH = 5
+"""A chain in a larger tree's stead has so many tokens: longer ones seldom pay."""
 
 
 class Truncated:
@@ -49,6 +53,23 @@ class Truncated:
         """Tell the policy, where it learns."""
         if isinstance(self.policy, LearningPolicy):
             self.policy.commit(step)
+
+
+def shape_of(policy: TreePolicy | None) -> TreePolicy | None:
+    """The policy that shapes the trees: of a truncated one, the one inside."""
+    return shape_of(policy.policy) if isinstance(policy, Truncated) else policy
+
+
+def is_chain(policy: TreePolicy | None) -> bool:
+    """Whether all its trees are chains."""
+    return isinstance(shape_of(policy), Chain)
+
+
+def as_chain(policy: TreePolicy) -> TreePolicy:
+    """The policy for a model that runs chains only: itself if it drafts chains, else a short chain, truncated alike."""
+    if isinstance(policy, Truncated):
+        return Truncated(as_chain(policy.policy), policy.num_tokens)
+    return policy if is_chain(policy) else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
 
 
 class _TruncatedSource:
