@@ -18,13 +18,7 @@ from torch import Tensor
 
 from treespec.drafters.head_drafter import HeadDrafter
 from treespec.drafters.head_laws import HeadLaws, candidates
-from treespec.drafters.shared import (
-    can_use_heap,
-    depth_room,
-    grow_on_host,
-    single_nodes,
-    stack_trees,
-)
+from treespec.drafters.shared import can_use_heap, depth_room, grow_on_host, single_nodes, stack_trees
 from treespec.heads.dflash import BlockHead, Span
 from treespec.policies import BestFirst
 from treespec.policies.truncated import shape_of

@@ -182,7 +182,11 @@ class DraftModel(SessionSource):
         """
         scores = self._text.with_mass(self._path_laws.scores(self._text.to_target(logits), tokens, parents))
         is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
-        return scores.softmax(-1, dtype=torch.float32).masked_fill_(is_padding, 1 / scores.shape[-1])
+        laws = scores.softmax(-1, dtype=torch.float32)
+        # On a CPU a look at a few flags is cheaper than a pass over all laws.
+        if laws.device.type != "cpu" or bool(is_padding.any()):
+            laws.masked_fill_(is_padding, 1 / laws.shape[-1])
+        return laws
 
     def _servable(self, policy: TreePolicy) -> TreePolicy:
         """The policy, or a chain for a model that cannot run trees."""

@@ -17,10 +17,7 @@ from torch import Tensor
 from treespec.drafters.committed import take_columns
 from treespec.drafters.head_drafter import HeadDrafter
 from treespec.drafters.head_laws import HeadLaws
-from treespec.drafters.shared import (
-    depth_room,
-    single_nodes,
-)
+from treespec.drafters.shared import depth_room, single_nodes
 from treespec.heads.eagle3 import Eagle3Head, Eagle3Output
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH

@@ -29,7 +29,10 @@ class PathLaws:
         """
         scores = self.scores(logits, tokens, parents)
         is_empty = scores.amax(-1, keepdim=True) == -torch.inf
-        return scores.masked_fill(is_empty, 0.0).softmax(-1, dtype=torch.float32)
+        # On a CPU a look at a few flags is cheaper than a copy of all scores.
+        if scores.device.type != "cpu" or bool(is_empty.any()):
+            scores = scores.masked_fill(is_empty, 0.0)
+        return scores.softmax(-1, dtype=torch.float32)
 
     def scores(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
         """Processed scores float32 [B, F, V], from what the laws themselves are made of."""
