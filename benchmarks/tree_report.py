@@ -10,30 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.drafters import EXIT_LAYERS, PARTS
-from benchmarks.paired import Estimate, bootstrap, cross_fitted, difference, ratio
-from benchmarks.settings import markdown_table, settings_lines
+from benchmarks.drafters import EXIT_LAYERS
+from benchmarks.paired import difference
+from benchmarks.settings import markdown_table
+from benchmarks.tree_claims import Lengths, best_tree, claim_lines, lengths_of
 from benchmarks.tree_policies import BINARY, BUDGETS, CHAIN, FAMILIES, SAMPLED, SEQUOIA
+from benchmarks.tree_style import plain_axes, run_text
+from benchmarks.tree_time_report import draw_time, time_lines
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
-
-Lengths = dict[str, dict[int, list[float]]]
-"""Acceptance lengths by policy and drafted tokens, one number per prompt."""
-
-SEQUOIA_BUDGETS = (8, 16, 32, 64)
-AIM_WARM = 2.0
-
-
-def lengths_of(cells: list[dict[str, dict[str, list[int]]]]) -> Lengths:
-    """From counts per prompt: [tokens, steps] by policy and drafted tokens."""
-    return {
-        name: {n: [prompt[name][str(n)][0] / prompt[name][str(n)][1] for prompt in cells] for n in BUDGETS}
-        for name in cells[0]
-    }
-
-
-def best_tree(lengths: Lengths, num_drafted: int) -> tuple[list[float], list[str]]:
-    """The best policy, the chain among them, chosen on other prompts."""
-    return cross_fitted({name: cells[num_drafted] for name, cells in lengths.items()})
 
 
 def write(data: dict[str, dict[str, Any]], folder: Path) -> str:
@@ -67,79 +51,7 @@ def acceptance_lines(found: dict[str, Any]) -> list[str]:
         lines += ["### Sampled children beside selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
     for key, drafters in found["selected"].items():
         lines += [f"### Every policy, {key}", "", policy_table(drafters)]
-    return [*lines, *map(_run_text, found["calls"])]
-
-
-def claim_lines(found: dict[str, Any]) -> list[str]:
-    """One sentence per claim, made of the numbers."""
-    below, count = [], 0
-    for key, drafters in found["selected"].items():
-        for name, cells in drafters.items():
-            lengths = lengths_of(cells)
-            for n in BUDGETS[1:]:
-                count += 1
-                gain = difference(best_tree(lengths, n)[0], lengths[CHAIN][n])
-                if gain.high < 0:
-                    below.append(f"{name}, {key}, {n} nodes: {gain.text(sign='+')}")
-    said = "never" if not below else f"in {len(below)} cells ({'; '.join(below)})"
-    lines = [
-        "- Best tree (the chain among its candidates, chosen on other prompts) below the chain of as "
-        f"many nodes beyond paired noise: {said}, of {count} cells of drafter, temperature and size."
-    ]
-    gains = sequoia_gains(found)
-    wins = sum(gain.value > 0 for gain in gains.values())
-    sure = sum(gain.low > 0 for gain in gains.values())
-    lost = [f"{name} {gain.text(sign='+')}" for name, gain in gains.items() if gain.high < 0]
-    sizes = ", ".join(map(str, SEQUOIA_BUDGETS))
-    below_text = f"below beyond noise in {'; '.join(lost)}" if lost else "nowhere below beyond noise"
-    lines.append(
-        "- Sequoia's tree, from acceptance recorded on other prompts, against the complete binary tree of the same "
-        f"size ({sizes} nodes): higher in {wins} of {len(gains)} cells, beyond noise in {sure}, {below_text}."
-    )
-    lines += merge_claim(found)
-    for name, values in found.get("warm", {}).items():
-        mean = bootstrap(values)
-        verdict = "at least" if mean.value >= AIM_WARM else "below"
-        lines.append(
-            f"- {name}, best-first trees of 24 nodes (root included), T=0, {len(values)} prompts: "
-            f"{mean.text()}, {verdict} {AIM_WARM}."
-        )
-    return lines
-
-
-def merge_claim(found: dict[str, Any]) -> list[str]:
-    """Where a merged drafter is worse than one of its parts, each with its best policy of as many nodes."""
-    count, below, above = 0, [], 0
-    for key, drafters in found["selected"].items():
-        for name, parts in PARTS.items():
-            if not {name, *parts} <= set(drafters):
-                continue
-            merged = lengths_of(drafters[name])
-            for part in parts:
-                alone = lengths_of(drafters[part])
-                for n in BUDGETS:
-                    gain = difference(best_tree(merged, n)[0], best_tree(alone, n)[0])
-                    count, above = count + 1, above + (gain.low > 0)
-                    if gain.high < 0:
-                        below.append(f"{name} below {part}, {key}, {n} nodes: {gain.text(sign='+')}")
-    if not count:
-        return []
-    said = f"in {len(below)} ({'; '.join(below)})" if below else "in none"
-    return [
-        "- Merged drafters against each of their parts, both with the best policy chosen on other prompts: better "
-        f"beyond paired noise in {above} of {count} cells, worse beyond it {said}."
-    ]
-
-
-def sequoia_gains(found: dict[str, Any]) -> dict[str, Estimate]:
-    """Sequoia's tree minus the complete binary one, paired, by drafter, temperature and size."""
-    gains = {}
-    for key, drafters in found["selected"].items():
-        for name, cells in drafters.items():
-            lengths = lengths_of(cells)
-            for n in SEQUOIA_BUDGETS:
-                gains[f"{name}, {key}, {n} nodes"] = difference(lengths[SEQUOIA][n], lengths[BINARY][n])
-    return gains
+    return [*lines, *map(run_text, found["calls"])]
 
 
 def best_table(drafters: dict[str, Lengths]) -> str:
@@ -176,62 +88,6 @@ def sampled_table(found: dict[str, Any]) -> str:
                 texts.append(f"{fmean(values):.2f}{gain}")
             rows.append([name, family, kind, *texts])
     return markdown_table(["drafter", "policy", "children", *map(str, BUDGETS)], rows)
-
-
-def time_lines(found: dict[str, Any]) -> list[str]:
-    lines = ["## Wall-clock time", "", _about_time(found), "", "![Time](tree_vs_chain_time.png)", ""]
-    for size, runs in found["runs"].items():
-        if runs:
-            lines += [f"### Batch {size}, {len(runs)} paired runs", "", time_table(runs, found["chosen"][size])]
-    return [*lines, *map(_run_text, found["calls"])]
-
-
-def ms_per_token(runs: dict[str, Any], name: str) -> list[float]:
-    """One number per prompt or batch of them."""
-    return [1e3 * run[name]["seconds"] / run[name]["tokens"] for run in runs.values()]
-
-
-def time_table(runs: dict[str, Any], chosen: dict[str, Any]) -> str:
-    """Rows: contestants; medians over prompts with intervals; speed as the median of paired ratios."""
-    names = list(next(iter(runs.values())))
-    plain = ms_per_token(runs, names[0])
-    rows = []
-    for name in names:
-        mine = ms_per_token(runs, name)
-        found = [run[name] for run in runs.values()]
-        num_identical = sum(run["identical"] for run in found)
-        num_tied = sum(run["right"] for run in found) - num_identical
-        num_wrong = sum(run["rows"] - run["right"] for run in found)
-        accepted = [run["acceptance_length"] for run in found if run["acceptance_length"] is not None]
-        rows.append(
-            [
-                name,
-                bootstrap(mine, np.median).text(1),
-                ratio(plain, mine).text(),
-                f"{fmean(accepted):.2f}" if accepted else "",
-                f"{num_identical} + {num_tied} tied" + (f", {num_wrong} WRONG" if num_wrong else ""),
-            ]
-        )
-    table = markdown_table(["", "ms per token", "speed against plain", "acceptance length", "identical outputs"], rows)
-    pairs = []
-    for drafter, by_budget in chosen.items():
-        for budget, kinds in by_budget.items():
-            gain = ratio(ms_per_token(runs, kinds["chain"]), ms_per_token(runs, kinds["tree"]))
-            best = "tree" if kinds["best"] == kinds["tree"] else "chain"
-            pairs.append([drafter, budget, _short(kinds["chain"]), _short(kinds["tree"]), gain.text(), best])
-    header = [
-        "drafter",
-        "nodes at most",
-        "best chain",
-        "best tree",
-        "speed of tree against chain",
-        "the pilot's choice",
-    ]
-    return table + "\n" + markdown_table(header, pairs)
-
-
-def _short(name: str) -> str:
-    return name.rsplit(": ", 1)[-1]
 
 
 def draw_acceptance(found: dict[str, Any], path: Path) -> Figure:
@@ -274,42 +130,7 @@ def _draw_lengths(axes: Axes, lengths: Lengths) -> None:
     axes.plot(BUDGETS, [fmean(v) for v in best], color=ACCEPTED, marker="o", markersize=3, label="best tree", zorder=4)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BUDGETS, [str(n) for n in BUDGETS])
-    _plain_axes(axes)
-
-
-def draw_time(found: dict[str, Any], path: Path) -> Figure:
-    """Medians with intervals, one plot per batch size."""
-    sizes = [size for size, runs in found["runs"].items() if runs]
-    names = {size: list(next(iter(found["runs"][size].values()))) for size in sizes}
-    height = 1.2 + 0.3 * max(map(len, names.values()))
-    figure = Figure(figsize=(7.5 * len(sizes), height), dpi=130, facecolor="white")
-    plots = figure.subplots(1, len(sizes), squeeze=False)[0]
-    for plot, size in zip(plots, sizes, strict=True):
-        runs = found["runs"][size]
-        medians = [bootstrap(ms_per_token(runs, name), np.median) for name in names[size]]
-        for number, (name, estimate) in enumerate(zip(names[size], medians, strict=True)):
-            is_chain = f": {CHAIN} of" in name
-            colour = REFERENCE if ": " not in name else NEXT_EDGE if is_chain else ACCEPTED
-            plot.plot([estimate.low, estimate.high], [number, number], color=colour, linewidth=2.2, alpha=0.6)
-            plot.plot([estimate.value], [number], "o", color=colour, markersize=5)
-        plot.axvline(medians[0].value, color=REFERENCE, linewidth=0.8, linestyle=":")
-        plot.set_yticks(range(len(names[size])), names[size])
-        plot.invert_yaxis()
-        plot.set_xlim(left=0)
-        plot.set_title(f"batch {size}: ms per token, median and 95 % interval", fontsize=9, color=GREY, loc="left")
-        _plain_axes(plot)
-    figure.suptitle("Wall-clock time per token", x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
-    figure.tight_layout(rect=(0, 0, 1, 0.99))
-    figure.savefig(path)
-    return figure
-
-
-def _plain_axes(axes: Axes) -> None:
-    axes.grid(color="#e6eaed", linewidth=0.8)
-    axes.tick_params(length=0, labelsize=7.5, colors=INK)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes)
 
 
 def _about_acceptance(found: dict[str, Any]) -> str:
@@ -325,7 +146,8 @@ _ABOUT_REPLAY = (
     "Sizes count the nodes below the root. The engine's loop is replayed along texts of the target (greedy at T=0, "
     "one sample per prompt at T=1): with selected children and the target walk this accepts what it would have "
     "accepted when the text was written. Drafters are fresh for every prompt: cold ones know nothing, warm ones what "
-    "ships with treespec. The draft model is SmolLM2 without three of its thirty layers, early exit its first "
+    "ships with treespec, warm merges also what their parts are worth along the texts of Sequoia's tables. The draft "
+    "model is SmolLM2 without three of its thirty layers, early exit its first "
     f"{EXIT_LAYERS} layers and its own head; neither was trained for it. There are no trained Medusa heads for this "
     "model."
 )
@@ -338,21 +160,3 @@ _ABOUT_SAMPLED = (
     "(traversal for sampled children, target walk for selected ones), one drafted tree per place; in brackets the "
     "paired difference to the selected chain. Sampled chains end at 16 tokens."
 )
-_ABOUT_TIMES = (
-    "Linear layers are packed for all contestants, and each gets a cache with the prompt in it: reading the prompt "
-    "is not counted. Paired: every prompt is decoded by all contestants, in rotating order. Chains and trees (at "
-    "most 8, and at most 32 nodes below the root) are the fastest of a pilot on other prompts. Medians over prompts "
-    "(or batches) with 95 % bootstrap intervals; speed: median of paired ratios. Tied outputs part from plain where "
-    "its top two logits lie within 1e-4."
-)
-
-
-def _about_time(found: dict[str, Any]) -> str:
-    run, loads = found["run"], found["loads"]
-    load = f"Load average during the run: {min(loads)} to {max(loads)}."
-    return f"Greedy decoding of {run['new_tokens']} new tokens. {_ABOUT_TIMES} {load}"
-
-
-def _run_text(run: dict[str, Any]) -> str:
-    load = f"load {run['load_average']} before, {run['load_average_after']} after"
-    return f"{run['seconds']} s in this call, {load}, seed {run['seed']}. {settings_lines(run)}"

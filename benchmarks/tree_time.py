@@ -200,13 +200,17 @@ def measure(
     acceptance: dict[str, Any],
     progress: Progress,
 ) -> dict[str, Any]:
-    """The pilot's choices and every run: by batch size and prompts, contestant, what `Bench.decode` returns."""
+    """The pilot, its choices and every run: by batch size and prompts, contestant, what `Bench.decode` returns."""
     deadline = time.perf_counter() + 60 * args.minutes
     acceptance = {"tables": {"T=0": {}}, "selected": {"T=0": {}}} | acceptance
     names = args.drafters or [name for name, entry in DRAFTERS.items() if entry.is_timed]
     bench = Bench(models, acceptance, args.new_tokens)
     store = Store(cache / f"{digest(args, acceptance, names)}-time.jsonl")
-    chosen = pilot(args, bench, sets.pilot, names, store, progress)
+    tried = pilot(args, bench, sets.pilot, names, store, progress)
+    chosen = {
+        size: {name: finalists(bench, name, runs) for name, runs in by_drafter.items()}
+        for size, by_drafter in tried.items()
+    }
     groups = [sets.timed[start : start + 4] for start in range(0, len(sets.timed), 4)]
     task = progress.add_task("timed prompts", total=len(sets.timed))
     runs: dict[str, dict[str, Any]] = {str(size): {} for size in BATCH_SIZES}
@@ -233,31 +237,30 @@ def measure(
         }
         for size, by_drafter in chosen.items()
     }
-    return {"chosen": plain_choice, "runs": runs, "loads": loads}
+    return {"pilot": tried, "chosen": plain_choice, "runs": runs, "loads": loads}
 
 
 def pilot(
     args: argparse.Namespace, bench: Bench, prompts: list[Prompt], names: list[str], store: Store, progress: Progress
-) -> dict[str, dict[str, dict[str, dict[str, Contestant]]]]:
-    """By batch size and drafter: `finalists`."""
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """By batch size, drafter and group of prompts: `choose`."""
     task = progress.add_task("pilot", total=len(names) * len(BATCH_SIZES))
-    chosen: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
     num_new = min(args.new_tokens, 24)
     for size in BATCH_SIZES:
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         groups = [bench.group(part, args.new_tokens) for part in parts]
-        chosen[str(size)] = {}
+        found[str(size)] = {}
         for name in names:
-            pilots = [
+            found[str(size)][name] = [
                 store.get(
                     f"pilot {size}, {name}, {number}",
                     lambda name=name, group=group: choose(bench, name, group, num_new),
                 )
                 for number, group in enumerate(groups)
             ]
-            chosen[str(size)][name] = finalists(bench, name, pilots)
             progress.advance(task)
-    return chosen
+    return found
 
 
 def contestants(chosen: dict[str, dict[str, dict[str, Contestant]]], batch_size: int) -> list[Contestant]:

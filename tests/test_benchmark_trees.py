@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import drafters, recorded, tree_acceptance, tree_cells, tree_report, tree_time
+from benchmarks import drafters, recorded, tree_acceptance, tree_cells, tree_claims, tree_report, tree_time
 from benchmarks import replay as replay_module
 from benchmarks.paired import bootstrap, cross_fitted, difference, ratio
 from benchmarks.prompts import Prompt, PromptSets, disjoint_sets
@@ -226,8 +226,9 @@ def tiny_models(pair, monkeypatch):
     few = {name: FAMILIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
     monkeypatch.setattr(tree_cells, "FAMILIES", few)
     monkeypatch.setattr(tree_time, "FAMILIES", few)
-    monkeypatch.setattr(tree_report, "BUDGETS", BUDGETS[:4])
-    monkeypatch.setattr(tree_report, "SEQUOIA_BUDGETS", (4, 8))
+    for module in (tree_report, tree_claims):
+        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4])
+    monkeypatch.setattr(tree_claims, "SEQUOIA_BUDGETS", (4, 8))
     monkeypatch.setattr(tree_acceptance, "WARM_CLAIM", ("recycling + suffix, cold",))
     monkeypatch.setattr(tree_time, "CHAIN_LENGTHS", (2, 4))
     monkeypatch.setattr(tree_time, "TREE_SIZES", (8,))
@@ -246,7 +247,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
     assert set(found["selected"]["T=0"]) == set(names)
     assert len(found["warm"]["recycling + suffix, cold"]) == 4
-    lengths = tree_report.lengths_of(found["selected"]["T=0"]["draft model"])
+    lengths = tree_claims.lengths_of(found["selected"]["T=0"]["draft model"])
     assert all(value >= 1 for cells in lengths.values() for values in cells.values() for value in values)
     assert lengths["best first"][1] == lengths[CHAIN][1]
     again = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
@@ -266,6 +267,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     assert "of 24 cells" in report
     assert re.search("Merged drafters .* in [0-9]+ of 16 cells, worse beyond it in", report)
     assert "plain generate" in report
+    assert report.count("| drafter | chain of 2 | chain of 4 | tree of 8 |") == 2, "the pilot of both batch sizes"
     for picture in ("acceptance", "time"):
         assert (tmp_path / f"tree_vs_chain_{picture}.png").stat().st_size > 10_000
 
