@@ -127,6 +127,9 @@ def test_a_run_can_begin_with_anothers_weights(trained, target, texts, tmp_path)
     result = train(target, texts, tmp_path / "on", barely, features=features)
     assert result.evaluation == trained.result.evaluation
     assert result.progress.step == 1
+    card = (result.folder / "README.md").read_text()
+    assert f"Begins with the weights of another run, `{trained.folder.name}`." in card
+    assert str(trained.folder) not in card + (tmp_path / "on" / "evaluation.json").read_text()
     larger = replace(barely, num_layers=(trained.config.num_layers or trained.config.layers) + 1)
     with pytest.raises(CheckpointError, match="lacks the tensors"):
         train(target, texts, tmp_path / "larger", larger, features=features)

@@ -70,6 +70,7 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
         "",
         f"- Data: {about.num_tokens:,} tokens in {about.num_texts:,} texts that {model} wrote itself; "
         f"{progress.num_tokens:,} tokens were read in training ({passes:.1f} passes).",
+        *([f"- Begins with the weights of another run, `{start}`."] if (start := about.config["start"]) else []),
         f"- Draft vocabulary: {about.coverage:.2%} of the texts' tokens.",
         f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {machine()}.",
         *([f"- Command: `{about.command}`"] if about.command else []),

@@ -93,7 +93,8 @@ def train(
     run = Run(objective, read, config, folder)
 
     about = About(
-        config=asdict(config),
+        # Folders say nothing on another machine.
+        config=asdict(config) | {"start": config.start and Path(config.start).name},
         model=name,
         command=command,
         num_tokens=len(texts.tokens),
