@@ -223,9 +223,9 @@ def test_too_few_texts_are_refused(target, tmp_path):
         ({"kind": "draft_model", "num_layers": 4}, "at most the target's 3"),
     ],
 )
-def test_settings_that_do_not_fit_the_target_are_refused(target, texts, tmp_path, options, words):
+def test_settings_that_do_not_fit_the_target_are_refused_before_it_reads(target, texts, tmp_path, options, words):
     with pytest.raises(ConfigError, match=words):
-        train(target, texts, tmp_path, replace(CONFIG, **options))
+        train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("it reads"))
 
 
 def test_texts_of_another_model_are_refused(target, texts, tmp_path):

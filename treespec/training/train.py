@@ -81,14 +81,14 @@ def train(
     """
     config, folder = config or TrainingConfig(), Path(folder)
     layers = fused_layers(model, config)
-    reader = FeatureReader(model, layers, config.num_candidates, is_mixed=config.is_mixed)
-    device, cache = input_device(model), Path(features or folder / "features")
-    read = FeatureSet(texts, reader, cache, config.max_length, config.max_cache_gb * 1e9, device, on_tokens)
-    vocab_size = num_logits(model)
+    device, vocab_size = input_device(model), num_logits(model)
     target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         learner = make_learner(model, texts, target_ids, layers, config)
+    reader = FeatureReader(model, layers, config.num_candidates, is_mixed=config.is_mixed)
+    cache = Path(features or folder / "features")
+    read = FeatureSet(texts, reader, cache, config.max_length, config.max_cache_gb * 1e9, device, on_tokens)
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
     run = Run(objective, read, config, folder)
 
