@@ -134,6 +134,7 @@ def train(
     from treespec.training import TrainingConfig, parse_settings
     from treespec.training import train as run_training
     from treespec.training.console import Reporter
+    from treespec.training.report import acceptance_table
 
     _use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [])
@@ -158,6 +159,7 @@ def train(
     if kind == "draft_model":
         load_tokenizer(model).save_pretrained(result.folder)
     _draw_curve(result, out / "curve.png", f"{kind} for {name or model}")
+    console.print("Held-out acceptance:", *acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
     console.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
 
 

@@ -81,10 +81,13 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     command = ["train", target, "--texts", texts, "--out", out, "--kind", "block", "--steps", "3", *settings]
     done = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
     assert done.exit_code == 0, done.output
+    card = (folders / "run" / "drafter" / "README.md").read_text()
+    table = [line for line in card.splitlines() if line.startswith(("| depth", "| 1 ", "| 2 "))]
+    assert len(table) == 3
+    assert all(line in done.output for line in table), "acceptance by depth and rank is printed"
     assert {path.name for path in (folders / "run").iterdir()} == {
         "drafter", "features", "log.csv", "evaluation.json", "curve.png", "state.safetensors",
     }  # fmt: skip
-    card = (folders / "run" / "drafter" / "README.md").read_text()
     for words in ("# DSpark block head for tiny-llama", "3 steps", "576 tokens in 12 texts", "chain of 2, T = 0"):
         assert words in card
     treespec.load_drafter(folders / "run" / "drafter", tiny_llama(vocab_size=VOCAB, num_layers=3))

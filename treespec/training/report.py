@@ -80,7 +80,7 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
         "",
         f"{evaluation.num_places:,} places, {evaluation.num_greedy_places:,} of them at temperature 0.",
         "",
-        *_acceptance_table(evaluation),
+        *acceptance_table(evaluation),
         "",
         *_length_table(evaluation),
     ]
@@ -107,8 +107,8 @@ def _usage(kind: str) -> list[str]:
     return [load, "model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))"]
 
 
-def _acceptance_table(evaluation: Evaluation) -> list[str]:
-    """Acceptance by depth and rank; the first choice at temperature 0 beside it."""
+def acceptance_table(evaluation: Evaluation) -> list[str]:
+    """Acceptance by depth and rank, the first choice at temperature 0 beside it: a Markdown table's lines."""
     num_ranks = len(evaluation.acceptance[0])
     head = ["depth", *(f"rank {rank + 1}" for rank in range(num_ranks)), "rank 1 at T = 0", "shared mass"]
     rows = [
