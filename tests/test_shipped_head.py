@@ -1,4 +1,8 @@
-"""The head that comes with treespec: small, sound, and of the shapes of its target."""
+"""The head that comes with treespec: small, sound, the one that was measured, and of the shapes of its target."""
+
+import hashlib
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +13,9 @@ from treespec.errors import CheckpointError
 from treespec.heads.checkpoint import read_checkpoint
 
 NAME = "SmolLM2-135M-Instruct"
+MEASURED = "674c0375e9a0918fd8bae43ab6a63c266cebb11871aab67deb2ddc37e8a79a33"
+"""SHA-256 of the weights that benchmarks/results has numbers of."""
+TRAINING = Path(__file__).parents[1] / "benchmarks" / "results" / "training" / "head.json"
 
 
 def test_it_is_small_and_says_how_it_was_made():
@@ -19,6 +26,17 @@ def test_it_is_small_and_says_how_it_was_made():
     assert "treespec train" in card
     assert "held-out" in card
     assert "lm_head.weight" not in read_checkpoint(folder).tensors, "its rows are the target's"
+
+
+def test_it_is_the_one_that_was_measured():
+    folder = treespec.shipped_head(NAME)
+    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == MEASURED
+    config, run = json.loads((folder / "config.json").read_text()), json.loads(TRAINING.read_text())
+    assert config["draft_vocab_size"] == run["config"]["draft_vocab_size"]
+    card = (folder / "README.md").read_text()
+    assert f"{run['num_trained_tokens']:,} tokens were read in training" in card
+    for depth, shares in enumerate(run["evaluation"]["acceptance"], start=1):
+        assert f"| {depth} | {' | '.join(f'{share:.3f}' for share in shares)} |" in card
 
 
 def test_it_drafts_for_a_model_of_its_targets_shapes():
