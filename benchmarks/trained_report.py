@@ -36,8 +36,11 @@ Runs = dict[str, dict[str, list[Measurement]]]
 def picture(runs: Runs, data: dict[str, Any], path: Path) -> None:
     """Bars at the first of the temperatures."""
     measured, (key, by_name) = [], next(iter(runs.items()))
+    timed = [
+        n for n, of_prompt in enumerate(zip(*by_name.values(), strict=True)) if all(r.ms_per_token for r in of_prompt)
+    ]
     for name, found in by_name.items():
-        ms = [run.ms_per_token for run in found if run.ms_per_token is not None]
+        ms = [found[n].ms_per_token or 0.0 for n in timed]
         measured.append(Measured(name, ms, [run.num_tokens / run.num_passes for run in found]))
     title = f"{smollm2.NAME}, {key}, float32, {data['num_prompts']} held-out prompts"
     note = f"{data['threads']} threads, load average {data['load_average']} before, {data['load_average_after']} after."

@@ -60,9 +60,9 @@ def test_pictures_are_saved(tmp_path):
     assert "<svg" in (tmp_path / "bars.svg").read_text()
 
 
-def test_comparison_gives_medians_and_ratios_to_the_first():
+def test_comparison_gives_medians_and_paired_ratios_to_the_first():
     figure = plot_comparison([Measured("plain", [10.0, 30.0, 20.0], [1.0]), Measured("tree", [8.0, 10.0, 12.0], [2.5])])
-    assert {"20.0 ms  (1.00×)", "10.0 ms  (2.00×)", "2.50", "plain", "tree"} <= set(texts(figure))
+    assert {"20.0 ms  (1.00×)", "10.0 ms  (1.67×)", "2.50", "plain", "tree"} <= set(texts(figure))
 
 
 def test_acceptance_in_training_is_stacked_by_rank():
@@ -82,6 +82,7 @@ def test_acceptance_in_training_is_stacked_by_rank():
         (lambda: draw_tree(TREE, Verdict((0, 9), 9, True)), "belongs to another"),
         (lambda: plot_comparison([]), "at least one method"),
         (lambda: plot_comparison([Measured("plain", [], [1.0])]), "at least one measurement"),
+        (lambda: plot_comparison([Measured("a", [1.0], [1.0]), Measured("b", [1.0, 2.0], [1.0])]), "the same prompts"),
     ],
 )
 def test_wrong_inputs_say_what_is_wrong(call, message):

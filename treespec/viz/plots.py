@@ -15,7 +15,7 @@ from treespec.viz.style import ACCEPTED, GREY, INK, REFERENCE, saved
 
 
 class Measured(NamedTuple):
-    """One contestant's measurements, one number per prompt."""
+    """One contestant's measurements, one number per prompt; times are of the same prompts in the same order for all."""
 
     name: str
     ms_per_token: Sequence[float]
@@ -31,21 +31,23 @@ def plot_comparison(
     """Bars of the medians over prompts with every prompt as a dot: milliseconds per token, tokens per target pass.
 
     Args:
-        methods: in the order to be shown from the top; the first is the reference of the speed ratios.
+        methods: in the order to be shown from the top; the first is the reference of the speeds, medians of the paired
+            ratios over prompts.
         path: where to save the picture as well.
         title: one line above the plots.
         note: one small line below, e.g. machine and load.
 
     Raises:
-        TreespecError: no method, or one without measurements.
+        TreespecError: no method, one without measurements, or times of unequally many prompts.
     """
+    if len({len(m.ms_per_token) for m in methods}) > 1:
+        raise TreespecError("plot_comparison needs every method's times of the same prompts")
     if not methods or not all(len(m.ms_per_token) and len(m.tokens_per_pass) for m in methods):
         raise TreespecError("plot_comparison needs at least one method, each with at least one measurement")
     height = 1.6 + 0.55 * len(methods)
     figure = Figure(figsize=(10, height), dpi=160, facecolor="white")
     left, right = figure.subplots(1, 2, sharey=True)
-    reference = median(methods[0].ms_per_token)
-    speeds = [f"{median(m.ms_per_token):.1f} ms  ({reference / median(m.ms_per_token):.2f}×)" for m in methods]
+    speeds = [f"{median(m.ms_per_token):.1f} ms  ({_speed(methods[0], m):.2f}×)" for m in methods]
     _draw_bars(left, [m.ms_per_token for m in methods], speeds)
     _draw_bars(right, [m.tokens_per_pass for m in methods], [f"{median(m.tokens_per_pass):.2f}" for m in methods])
     left.set_yticks(range(len(methods)), [m.name for m in methods])
@@ -98,6 +100,10 @@ def plot_training(
     figure.suptitle(title or "Training", fontsize=11, color=INK, weight="bold", x=0.01, ha="left")
     figure.tight_layout()
     return saved(figure, path)
+
+
+def _speed(reference: Measured, method: Measured) -> float:
+    return median(a / b for a, b in zip(reference.ms_per_token, method.ms_per_token, strict=True))
 
 
 def _draw_bars(axes: Axes, values: Sequence[Sequence[float]], texts: Sequence[str]) -> None:
