@@ -107,6 +107,7 @@ def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
     monkeypatch.chdir(folders)
     monkeypatch.setattr(treespec, "shipped_head", lambda _: Path("runs/block/drafter"))
     train(model, read_folder(Path("texts")), "runs/block", TrainingConfig(kind="block", **SMALL))
+    train(model, read_folder(Path("texts")), "runs/draft", TrainingConfig(kind="draft_model", num_layers=2, **SMALL))
     names |= {"model": model, "inputs": {"input_ids": torch.tensor([[5, 7, 9]]), "max_new_tokens": 4}}
     snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     for snippet in snippets:
