@@ -18,7 +18,7 @@ from treespec.sampling import truncate_law
 from treespec.tree import TreeBatch
 
 CHAIN_LENGTH = 5
-"""A chain in a larger tree's stead has so many tokens: longer ones seldom pay."""
+"""The most tokens of a chain in a tree's stead."""
 
 
 class Truncated:
@@ -69,7 +69,7 @@ def as_chain(policy: TreePolicy) -> TreePolicy:
     """The policy for a model that runs chains only: itself if it drafts chains, else a short chain, truncated alike."""
     if isinstance(policy, Truncated):
         return Truncated(as_chain(policy.policy), policy.num_tokens)
-    return policy if is_chain(policy) else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
+    return policy if isinstance(policy, Chain) else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
 
 
 class _TruncatedSource:
