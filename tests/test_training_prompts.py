@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from benchmarks import prompts
-from benchmarks.training_prompts import build, code, passages
+from benchmarks.training_prompts import build, build_openings, code, passages
 from benchmarks.training_prompts.__main__ import main
 from benchmarks.training_prompts.build import QUARTERS, draw_new
 from treespec.hf.chat import read_prompts
@@ -47,7 +47,12 @@ def test_no_benchmark_prompt_takes_part(source):
     benchmark = found() if callable(found) else found
     known = {run: prompt.name for prompt in benchmark for run in word_runs(prompt.text)}
     assert len(known) > 100
-    pools = [*MESSAGES, *passages.documentation(), *(source for _, source in code.library_functions())]
+    pools = [
+        *MESSAGES,
+        *build_openings(4096),
+        *passages.documentation(),
+        *(source for _, source in code.library_functions()),
+    ]
     shared = {run for text in pools for run in word_runs(text) if run in known}
     assert not shared, {known[run]: " ".join(run) for run in shared}
 
@@ -73,9 +78,20 @@ def test_examples_in_invented_functions_are_true():
             assert not outcome.failed
 
 
+def test_openings_are_beginnings():
+    openings = build_openings(2000)
+    assert openings == build_openings(2000) != build_openings(2000, seed=1)
+    assert len(set(openings)) > 800
+    assert all(opening and opening == opening.rstrip(" ") and len(opening.split()) < 25 for opening in openings)
+    assert not any(mark in opening for opening in openings for mark in ("{", "}", r"\n"))
+
+
 def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys):
     path = tmp_path / "prompts.jsonl"
     monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--seed", "2"])
     main()
     assert read_prompts(path) == build(40, seed=2)
     assert "40 messages" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--openings"])
+    main()
+    assert read_prompts(path) == build_openings(40)

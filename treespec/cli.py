@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from treespec.hf.writing import Writing
 
 PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
+OPENINGS_HELP = "How the model's own messages begin, in turn; it finishes them itself. A file like that of --prompts."
 
 TargetArgument = Annotated[str, typer.Argument(help="The target: a hub name or a folder.")]
 TokensOption = Annotated[int, typer.Option(min=1, help="How much text the model writes.")]
 PromptsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)]
+OpeningsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=OPENINGS_HELP)]
 BatchSizeOption = Annotated[int, typer.Option(min=1, help="Texts written side by side.")]
 MaxLengthOption = Annotated[int, typer.Option(min=2, help="The longest text in tokens.")]
 SeedOption = Annotated[int, typer.Option(help="Of everything drawn.")]
@@ -76,7 +78,7 @@ def warm_up(
     _use_threads(threads)
     folder, console = texts or out.with_name(f"{out.stem}-texts"), Console(stderr=True)
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
-    start = _let_write(make, console, model, tokens, folder, prompts, writing)
+    start = _let_write(make, console, model, tokens, folder, writing, prompts=prompts)
     about = {"model": name or model, "command": _command(), **start.about}
     start.with_about(about).save(out)
     console.print(
@@ -90,7 +92,9 @@ def write(
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder that the text is kept in.")],
     tokens: TokensOption = 200_000,
     prompts: PromptsOption = None,
+    openings: OpeningsOption = None,
     batch_size: BatchSizeOption = 64,
+    max_message: Annotated[int, typer.Option(min=1, help="The longest message of its own in tokens.")] = 96,
     max_length: MaxLengthOption = 320,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
@@ -103,8 +107,8 @@ def write(
 
     _use_threads(threads)
     console = Console(stderr=True)
-    writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
-    texts = _let_write(write_texts, console, model, tokens, out, prompts, writing)
+    writing = Writing(batch_size=batch_size, max_message=max_message, max_length=max_length, seed=seed)
+    texts = _let_write(write_texts, console, model, tokens, out, writing, prompts=prompts, openings=openings)
     console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
 
 
@@ -217,14 +221,14 @@ def _let_write(
     model: str,
     tokens: int,
     folder: Path,
-    prompts: Path | None,
     writing: Writing,
+    **messages: Path | None,
 ) -> Made:
     """What `make`, `write_texts` or `warm_up`, makes of a model; a bar shows the tokens written."""
     from treespec.hf.chat import read_prompts
     from treespec.hf.loading import load_model, load_tokenizer
 
-    messages = read_prompts(prompts) if prompts else []
+    given = {name: read_prompts(path) for name, path in messages.items() if path}
     with console.status(f"loading {model}"):
         target, tokenizer = load_model(model).eval(), load_tokenizer(model)
     with _packed(target, writing.batch_size), _progress(console) as progress:
@@ -234,7 +238,7 @@ def _let_write(
             tokenizer,
             tokens,
             folder,
-            prompts=messages,
+            **given,
             writing=writing,
             on_tokens=lambda count: progress.advance(task, count),
         )

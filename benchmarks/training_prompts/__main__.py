@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.training_prompts import COUNT, build
+from benchmarks.training_prompts import COUNT, build, build_openings
 
 
 def main() -> None:
@@ -14,8 +14,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the file to write, *.jsonl")
     parser.add_argument("--count", type=int, default=COUNT, help="how many messages")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--openings", action="store_true", help="only how messages begin")
     options = parser.parse_args()
-    messages = build(options.count, options.seed)
+    messages = (build_openings if options.openings else build)(options.count, options.seed)
     options.out.write_text("".join(json.dumps({"prompt": message}) + "\n" for message in messages), encoding="utf-8")
     print(f"{options.out}: {len(messages)} messages, {sum(map(len, messages)) / len(messages):.0f} characters each")
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from treespec.hf import CausalLM
 from treespec.hf.chat import Turns, chat_turns, end_tokens, read_prompts
 from treespec.hf.texts import read_folder, read_texts
 from treespec.hf.warm_up import warm_up
-from treespec.hf.writing import Writing, draw, write_batch, write_texts
+from treespec.hf.writing import Message, Writing, draw, write_batch, write_texts
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -68,8 +69,8 @@ def test_turns_are_the_templates_own_tokens():
 
 def test_texts_are_the_models_own():
     turns, given = chat_turns(TOKENIZER), spell("What is a licence?")
-    counts = []
-    texts = write_batch(CausalLM(TARGET), turns, [END], [given, None, None, None], WRITING, on_tokens=counts.append)
+    counts, messages = [], [Message(given, is_open=False), Message(), Message(), Message()]
+    texts = write_batch(CausalLM(TARGET), turns, [END], messages, WRITING, on_tokens=counts.append)
     assert int(texts.lengths.sum()) == len(texts.tokens) == len(texts.top)
     written = split(texts)
     assert len(written) == 4
@@ -99,11 +100,43 @@ def test_texts_are_the_models_own():
         assert len(ids) == WRITING.max_length or ids[-1] == END
 
 
+def test_the_model_goes_on_with_openings(tmp_path):
+    turns = chat_turns(TOKENIZER)
+    writing = replace(WRITING, batch_size=4, temperatures=(1.0,), max_message=12)
+    openings, given = ["Translate", "What is a"], "Hello there"
+    texts = write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings, writing=writing)
+    written = [text.tolist() for text, _ in split(texts)]
+    assert len(written) > 4
+    assert starts_with(written[0], [*turns.opening, *spell(given), *turns.reply])
+    went_on = False
+    for number, ids in enumerate(written[1:]):
+        opening = [*turns.opening, *spell(openings[number % 2])]
+        assert starts_with(ids, opening)
+        replies = [i for i in range(len(ids)) if ids[i : i + len(turns.reply)] == turns.reply]
+        assert not replies or replies[0] - len(turns.opening) <= writing.max_message
+        went_on |= bool(replies) and replies[0] > len(opening)
+    assert went_on
+    again = write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings, writing=writing)
+    assert torch.equal(again.tokens, texts.tokens)
+    with pytest.raises(CheckpointError):
+        write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings[::-1], writing=writing)
+
+
+def test_without_a_template_an_opening_begins_the_text():
+    message, writing = Message([3, 4]), Writing(temperatures=(1.0,), max_length=12, num_candidates=2)
+    texts = write_batch(ToyScorer(TableLM(6)), Turns([1], []), [0], [message] * 3, writing)
+    assert all(text.tolist()[:3] == [1, 3, 4] for text, _ in split(texts))
+
+
+def starts_with(ids, beginning):
+    return ids[: len(beginning)] == beginning
+
+
 def test_rows_that_leave_do_not_disturb_the_others():
     """A scorer that rejects holes and repeated work; texts of a model without a template end one by one."""
     scorer = ToyScorer(TableLM(6))
     writing = Writing(temperatures=(1.0,), max_length=40, batch_size=1, num_candidates=2)
-    texts = write_batch(scorer, Turns([1], []), [0], [None] * 24, writing)
+    texts = write_batch(scorer, Turns([1], []), [0], [Message()] * 24, writing)
     assert len(set(texts.lengths.tolist())) > 5
     for text, top in split(texts):
         for end in range(1, len(text)):
@@ -114,7 +147,7 @@ def test_rows_that_leave_do_not_disturb_the_others():
 def test_a_finished_text_waits_no_longer_than_the_model_has_positions():
     """One long message among 31 short ones ends its text first, and is too few to leave for by itself."""
     writing = Writing(temperatures=(1.0,), max_length=16, num_candidates=2)
-    messages = [[4] * 8, *[[4]] * 31]
+    messages = [Message([4] * length, is_open=False) for length in (8, *[1] * 31)]
     scorers = [ToyScorer(TableLM(6), max_positions=limit) for limit in (15, None)]
     limited, free = (write_batch(scorer, Turns([1], [2, 3]), [7], messages, writing) for scorer in scorers)
     assert limited.lengths.tolist() == free.lengths.tolist() == [16] * 32

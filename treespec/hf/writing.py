@@ -1,8 +1,8 @@
 """Text that a model writes by itself: what drafters are warmed up with and heads are trained on.
 
-The model starts from the bare user turn of its own chat template, so it writes the user's message too, then the
-answer. Rows of a batch leave as they finish. Every batch is one shard on disk with a seed of its own, so an interrupted
-run goes on where it stopped and gives the same text.
+The model starts from the bare user turn of its own chat template, or from a message's opening; it writes the user's
+message too, then the answer. Rows of a batch leave as they finish. Every batch is one shard on disk with a seed of its
+own, so an interrupted run goes on where it stopped and gives the same text.
 
 Axis letters: B rows, V vocabulary, K candidates.
 """
@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Writing:
     Args:
         message_temperature: of the user's messages.
         temperatures: of the answers, one text after the other in turn; 0 is greedy.
-        max_message: the longest message in tokens; a longer one is cut there.
+        max_message: the longest message of the model's own in tokens, its opening included; a longer one is cut there.
         max_length: the longest text in tokens, its template included.
         batch_size: texts written side by side.
         num_candidates: K, how many of the most probable tokens are kept after every token.
@@ -67,6 +67,13 @@ class Writing:
             raise ConfigError("max_length must be 2 at least: a text begins with a token of the template")
         if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
             raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
+
+
+class Message(NamedTuple):
+    """A user's message as ids. An open one is gone on with by the model, which ends it itself."""
+
+    tokens: Sequence[int] = ()
+    is_open: bool = True
 
 
 @dataclass
@@ -103,7 +110,7 @@ def write_batch(
     scorer: CausalScorer,
     turns: Turns,
     ends: Sequence[int],
-    messages: Sequence[Sequence[int] | None],
+    messages: Sequence[Message],
     writing: Writing,
     number: int = 0,
     on_tokens: Callable[[int], object] = lambda _: None,
@@ -113,7 +120,7 @@ def write_batch(
     Args:
         scorer: the model.
         ends: ids that end an answer.
-        messages: the user's messages as ids; None lets the model write its own.
+        messages: the user's messages; `Message()` lets the model write its own.
         number: of the batch; with `writing.seed` it seeds the draws.
         on_tokens: called with the number of tokens that every pass added.
     """
@@ -156,10 +163,10 @@ def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Te
     return drawn
 
 
-def _start(message: Sequence[int] | None, turns: Turns, temperature: float, max_length: int) -> _Row:
-    if message is None:
-        return _Row(list(turns.opening), temperature, num_message=0 if turns.reply else None)
-    return _Row([*turns.opening, *message, *turns.reply][: max_length - 1], temperature, num_message=None)
+def _start(message: Message, turns: Turns, temperature: float, max_length: int) -> _Row:
+    is_open = message.is_open and bool(turns.reply)
+    tokens = [*turns.opening, *message.tokens, *([] if is_open else turns.reply)]
+    return _Row(tokens[: max_length - 1], temperature, num_message=len(message.tokens) if is_open else None)
 
 
 def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
@@ -202,6 +209,7 @@ def write_texts(
     folder: str | Path,
     *,
     prompts: Sequence[str] = (),
+    openings: Sequence[str] = (),
     writing: Writing | None = None,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
@@ -212,6 +220,8 @@ def write_texts(
         num_tokens: how much text; the last batch may make it more.
         folder: where the text is kept. What it holds already is not written again, so that an interrupted run goes on.
         prompts: users' messages that are answered first; then the model writes its own.
+        openings: how its own messages begin, one after the other in turn; it finishes them itself. Without any it
+            starts from the bare user turn.
         writing: how text is written; None: as `Writing()` says.
         on_tokens: called with the number of tokens that were added, those of finished shards first.
 
@@ -225,9 +235,10 @@ def write_texts(
     scorer, ends, turns = make_scorer(model), end_tokens(model, tokenizer), chat_turns(tokenizer)
     if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
         raise ConfigError(f"max_length is {writing.max_length}, the model has {scorer.max_positions} positions")
-    messages: list[list[int] | None] = [tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
-    given = [_fingerprint(messages)] if messages else []
-    settings = json.dumps(asdict(writing) | {"turns": turns, "prompts": given, "vocab_size": scorer.vocab_size})
+    given, opened = ([tokenizer(t, add_special_tokens=False)["input_ids"] for t in few] for few in (prompts, openings))
+    about = {"turns": turns, "prompts": [_fingerprint(given)] if given else [], "vocab_size": scorer.vocab_size}
+    about |= {"openings": _fingerprint(opened)} if opened else {}
+    settings = json.dumps(asdict(writing) | about)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Texts] = []
     size = writing.batch_size
@@ -238,11 +249,17 @@ def write_texts(
             shards.append(read_texts(path, settings))
             on_tokens(len(shards[-1].tokens))
         else:
-            batch = messages[number * size : (number + 1) * size]
-            batch += [None] * (size - len(batch))
+            batch = [_message(given, opened, i) for i in range(number * size, (number + 1) * size)]
             shards.append(write_batch(scorer, turns, ends, batch, writing, number, on_tokens))
             save_texts(path, shards[-1], settings)
     return join(shards)
+
+
+def _message(given: Sequence[Sequence[int]], opened: Sequence[Sequence[int]], number: int) -> Message:
+    """Message `number` of all: the given ones first, then the model's own, their openings in turn."""
+    if number < len(given):
+        return Message(given[number], is_open=False)
+    return Message(opened[(number - len(given)) % len(opened)] if opened else ())
 
 
 def _fingerprint(messages: Sequence[object]) -> str:
