@@ -1,6 +1,8 @@
 """The parts of training against plain readings of what they say."""
 
 import itertools
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,6 +202,13 @@ def test_a_model_of_any_depth_has_different_layers_to_fuse():
         {"hidden_layers": (0.5, 2)},
         {"hidden_layers": (2, 2)},
         {"num_steps": 5, "minutes": 1.0},
+        {"num_depths": 1, "kind": "block"},
+        {"num_epochs": math.inf},
+        {"clip": math.nan},
+        {"markov_rank": 2.5},
+        {"learning_rate": "1e-3"},
+        {"seed": 2**64},
+        {"start": Path("runs/first")},
     ],
 )
 def test_configurations_that_cannot_be_are_refused(options):

@@ -1,6 +1,7 @@
 """Training on a tiny target: it learns, goes on after a kill, and what it measures is what its files then do."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -228,9 +229,25 @@ def test_settings_that_do_not_fit_the_target_are_refused_before_it_reads(target,
         train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("it reads"))
 
 
-def test_texts_of_another_model_are_refused(target, texts, tmp_path):
-    with pytest.raises(ConfigError, match="another model's"):
-        train(target, texts._replace(tokens=texts.tokens + VOCAB), tmp_path, CONFIG)
+@pytest.mark.parametrize("kind", ["eagle3", "block", "draft_model"])
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("tokens", lambda tokens: tokens + VOCAB, "another model's"),
+        ("tokens", lambda tokens: tokens - VOCAB, "another model's"),
+        ("top", lambda top: torch.where(top >= 0, top + VOCAB, top), "another model's"),
+        ("top", lambda top: top[:, :0], "probable next tokens"),
+        ("lengths", lambda lengths: torch.cat([lengths[1:], lengths[:1] + 1, -torch.ones(1).long()]), "an empty one"),
+    ],
+)
+def test_texts_of_another_model_or_none_are_refused(target, texts, tmp_path, kind, name, change, words):
+    changed = texts._replace(**{name: change(getattr(texts, name))})
+    with pytest.raises(ConfigError, match=words):
+        train(target, changed, tmp_path, replace(CONFIG, kind=kind))
+
+
+def test_the_cache_can_be_without_bound(target, texts, tmp_path):
+    train(target, texts, tmp_path, replace(CONFIG, num_steps=1, max_cache_gb=math.inf))
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "block"])
@@ -239,7 +256,7 @@ def test_texts_that_the_target_wrote_no_part_of_are_left_out(target, texts, tmp_
     top = texts.top.clone()
     top[: len(top) // 2] = -1
     result = train(target, texts._replace(top=top), tmp_path / "half", replace(CONFIG, kind=kind, batch_size=1))
-    assert result.progress.num_tokens <= CONFIG.num_steps * LENGTH
+    assert result.progress.num_tokens <= result.progress.step * LENGTH
     with pytest.raises(ConfigError, match="wrote no part"):
         train(target, texts._replace(top=torch.full_like(top, -1)), tmp_path / "none", replace(CONFIG, kind=kind))
 

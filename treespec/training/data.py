@@ -64,7 +64,7 @@ class FeatureSet:
 
     Raises:
         CheckpointError: a shard is damaged, or cannot be written.
-        ConfigError: no text, an empty one, or one of another model, with tokens that the reader's does not have.
+        ConfigError: see `check_texts`.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class FeatureSet:
         device: torch.device,
         on_tokens: Callable[[int], object] = lambda _: None,
     ) -> None:
+        check_texts(texts, reader.vocab_size)
         lengths = texts.lengths.tolist()
         asked, best = texts.top[:, 0] >= 0, texts.top[:, 0] == texts.tokens.roll(-1)
         self._texts, self._is_asked, self._is_best = (
@@ -84,13 +85,6 @@ class FeatureSet:
         )
         for is_known in (*self._is_asked, *self._is_best):
             is_known[-1:] = False  # What follows a cut is not there to be judged by.
-        if min(map(len, self._texts), default=0) < 1:
-            raise ConfigError("a text must have a token at least, got none or an empty one")
-        highest = max(int(texts.tokens.max()), int(texts.top.max()))
-        if highest >= reader.vocab_size:
-            raise ConfigError(
-                f"the model has {reader.vocab_size} tokens, the texts one of id {highest}: another model's"
-            )
         self._reader, self._folder, self._device = reader, folder, device
         self._settings = json.dumps(reader.settings)
         self._places: dict[int, _Place] = {}
@@ -152,7 +146,7 @@ class FeatureSet:
 
     def _fill(self, max_bytes: float, on_tokens: Callable[[int], object]) -> None:
         """Write the shards that are missing and fit, and open all of them."""
-        budget = int(max_bytes / self._reader.bytes_per_token)
+        budget = max_bytes / self._reader.bytes_per_token
         for group in _groups([len(text) for text in self._texts]):
             count = sum(map(self.length, group))
             if count > budget:
@@ -201,6 +195,22 @@ class FeatureSet:
         if not (features.states.isfinite().all() and features.top_probs.isfinite().all()):
             raise CheckpointError(f"{path} holds NaN or infinity: it is damaged; delete it to have it anew")
         return features
+
+
+def check_texts(texts: Texts, vocab_size: int) -> None:
+    """Whether a model of so many tokens can be taught by texts.
+
+    Raises:
+        ConfigError: no text or an empty one, no probable next tokens beside the tokens, or ids that the model has not.
+    """
+    if not len(texts.lengths) or int(texts.lengths.min()) < 1:
+        raise ConfigError("a text must have a token at least, got none or an empty one")
+    if texts.top.ndim != 2 or texts.top.shape[1] < 1:
+        raise ConfigError(f"texts need probable next tokens after every token, got top {list(texts.top.shape)}")
+    lowest, highest = int(texts.tokens.min()), max(int(texts.tokens.max()), int(texts.top.max()))
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise ConfigError(f"the model has {vocab_size} tokens, the texts one of id {wrong}: another model's")
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:

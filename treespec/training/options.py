@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from treespec.errors import ConfigError
-from treespec.policies.checks import check_count
+from treespec.policies.checks import check_count, check_number
 
 
 class Size(NamedTuple):
@@ -20,6 +21,8 @@ class Size(NamedTuple):
 
 
 KINDS = {"eagle3": Size(4, 1), "block": Size(7, 2), "draft_model": Size(4, 5)}
+MAX_SEED = 2**40
+"""Seeds of steps are multiples of the run's, and must stay below what a generator takes."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class TrainingConfig:
         seed: of everything drawn.
 
     Raises:
-        ConfigError: an unknown kind, a number out of range, both `num_steps` and `minutes`, or a `start` without
-            `is_head_frozen`: rows of another run may be those of other tokens.
+        ConfigError: an unknown kind, a number out of range, a block of one token, both `num_steps` and `minutes`, or a
+            `start` without `is_head_frozen`: rows of another run may be those of other tokens.
     """
 
     kind: str = "eagle3"
@@ -114,18 +117,9 @@ class TrainingConfig:
                 check_count(name, getattr(self, name))
         if self.max_length < 2 + self.depths:
             raise ConfigError(f"max_length must be above num_depths + 1 = {self.depths + 1}, got {self.max_length}")
-        for name in ("minutes", "num_epochs", "learning_rate", "clip", "depth_decay"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value}")
-        for name in ("warmup_steps", "weight_decay", "max_cache_gb", "markov_rank", "noise"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("tv_weight", "tv_start", "depth_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if self.kind == "block" and self.depths < 2:
+            raise ConfigError(f"a block guesses two tokens at least: num_depths must be 2 or more, got {self.depths}")
+        self._check_numbers()
         layers = self.hidden_layers or ()
         if not all(isinstance(layer, int) for layer in layers) or len(set(layers)) < len(layers):
             raise ConfigError(f"hidden_layers must be different ints, got {self.hidden_layers}")
@@ -133,6 +127,26 @@ class TrainingConfig:
             raise ConfigError(f"num_steps={self.num_steps} and minutes={self.minutes} exclude each other: give one")
         if self.start is not None and not self.is_head_frozen:
             raise ConfigError("a run with a start keeps the output head's rows: is_head_frozen must be true")
+        if self.start is not None and not isinstance(self.start, str):
+            raise ConfigError(f"start must be a folder's name, got {self.start!r}")
+
+    def _check_numbers(self) -> None:
+        for name in ("minutes", "num_epochs", "learning_rate", "clip", "depth_decay"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), lambda value: 0 < value < math.inf, "be positive and finite")
+        for name in ("weight_decay", "max_cache_gb", "noise"):
+            check_number(name, getattr(self, name), lambda value: value >= 0, "not be negative")
+        for name in ("warmup_steps", "markov_rank"):
+            wanted = "be an int that is not negative"
+            check_number(name, getattr(self, name), lambda value: type(value) is int and value >= 0, wanted)
+        for name in ("tv_weight", "tv_start", "depth_decay"):
+            check_number(name, getattr(self, name), lambda value: 0 <= value <= 1, "be in [0, 1]")
+        if len(self.betas) != 2:
+            raise ConfigError(f"betas must be two numbers, got {self.betas}")
+        for beta in self.betas:
+            check_number("betas", beta, lambda value: 0 <= value < 1, "be two numbers in [0, 1)")
+        is_seed = type(self.seed) is int and abs(self.seed) <= MAX_SEED
+        check_number("seed", self.seed, lambda _: is_seed, "be an int of at most 2^40")
 
     @property
     def depths(self) -> int:

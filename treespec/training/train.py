@@ -16,7 +16,7 @@ from treespec.hf.features import FeatureReader
 from treespec.hf.head_shape import usual_layers
 from treespec.hf.texts import Texts
 from treespec.training.block import make_block
-from treespec.training.data import FeatureSet
+from treespec.training.data import FeatureSet, check_texts
 from treespec.training.distill import make_draft_model
 from treespec.training.eagle import make_eagle
 from treespec.training.evaluate import Evaluation
@@ -82,6 +82,7 @@ def train(
     config, folder = config or TrainingConfig(), Path(folder)
     layers = fused_layers(model, config)
     device, vocab_size = input_device(model), num_logits(model)
+    check_texts(texts, vocab_size)
     target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
