@@ -15,10 +15,12 @@ from transformers import AutoModelForCausalLM
 import treespec
 from treespec.errors import CheckpointError, ConfigError, TreespecError
 from treespec.hf.features import FeatureReader
+from treespec.hf.texts import Texts
 from treespec.policies import Chain
 from treespec.training import TrainingConfig, train
 from treespec.training.data import FeatureSet
 from treespec.training.evaluate import play_rounds
+from treespec.training.sampler import Split
 
 CONFIG = TrainingConfig(
     num_steps=16,
@@ -259,6 +261,19 @@ def test_texts_that_the_target_wrote_no_part_of_are_left_out(target, texts, tmp_
     assert result.progress.num_tokens <= result.progress.step * LENGTH
     with pytest.raises(ConfigError, match="wrote no part"):
         train(target, texts._replace(top=torch.full_like(top, -1)), tmp_path / "none", replace(CONFIG, kind=kind))
+
+
+def test_no_text_is_trained_on_and_held_out_even_once_there_are_more(target, texts, tmp_path):
+    """A run that begins with the weights of one on fewer texts is not judged by what that one was taught."""
+    reader, half = FeatureReader(target, (0,), 4), len(texts.lengths) // 2
+    fewer = Texts(texts.tokens[: half * LENGTH], texts.lengths[:half], texts.top[: half * LENGTH])
+    splits = [
+        Split.of(FeatureSet(some, reader, tmp_path, LENGTH, 0, torch.device("cpu")), 8) for some in (fewer, texts)
+    ]
+    for split, count in zip(splits, (half, 2 * half), strict=True):
+        assert len(split.held_out) == 8
+        assert sorted([*split.train, *split.held_out]) == list(range(count))
+    assert not set(splits[0].train) & set(splits[1].held_out)
 
 
 def test_a_run_that_diverges_stops(target, texts, tmp_path):
