@@ -65,6 +65,23 @@ def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
         export_head(folder, target, tmp_path / "cut", markov_rank=7)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    config = TrainingConfig(kind=kind, is_head_frozen=False, **SMALL | {"learning_rate": 0.02})
+    folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
+    own = treespec.load_drafter(folder, target).head
+    export_head(folder, target, tmp_path / "own", torch.float32, has_all=False)
+    assert "lm_head.weight" in load_file(tmp_path / "own" / "model.safetensors")
+    assert treespec.load_drafter(tmp_path / "own", target).head.lm_head.weight.equal(own.lm_head.weight)
+
+    with torch.no_grad():
+        rows = target.get_output_embeddings().weight
+        rows[own.target_ids] = own.lm_head.weight
+    export_head(folder, target, tmp_path / "shared", has_all=False)
+    assert not {"lm_head.weight", "embed_tokens.weight"} & set(load_file(tmp_path / "shared" / "model.safetensors"))
+
+
 @pytest.fixture
 def folders(tmp_path):
     """A saved target and the texts it wrote, as the command reads them."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from treespec.drafters.block import BlockDrafter
 from treespec.errors import ConfigError
 from treespec.heads.dflash import BlockHead
+from treespec.heads.eagle3 import Eagle3Head
 from treespec.heads.export import save_head
 from treespec.heads.markov import MarkovHead
 from treespec.hf.heads import load_drafter
@@ -40,7 +41,8 @@ def export_head(
         name, target: see `load_drafter`.
         out: the folder to write.
         dtype: of the weights.
-        has_all: with the output rows and the embedding, which `load_drafter` can take from the target.
+        has_all: with the output rows and the embedding. False leaves them out where they are the target's own, up to
+            rounding to `dtype`: `load_drafter` takes them from there.
         markov_rank: cut a block head's bigram bias to this rank, the nearest there is: a smaller file.
 
     Raises:
@@ -52,7 +54,19 @@ def export_head(
             raise ConfigError(f"markov_rank must be from 1 to the rank of a block head's bias, got {markov_rank}")
         drafter = BlockDrafter(cut_markov(drafter.head, markov_rank), drafter.hidden_layers)
     layers, verifier = drafter.hidden_layers, getattr(target.config, "_name_or_path", None) or None
-    save_head(drafter.head, layers, out, verifier, has_lm_head=has_all, has_embedding=has_all, dtype=dtype)
+    has_rows, has_embedding = (has_all or not is_shared for is_shared in _shared(drafter.head, target, dtype))
+    save_head(drafter.head, layers, out, verifier, has_lm_head=has_rows, has_embedding=has_embedding, dtype=dtype)
+
+
+def _shared(head: Eagle3Head | BlockHead, target: PreTrainedModel, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Whether the head's output rows are the target's, and whether its embedding is; a head may have been trained on."""
+    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings()
+    rows = embedding if output is None else output.weight
+    assert isinstance(embedding, torch.Tensor)
+    assert isinstance(rows, torch.Tensor)
+    pairs = (head.lm_head.weight, rows[head.target_ids]), (head.embedding, embedding)
+    first, second = (own.shape == its.shape and own.to(dtype).equal(its.to(own.device, dtype)) for own, its in pairs)
+    return first, second
 
 
 @torch.no_grad()
