@@ -59,7 +59,7 @@ def export_head(
 
 
 def _shared(head: Eagle3Head | BlockHead, target: PreTrainedModel, dtype: torch.dtype) -> tuple[bool, bool]:
-    """Whether the head's output rows are the target's, and whether its embedding is; a head may have been trained on."""
+    """Whether the output rows are the target's, and whether the embedding is: training may have changed both."""
     embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings()
     rows = embedding if output is None else output.weight
     assert isinstance(embedding, torch.Tensor)
