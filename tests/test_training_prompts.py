@@ -1,25 +1,24 @@
 """Prompts to train on: many, different, the same for a seed, with true examples, and none of a benchmark's."""
 
 import doctest
-import re
 from random import Random
 
 import pytest
 
 from benchmarks import prompts
+from benchmarks.overlap import shared, word_runs
 from benchmarks.training_prompts import build, build_openings, code, passages
 from benchmarks.training_prompts.__main__ import main
 from benchmarks.training_prompts.build import QUARTERS, draw_new
 from treespec.hf.chat import read_prompts
 
 MESSAGES = build()
-LONG = 8
-
-
-def word_runs(text):
-    """Runs of words; numbers are left out, as counting up is nobody's text."""
-    words = re.findall(r"[a-z]+", text.lower())
-    return {tuple(words[i : i + LONG]) for i in range(len(words) - LONG + 1)}
+POOLS = [
+    *MESSAGES,
+    *build_openings(4096),
+    *passages.documentation(),
+    *(source for _, source in code.library_functions()),
+]
 
 
 def test_messages_are_many_and_different():
@@ -45,16 +44,9 @@ def test_every_kind_can_be_drawn():
 def test_no_benchmark_prompt_takes_part(source):
     found = getattr(prompts, source)
     benchmark = found() if callable(found) else found
-    known = {run: prompt.name for prompt in benchmark for run in word_runs(prompt.text)}
-    assert len(known) > 100
-    pools = [
-        *MESSAGES,
-        *build_openings(4096),
-        *passages.documentation(),
-        *(source for _, source in code.library_functions()),
-    ]
-    shared = {run for text in pools for run in word_runs(text) if run in known}
-    assert not shared, {known[run]: " ".join(run) for run in shared}
+    assert sum(len(word_runs(prompt.text)) for prompt in benchmark) > 100
+    assert not shared(benchmark, POOLS)
+    assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])
 
 
 SOLUTIONS = {
