@@ -96,6 +96,9 @@ def write(
     batch_size: BatchSizeOption = 64,
     max_message: Annotated[int, typer.Option(min=1, help="The longest message of its own in tokens.")] = 96,
     max_length: MaxLengthOption = 320,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Of the answers, several in turn; default: 0, 0.7 and 1.")
+    ] = None,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -107,7 +110,8 @@ def write(
 
     _use_threads(threads)
     console = Console(stderr=True)
-    writing = Writing(batch_size=batch_size, max_message=max_message, max_length=max_length, seed=seed)
+    sizes = {"batch_size": batch_size, "max_message": max_message, "max_length": max_length}
+    writing = Writing(temperatures=tuple(temperature or Writing.temperatures), seed=seed, **sizes)
     texts = _let_write(write_texts, console, model, tokens, out, writing, prompts=prompts, openings=openings)
     console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
 

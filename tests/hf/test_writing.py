@@ -284,6 +284,22 @@ def test_the_command_that_only_writes(saved, tmp_path):
     assert isinstance(refused.exception, CheckpointError), "answers to other prompts are in that folder"
 
 
+def test_the_command_takes_openings_and_temperatures(saved, tmp_path):
+    openings, out = tmp_path / "openings.txt", tmp_path / "texts"
+    openings.write_text("Translate\n")
+    arguments = ["write", str(saved), "--out", str(out), "--openings", str(openings), "--tokens", "100", "--seed", "1"]
+    arguments += ["--batch-size", "4", "--max-length", "60", "--max-message", "12", "--temperature", "0"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    for text, top in split(read_folder(out)):
+        words = TOKENIZER.decode(text)
+        assert words.startswith("<s>user\nTranslate")
+        if "<s>assistant\n" in words:
+            start = next(i for i in range(len(text)) if TOKENIZER.decode(text[:i]).endswith("<s>assistant\n"))
+            assert torch.equal(top[start - 1 : -1, 0], text[start:]), "all answers are greedy"
+    assert CliRunner().invoke(app, [*arguments[:-1], "-1"]).exit_code != 0
+
+
 @pytest.mark.parametrize("line", ["Why?", "[1]", '{"text": "Why?"}', '{"prompt": 1}'])
 def test_prompts_of_another_form_are_refused(tmp_path, line):
     path = tmp_path / "prompts.jsonl"
