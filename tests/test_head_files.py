@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_llama
 from wrong_heads import DSPARK, EAGLE, WRONG_BLOCK, WRONG_EAGLE
 
-from treespec import from_config, load_drafter
+from treespec import TreeSpeculation, from_config, load_drafter
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.export import save_head
 from treespec.hf.heads import load_head
@@ -153,12 +153,27 @@ def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, fi
 
 
 @every_method
-def test_tensors_of_another_dtype_are_read(tmp_path, target, method):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_tensors_of_another_dtype_are_read(tmp_path, target, method, dtype):
     files, made = METHODS[method]
     tensors = files.random_tensors(made)
     files.write(tmp_path, made, tensors, SPECULATORS)
-    save_file(
-        {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
-        tmp_path / "model.safetensors",
-    )
-    assert {p.dtype for p in load_head(tmp_path, target).parameters()} == {torch.float32}
+    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    head = load_head(tmp_path, target)
+    assert {p.dtype for p in head.parameters()} == {torch.float32}
+    assert torch.equal(head.fc.weight, tensors["fc.weight"].float())
+
+
+@every_method
+def test_a_window_beyond_all_texts_is_none(tmp_path, target, method):
+    files, _ = METHODS[method]
+    windows = {"layer_types": [SLIDING] * (1 if method == "eagle3" else 2), "sliding_window": 10**30}
+    make = {"eagle3": eagle_files.shape, "dflash": block_files.shape, "dspark": dspark}[method]
+    made = make(hidden=32, llama=windows)
+    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    speculation = TreeSpeculation(load_drafter(tmp_path, target), tree=6)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = target.generate(PROMPT, **options)
+    assert torch.equal(target.generate(PROMPT, **options, custom_generate=speculation), plain)
+    assert speculation.stats.num_draft_tokens > 0

@@ -115,6 +115,11 @@ def lacking(name):
             "none of which has a tensor",
         ),
         (authors_tensors(HEADS) | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),
+        (
+            authors_tensors(HEADS) | {"1.2.weight": torch.ones(64, 32, dtype=torch.int8)},
+            None,
+            r"1\.2\.weight \(torch.i",
+        ),
         (authors_tensors(HEADS), {"medusa_num_heads": "three"}, "got 'three'"),
         (authors_tensors(HEADS), {"medusa_num_heads": 0}, "at least one"),
         (authors_tensors(HEADS), ["no mapping"], "it holds a list"),

@@ -51,6 +51,8 @@ WRONG_EAGLE = {
     "a list": (overwrite("config.json", b"[]"), "must hold a JSON object, got list"),
     "twice": (lambda f: shutil.copy(f / "model.safetensors", f / "more.safetensors"), "another file of the folder"),
     "nan": (lambda f: edit_tensors(f, norm__weight=NAN), "NaN or infinity in norm.weight"),
+    "nan in one byte": (lambda f: edit_tensors(f, norm__weight=NAN.to(torch.float8_e4m3fn)), "infinity in norm.weight"),
+    "d2t of complex numbers": (lambda f: edit_tensors(f, d2t=D2T * 1j), r"d2t must be int64 \[40\], got torch.complex"),
     "missing tensors": (lambda f: edit_tensors(f, fc__weight=None, norm__weight=None), r"missing: fc\.weight, norm"),
     "half a projection": (lambda f: edit_tensors(f, layers__0__self_attn__k_proj__weight=None), r"missing: .*k_proj"),
     "unknown tensors": (lambda f: edit_tensors(f, medusa__0__weight=torch.ones(2)), r"unknown: medusa\.0\.weight"),
@@ -82,7 +84,7 @@ WRONG_EAGLE = {
     "kinds of layers that are none": (lambda f: edit_layer(f, layer_types=2), "unknown types are not read, got 2"),
     "layers without end": (lambda f: edit_layer(f, num_hidden_layers=10**9), "num_hidden_layers is 1000000000 where"),
     "no d2t": (lambda f: edit_tensors(f, d2t=None), "lacks d2t"),
-    "d2t without end": (lambda f: edit_config(f, draft_vocab_size=10**15), r"d2t must be int64 \[10{15}\]"),
+    "d2t without end": (lambda f: edit_config(f, draft_vocab_size=10**15), "draft_vocab_size of at most 16777216"),
     "d2t of another size": (lambda f: edit_tensors(f, d2t=D2T[1:]), r"d2t must be int64 \[40\]"),
     "d2t beyond the vocabulary": (lambda f: edit_tensors(f, d2t=D2T + 30), r"different ids in \[0, 64\)"),
     "d2t that maps two to one": (lambda f: edit_tensors(f, d2t=-torch.arange(40)), "40 different ids"),
@@ -100,6 +102,25 @@ WRONG_EAGLE = {
         lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=[2, 8, 20]),
         r"indices \[2, 8, 20\] for a model of 8 layers",
     ),
+}
+WRONG_EAGLE |= {
+    f"weights of {dtype}": (
+        lambda f, dtype=dtype: edit_tensors(f, fc__weight=torch.ones(32, 96).to(dtype)),
+        rf"fc\.weight \({dtype}\)",
+    )
+    for dtype in (torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e8m0fnu)
+}
+WRONG_EAGLE |= {
+    f"{name} of {size:.0e}": (
+        lambda f, name=name, size=size: edit_layer(f, **{name: size}),
+        rf"a positive int {name} of at most 16777216, got {size}",
+    )
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings")
+    for size in (10**12, 10**30)
+}
+WRONG_EAGLE |= {
+    "many heads": (lambda f: edit_layer(f, num_attention_heads=2**24, head_dim=2**24), "heads of size 16777216"),
+    "features without end": (lambda f: edit_config(f, num_aux_hidden_states=2**24, fc_norm=True), "of at most 1024"),
 }
 
 W1, CONFIDENCE = "markov_head__markov_w1__weight", "confidence_head__proj__weight"
@@ -127,6 +148,8 @@ WRONG_BLOCK = {
     "no confidence head": (lambda f: edit_tensors(f, **{CONFIDENCE: None}), r"missing: confidence_head\.proj"),
     "no block": (lambda f: edit_config(f, block_size=None), "block_size, got None"),
     "a block of one": (lambda f: edit_config(f, block_size=1), "must be 2 or more, got 1"),
+    "a block without end": (lambda f: edit_config(f, block_size=2**24), "block_size of at most 1024, got 16777216"),
+    "a Markov head without end": (lambda f: edit_config(f, markov_rank=10**30), "markov_rank of at most 16777216"),
     "no mask token": (lambda f: edit_config(f, mask_token_id=None), r"mask_token_id in \[0, 64\), got None"),
     "a mask token beyond the vocabulary": (lambda f: edit_config(f, mask_token_id=64), r"in \[0, 64\), got 64"),
     "layers that are none": (lambda f: edit_config(f, aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),

@@ -19,6 +19,22 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NUM_NAMED = 4
 """So many tensors are named in a message, the others counted."""
 
+MAX_SIZE, MAX_COUNT = 2**24, 2**10
+"""The bounds of sizes, and of what a head has or does several times: sizes in a file are anyone's, and take memory."""
+
+WEIGHT_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+)
+ID_TENSORS = ("d2t", "t2d", "token_map")
+"""The last parts of names of tensors that are no weights."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -34,7 +50,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises:
         CheckpointError: no folder, no or a damaged `config.json`, pickled weights only, a file that is truncated or no
-            safetensors file, weights that are not finite, a tensor that stands in two files.
+            safetensors file, weights that are not finite or no plain floating-point numbers, a tensor that stands in
+            two files.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -56,16 +73,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(folder, config, tensors)
 
 
-def positive_int(config: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
+def positive_int(
+    config: Mapping[str, Any], name: str, path: Path, default: int | None = None, limit: float = MAX_SIZE
+) -> int:
     """A size from a configuration.
 
     Raises:
-        CheckpointError: missing without a default, or no positive int.
+        CheckpointError: missing without a default, no positive int, or one above the limit.
     """
     value = config.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"{path}: config.json must have a positive int {name}, got {value!r}")
+    if value > limit:
+        raise CheckpointError(f"{path}: config.json must have a positive int {name} of at most {limit}, got {value}")
     return value
 
 
@@ -138,7 +159,8 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file, on the CPU.
 
     Raises:
-        CheckpointError: truncated or no safetensors file, or weights that are not finite.
+        CheckpointError: truncated or no safetensors file, or weights that are not finite or no plain floating-point
+            numbers.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -147,10 +169,23 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} cannot be read ({error}): it is damaged, truncated or no safetensors file"
         ) from error
-    spoilt = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    others = [
+        f"{name} ({tensor.dtype})"
+        for name, tensor in sorted(tensors.items())
+        if tensor.dtype not in WEIGHT_DTYPES and name.rpartition(".")[2] not in ID_TENSORS
+    ]
+    if others:
+        raise CheckpointError(f"{path} holds weights that are no plain floating-point numbers: {_some(others)}")
+    spoilt = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if spoilt:
         raise CheckpointError(f"{path} holds NaN or infinity in {_some(sorted(spoilt))}: it is damaged")
     return tensors
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # torch does not ask this of numbers of one byte.
+    wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+    return bool(wide.isfinite().all())
 
 
 def _some(names: list[str]) -> str:

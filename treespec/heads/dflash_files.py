@@ -18,9 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.checkpoint import positive_int
+from treespec.heads.checkpoint import MAX_COUNT, positive_int
 from treespec.heads.dflash import BlockConfig, Span
-from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers, llama_keys, num_layers
+from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers, llama_keys, num_layers, sliding_window
 
 ALGORITHMS = ("dflash", "dspark")
 LAYER_IDS = "aux_hidden_state_layer_ids"
@@ -77,7 +77,8 @@ def _markov_rank(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
 
 
 def _block_size(config: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> int:
-    size = positive_int({"block_size": config.get("block_size", own.get("block_size"))}, "block_size", path)
+    given = {"block_size": config.get("block_size", own.get("block_size"))}
+    size = positive_int(given, "block_size", path, limit=MAX_COUNT)
     if size < 2:
         raise CheckpointError(f"{path}: block_size must be 2 or more, got {size}")
     return size
@@ -119,7 +120,7 @@ def _spans(
     is_speculators = "speculators_model_type" in config
     is_sliding_causal = is_speculators and not config.get("sliding_window_non_causal")
     return tuple(
-        Span(positive_int(llama, "sliding_window", path), is_all_causal or is_sliding_causal)
+        Span(sliding_window(llama, path), is_all_causal or is_sliding_causal)
         if kind == SLIDING
         else Span(None, is_all_causal)
         for kind in kinds

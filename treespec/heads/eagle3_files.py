@@ -21,9 +21,9 @@ from typing import Any
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.checkpoint import positive_int
+from treespec.heads.checkpoint import MAX_COUNT, positive_int
 from treespec.heads.eagle3 import Eagle3Config
-from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers, llama_keys, num_layers
+from treespec.heads.file_parts import FULL, SLIDING, layer_config, layer_numbers, llama_keys, num_layers, sliding_window
 
 NUM_FEATURES = 3
 """EAGLE-3's own number, for a message where neither the configuration nor `fc.weight` tells it."""
@@ -72,7 +72,7 @@ def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path
         vocab_size=vocab_size,
         draft_vocab_size=positive_int(config, "draft_vocab_size", path, vocab_size),
         target_hidden_size=target_hidden_size,
-        num_features=len(layers) if layers else positive_int(config, "num_aux_hidden_states", path, columns),
+        num_features=len(layers) if layers else _num_features(config, path, columns),
         num_layers=num_layers(llama, tensors, path, 1),
         has_norm_before_residual=bool(config.get("norm_before_residual", nested.get("norm_before_residual"))),
         has_norm_before_fc=has("norm_before_fc", "input_norm.weight"),
@@ -86,7 +86,11 @@ def _window(llama: Mapping[str, Any], path: Path) -> int | None:
     kinds = llama.get("layer_types") or [SLIDING if llama.get("use_sliding_window") else FULL]
     if not isinstance(kinds, list) or kinds[0] not in (FULL, SLIDING) or any(kind != kinds[0] for kind in kinds):
         raise CheckpointError(f"{path}: layers of several or unknown types are not read, got {kinds!r}")
-    return None if kinds[0] == FULL else positive_int(llama, "sliding_window", path)
+    return None if kinds[0] == FULL else sliding_window(llama, path)
+
+
+def _num_features(config: Mapping[str, Any], path: Path, columns: int) -> int:
+    return positive_int(config, "num_aux_hidden_states", path, columns, limit=MAX_COUNT)
 
 
 def _hidden_layers(config: Mapping[str, Any], nested: Any, path: Path) -> tuple[int, ...] | None:

@@ -5,6 +5,7 @@ Axis letters: H the head's hidden size, J the target's, V the target's vocabular
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.checkpoint import positive_int
+from treespec.heads.checkpoint import MAX_SIZE, positive_int
 from treespec.heads.head import HeadConfig
 from treespec.heads.layers import LayerConfig
 from treespec.heads.rotary import rope_settings
@@ -23,6 +24,8 @@ IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_fr
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What `layer_types` may name."""
+
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 FROM_TARGET = "lm_head_from_target"
 """The configuration's key for files that leave out rows of the target's own head."""
@@ -63,7 +66,7 @@ def num_layers(llama: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pa
     Raises:
         CheckpointError: no positive int, or more layers than the file has tensors.
     """
-    count = positive_int(llama, "num_hidden_layers", path, default)
+    count = positive_int(llama, "num_hidden_layers", path, default, limit=math.inf)
     if count > len(tensors):
         raise CheckpointError(f"{path}: num_hidden_layers is {count} where the file has {len(tensors)} tensors")
     return count
@@ -86,6 +89,8 @@ def layer_config(llama: Mapping[str, Any], tensors: Mapping[str, Tensor], path: 
             f"{path}: expected key heads that divide the heads and an even head size, got {num_heads} heads, "
             f"{num_key_heads} key heads of size {head_dim}"
         )
+    if num_heads * head_dim > MAX_SIZE:
+        raise CheckpointError(f"{path}: {num_heads} heads of size {head_dim} are more than {MAX_SIZE} numbers together")
     norm_eps = llama.get("rms_norm_eps", 1e-6)
     if isinstance(norm_eps, bool) or not isinstance(norm_eps, (int, float)) or not norm_eps >= 0:
         raise CheckpointError(f"{path}: rms_norm_eps must be a number that is not negative, got {norm_eps!r}")
@@ -105,6 +110,15 @@ def layer_config(llama: Mapping[str, Any], tensors: Mapping[str, Tensor], path: 
     )
 
 
+def sliding_window(llama: Mapping[str, Any], path: Path) -> int:
+    """How many positions layers with a sliding window see; one beyond all texts may be any number.
+
+    Raises:
+        CheckpointError: no positive int.
+    """
+    return min(positive_int(llama, "sliding_window", path, limit=math.inf), MAX_SIZE)
+
+
 def target_ids(config: HeadConfig, offsets: Tensor | None, is_used: Tensor | None, path: Path) -> Tensor:
     """int64 [W]: the target's id of every draft id.
 
@@ -116,7 +130,7 @@ def target_ids(config: HeadConfig, offsets: Tensor | None, is_used: Tensor | Non
         if size != vocab_size:
             raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
         return torch.arange(size)
-    if list(offsets.shape) != [size] or offsets.is_floating_point():
+    if list(offsets.shape) != [size] or offsets.dtype not in ID_DTYPES:
         raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")
     ids = torch.arange(size) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
