@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,16 +43,18 @@ def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tu
 def write_tensors(
     path: str | Path, format_name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a file that `read_tensors` reads, whole or not at all.
+    """Write a file that `read_tensors` reads, whole or not at all; of several writers at once the last one wins.
 
     Raises:
         CheckpointError: it cannot be written there.
     """
-    scratch = Path(f"{path}.partial")
+    # No other writer's: processes on several machines can have one number, and threads of one process have it.
+    scratch = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         save_file(dict(tensors), scratch, metadata={"format": format_name, **metadata})
         scratch.replace(path)
     except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written ({error})") from error
+    finally:
         with suppress(OSError):
             scratch.unlink()
-        raise CheckpointError(f"{path} cannot be written ({error})") from error

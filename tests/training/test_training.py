@@ -209,9 +209,12 @@ def test_a_damaged_state_is_named(target, texts, tmp_path):
 
 
 def test_where_nothing_can_be_written_is_named(target, texts, tmp_path):
-    (tmp_path / "state.safetensors.partial").mkdir()
+    def occupy(_):
+        (tmp_path / "state.safetensors" / "folder").mkdir(parents=True)
+
     with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be written"):
-        train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+        train(target, texts, tmp_path, replace(CONFIG, num_steps=1), on_step=occupy)
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_too_few_texts_are_refused(target, tmp_path):
