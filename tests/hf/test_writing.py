@@ -20,9 +20,10 @@ from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf import CausalLM
 from treespec.hf.chat import Turns, chat_turns, end_tokens, read_prompts
-from treespec.hf.texts import read_folder, read_texts
+from treespec.hf.texts import FORMAT, Texts, read_folder, read_texts, save_texts
 from treespec.hf.warm_up import warm_up
 from treespec.hf.writing import Message, Writing, draw, write_batch, write_texts
+from treespec.tensor_file import write_tensors
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -212,6 +213,37 @@ def test_damaged_texts_are_refused(tmp_path):
         warm_up(TARGET, TOKENIZER, 50, tmp_path, writing=WRITING)
     path.unlink()
     with pytest.raises(CheckpointError, match="write some text first"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("lengths", [7, -1]),
+        ("lengths", [6, 0]),
+        ("lengths", [3, 4]),
+        ("lengths", [[6]]),
+        ("lengths", 6),
+        ("tokens", 6),
+        ("tokens", [[1]] * 6),
+        ("tokens", [1.5] * 6),
+        ("top", [1] * 6),
+    ],
+)
+def test_texts_that_do_not_fit_themselves_are_refused(tmp_path, name, values):
+    parts = {"tokens": [1, 2, 3, 4, 5, 6], "lengths": [2, 4], "top": [[1, 2]] * 6} | {name: values}
+    path = tmp_path / "text-00000.safetensors"
+    write_tensors(path, FORMAT, {part: torch.tensor(given) for part, given in parts.items()}, {})
+    with pytest.raises(CheckpointError, match=r"text-00000\.safetensors holds tensors that do not fit"):
+        read_folder(tmp_path)
+
+
+def test_texts_with_different_numbers_of_candidates_are_not_joined(tmp_path):
+    tokens, lengths = torch.tensor([1, 2, 3]), torch.tensor([3])
+    for number, count in enumerate((4, 2)):
+        top = torch.zeros(3, count, dtype=torch.long)
+        save_texts(tmp_path / f"text-0000{number}.safetensors", Texts(tokens, lengths, top), "")
+    with pytest.raises(CheckpointError, match="2 and 4 probable next tokens"):
         read_folder(tmp_path)
 
 
