@@ -123,6 +123,13 @@ def test_the_model_goes_on_with_openings(tmp_path):
         write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings[::-1], writing=writing)
 
 
+def test_text_of_another_model_is_not_gone_on_with(tmp_path):
+    write_texts(TARGET, TOKENIZER, 50, tmp_path, writing=WRITING)
+    other = tiny_llama(vocab_size=len(TOKENIZER), seed=6, eos_token_id=END)
+    with pytest.raises(CheckpointError, match="another model"):
+        write_texts(other, TOKENIZER, 50, tmp_path, writing=WRITING)
+
+
 def test_without_a_template_an_opening_begins_the_text():
     message, writing = Message([3, 4]), Writing(temperatures=(1.0,), max_length=12, num_candidates=2)
     texts = write_batch(ToyScorer(TableLM(6)), Turns([1], []), [0], [message] * 3, writing)

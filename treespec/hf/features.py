@@ -5,7 +5,6 @@ Axis letters: B rows, T tokens of a text, J the hidden size, L layers read, V vo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,12 +14,10 @@ from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
 from treespec.hf.facts import input_device, num_logits, pick_layers
+from treespec.hf.fingerprint import fingerprint
 
 MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
 """A pass has so many logits at most, which bounds its memory."""
-
-NUM_FINGERPRINT = 16
-"""So many numbers of every weight tell one model from another."""
 
 
 class Features(NamedTuple):
@@ -110,12 +107,3 @@ class FeatureReader:
         probs = top.values.half().cpu()
         parts = zip(texts, beside.cpu(), top.indices.int().cpu(), probs, strict=True)
         return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of a model's configuration and of some numbers of each of its weights."""
-    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
-    for name, weight in model.named_parameters():
-        some = weight.detach().flatten()[:NUM_FINGERPRINT].double().cpu()
-        digest.update(f"{name} {list(weight.shape)} {some.tolist()}".encode())
-    return digest.hexdigest()[:16]

@@ -51,7 +51,9 @@ def read_texts(path: Path, settings: str | None = None) -> Texts:
     """
     tensors, metadata = read_tensors(path, FORMAT, Texts._fields)
     if settings is not None and metadata.get("settings") != settings:
-        raise CheckpointError(f"{path} was written with other settings: give another folder, or delete this one")
+        raise CheckpointError(
+            f"{path} was written with other settings or by another model: give another folder, or delete this one"
+        )
     texts = Texts(*(tensors[name] for name in Texts._fields))
     if not _fits(texts):
         kinds = ", ".join(f"{name} {part.dtype} {list(part.shape)}" for name, part in texts._asdict().items())

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
 from treespec.hf.chat import Turns, chat_turns, end_tokens
+from treespec.hf.fingerprint import fingerprint
 from treespec.hf.scorers import make_scorer
 from treespec.hf.texts import Texts, join, read_texts, save_texts
 from treespec.policies.checks import check_count
@@ -228,7 +229,7 @@ def write_texts(
     Raises:
         ConfigError: a number out of range, texts longer than the model's positions, a tokenizer that gives no start, or
             no end-of-text token.
-        CheckpointError: the folder's text is damaged or was written with other settings.
+        CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
     check_count("num_tokens", num_tokens)
     writing, folder = writing or Writing(), Path(folder)
@@ -236,8 +237,7 @@ def write_texts(
     if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
         raise ConfigError(f"max_length is {writing.max_length}, the model has {scorer.max_positions} positions")
     given, opened = ([tokenizer(t, add_special_tokens=False)["input_ids"] for t in few] for few in (prompts, openings))
-    about = {"turns": turns, "prompts": [_fingerprint(given)] if given else [], "vocab_size": scorer.vocab_size}
-    about |= {"openings": _fingerprint(opened)} if opened else {}
+    about = {"model": fingerprint(model), "turns": turns, "prompts": _digest(given), "openings": _digest(opened)}
     settings = json.dumps(asdict(writing) | about)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Texts] = []
@@ -262,6 +262,6 @@ def _message(given: Sequence[Sequence[int]], opened: Sequence[Sequence[int]], nu
     return Message(opened[(number - len(given)) % len(opened)] if opened else ())
 
 
-def _fingerprint(messages: Sequence[object]) -> str:
+def _digest(messages: Sequence[object]) -> str:
     """Thousands of messages in a few bytes: every shard keeps it."""
     return hashlib.sha256(json.dumps(messages).encode()).hexdigest()
