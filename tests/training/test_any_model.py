@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import tiny_llama
 from training_texts import VOCAB, write
+from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 from typer.testing import CliRunner
 from zoo import BY_NAME, build
 
@@ -41,6 +42,25 @@ def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_pa
     out = target.generate(prompt, **options, custom_generate=speculation)
     assert out.tolist() == target.generate(prompt, **options).tolist()
     assert speculation.stats.num_draft_tokens > 0
+
+
+def no_pairs():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=64, n_embd=36, n_layer=2, n_head=4)).eval()
+
+
+def narrow_words():
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 48, "num_hidden_layers": 2}
+    return OPTForCausalLM(OPTConfig(vocab_size=96, num_attention_heads=4, **sizes)).eval()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize(
+    ("make", "words"), [(no_pairs, "heads of size 9"), (narrow_words, "embedding is 16 wide where its hidden states")]
+)
+def test_targets_that_no_head_fits_are_refused_before_they_read(tmp_path, kind, make, words):
+    with pytest.raises(UnsupportedModelError, match=words):
+        train(make(), random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
+    assert not list(tmp_path.iterdir())
 
 
 def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):

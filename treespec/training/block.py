@@ -121,7 +121,11 @@ def draw_anchors(is_asked: Tensor, num_anchors: int, generator: torch.Generator)
 def make_block(
     model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], mask_token: int, config: TrainingConfig
 ) -> BlockLearner:
-    """A fresh head for a target; draws from torch's default generator."""
+    """A fresh head for a target; draws from torch's default generator.
+
+    Raises:
+        UnsupportedModelError: see `fresh_head`.
+    """
     layer = head_layer(model)
     shape = BlockConfig(
         layer,

@@ -38,7 +38,11 @@ class EagleLearner(HeadLearner[Eagle3Head]):
 def make_eagle(
     model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> EagleLearner:
-    """A fresh head for a target; draws from torch's default generator."""
+    """A fresh head for a target; draws from torch's default generator.
+
+    Raises:
+        UnsupportedModelError: see `fresh_head`.
+    """
     layer = head_layer(model)
     shape = Eagle3Config(
         layer,

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from treespec.errors import UnsupportedModelError
 from treespec.heads.dflash import BlockHead
 from treespec.heads.eagle3 import Eagle3Head
 from treespec.heads.export import save_head
-from treespec.heads.head import Config
+from treespec.heads.head import Config, HeadConfig
 from treespec.hf.head_shape import final_norm, layer_weights
 from treespec.training.start import copy_fitting, copy_output_rows, embedding_of, pass_deepest
 
@@ -70,12 +71,34 @@ def fresh_head(
     """A head in float32 with the target's output rows int64 [W]; draws from torch's default generator.
 
     Initialised, it has the target's last layers and norm where they fit, and passes the deepest of the fused states.
+
+    Raises:
+        UnsupportedModelError: the target's embedding or output head is of another width than its hidden states, or its
+            attention heads are of an odd size.
     """
+    _check_fit(shape, model)
     head = kind(shape, embedding_of(model), target_ids).float()
     copy_output_rows(model, target_ids, head.lm_head)
     if is_initialised:
         _start_from(model, head)
     return head
+
+
+def _check_fit(shape: HeadConfig, model: PreTrainedModel) -> None:
+    kind, size = type(model).__name__, shape.layer.hidden_size
+    widths = {"embedding": model.get_input_embeddings(), "output head": model.get_output_embeddings()}
+    for name, module in widths.items():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.shape[1] != size:
+            raise UnsupportedModelError(
+                f"{kind}'s {name} is {weight.shape[1]} wide where its hidden states are {size}, and a head has one "
+                "width for both"
+            )
+    if shape.layer.head_dim % 2:
+        raise UnsupportedModelError(
+            f"{kind} has attention heads of size {shape.layer.head_dim}, and a draft head's rotary positions need "
+            "an even size"
+        )
 
 
 @torch.no_grad()

@@ -76,6 +76,7 @@ def train(
     Raises:
         ConfigError: settings that do not fit each other or the model, a model in training mode, too few texts, or texts
             of another model.
+        UnsupportedModelError: a model that no drafter of the kind fits.
         CheckpointError: `folder` holds another run, `config.start` none of such a drafter, or a file is damaged.
         TreespecError: the loss is no finite number; the state on disk is that of the last checkpoint before.
     """
@@ -137,6 +138,7 @@ def make_learner(
 
     Raises:
         ConfigError: a mask token that the target does not have; see also `make_draft_model`.
+        UnsupportedModelError: see `fresh_head` and `make_draft_model`.
     """
     if config.kind == "draft_model":
         return make_draft_model(model, config)
