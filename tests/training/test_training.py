@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import get_total_norm
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from training_texts import LENGTH, VOCAB, write
 from transformers import AutoModelForCausalLM
 
@@ -277,6 +279,21 @@ def test_no_text_is_trained_on_and_held_out_even_once_there_are_more(target, tex
         assert len(split.held_out) == 8
         assert sorted([*split.train, *split.held_out]) == list(range(count))
     assert not set(splits[0].train) & set(splits[1].held_out)
+
+
+def test_gradients_are_no_longer_than_they_may_be(target, texts, tmp_path):
+    norms = []
+
+    def measure(optimizer, *_):
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        norms.append(float(get_total_norm([weight.grad for weight in weights if weight.grad is not None])))
+
+    hook = register_optimizer_step_pre_hook(measure)
+    for clip in (1e6, 1e-4):
+        train(target, texts, tmp_path / str(clip), replace(CONFIG, num_steps=1, clip=clip), features=tmp_path)
+    hook.remove()
+    assert norms[0] > 1e-2
+    assert norms[1] == pytest.approx(1e-4, rel=1e-2)
 
 
 def test_a_run_that_diverges_stops(target, texts, tmp_path):
