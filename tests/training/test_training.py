@@ -296,6 +296,23 @@ def test_gradients_are_no_longer_than_they_may_be(target, texts, tmp_path):
     assert norms[1] == pytest.approx(1e-4, rel=1e-2)
 
 
+def test_the_total_variation_counts_from_its_start_on(target, texts, tmp_path):
+    losses = {}
+    for weight in (0.0, 1.0):
+        seen = losses[weight] = []
+        config = replace(CONFIG, num_steps=4, tv_weight=weight, tv_start=0.5)
+        train(
+            target,
+            texts,
+            tmp_path / str(weight),
+            config,
+            features=tmp_path,
+            on_step=lambda run, seen=seen: seen.append(run.progress.losses[-1]),
+        )
+    assert losses[0.0][:2] == losses[1.0][:2]
+    assert all(plain != variation for plain, variation in zip(losses[0.0][2:], losses[1.0][2:], strict=True))
+
+
 def test_a_run_that_diverges_stops(target, texts, tmp_path):
     with pytest.raises(TreespecError, match="lower the learning rate"):
         train(target, texts, tmp_path, replace(CONFIG, learning_rate=1e30, warmup_steps=0))
