@@ -85,7 +85,8 @@ def test_every_method_of_from_config_has_its_row() -> None:
 
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.jsonl").touch()
+    for name in ("prompts", "openings"):
+        (tmp_path / f"{name}.jsonl").touch()
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
