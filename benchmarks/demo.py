@@ -207,12 +207,11 @@ def summary_table(
     for name in ("", "ms per token", "speed", "tokens per target pass", "outputs identical to plain"):
         table.add_column(name, justify="left" if not name else "right")
     for contestant in contestants:
-        mine, plain = runs[contestant.name], runs[PLAIN.name]
-        ratio = median(ratios(plain[name], mine[name]) for name in mine)
+        mine = runs[contestant.name]
         table.add_row(
             contestant.name,
             f"{median(ms_per_token(rounds) for rounds in mine.values()):.1f}",
-            f"{ratio:.2f}×",
+            f"{median(speeds(runs, contestant.name)):.2f}×",
             f"{median(tokens_per_pass(rounds) for rounds in mine.values()):.2f}",
             verdict(list(agreements[contestant.name].values())),
         )
@@ -237,9 +236,10 @@ def tokens_per_pass(rounds: list[Run]) -> float:
     return median(run.tokens_per_pass for run in rounds)
 
 
-def ratios(plain: list[Run], mine: list[Run]) -> float:
-    """How many times faster than plain, round by round: their median."""
-    return median(a.ms_per_token / b.ms_per_token for a, b in zip(plain, mine, strict=True))
+def speeds(runs: dict[str, dict[str, list[Run]]], name: str) -> list[float]:
+    """By prompt, how many times faster than plain: the median of the ratios round by round."""
+    pairs = [zip(runs[PLAIN.name][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
+    return [median(plain.ms_per_token / mine.ms_per_token for plain, mine in rounds) for rounds in pairs]
 
 
 def verdict(agreements: list[Agreement]) -> str:
@@ -260,14 +260,16 @@ def save_pictures(
     folder.mkdir(parents=True, exist_ok=True)
     tree_path, comparison_path = folder / "token_tree.png", folder / "comparison.png"
     picture_step(bench, tree_path)
-    measured = [
-        Measured(c.name, [ms_per_token(r) for r in mine.values()], [tokens_per_pass(r) for r in mine.values()])
-        for c in contestants
-        for mine in [runs[c.name]]
-    ]
+    measured = [measured_of(runs, c.name) for c in contestants]
     plot_comparison(measured, comparison_path, f"{smollm2.NAME}, greedy, float32, {_cores()} CPU cores", setting + ".")
     console.print(f"A token tree with its accepted path and the target's probabilities: [bold]{tree_path}[/]")
     console.print(f"The comparison: [bold]{comparison_path}[/]")
+
+
+def measured_of(runs: dict[str, dict[str, list[Run]]], name: str) -> Measured:
+    """A contestant's prompts for the picture."""
+    mine = runs[name].values()
+    return Measured(name, [ms_per_token(r) for r in mine], [tokens_per_pass(r) for r in mine], speeds(runs, name))
 
 
 def save_numbers(

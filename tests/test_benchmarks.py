@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import prompts, smollm2
-from benchmarks.demo import Run, node_probs, ratios, verdict
+from benchmarks.demo import PLAIN, Run, measured_of, node_probs, speeds, verdict
 from benchmarks.greedy_identity import report, strip_padding, summary
 from benchmarks.reference import Agreement, compare, plain_greedy
 from tests.tiny import prompt, tiny_llama
@@ -76,9 +76,11 @@ def test_node_probs_are_those_of_plain_passes(model):
 
 
 def test_ratios_are_paired():
-    plain = [Run([1, 2], 0.2, 2), Run([1, 2], 2.0, 2)]
-    mine = [Run([1, 2], 0.1, 1), Run([1, 2], 1.0, 1)]
-    assert ratios(plain, mine) == pytest.approx(2.0)
+    plain = [Run([1, 2], 0.2, 2), Run([1, 2], 2.0, 2), Run([1, 2], 0.3, 2)]
+    mine = [Run([1, 2], 0.1, 1), Run([1, 2], 1.0, 1), Run([1, 2], 0.05, 1)]
+    runs = {PLAIN.name: {"chat": plain}, "tree": {"chat": mine}}
+    assert speeds(runs, "tree") == [pytest.approx(2.0)]
+    assert measured_of(runs, "tree").speeds == speeds(runs, "tree")
     assert (plain[0].ms_per_token, mine[0].tokens_per_pass) == (pytest.approx(100.0), 2.0)
 
 

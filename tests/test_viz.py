@@ -63,6 +63,8 @@ def test_pictures_are_saved(tmp_path):
 def test_comparison_gives_medians_and_paired_ratios_to_the_first():
     figure = plot_comparison([Measured("plain", [10.0, 30.0, 20.0], [1.0]), Measured("tree", [8.0, 10.0, 12.0], [2.5])])
     assert {"20.0 ms  (1.00×)", "10.0 ms  (1.67×)", "2.50", "plain", "tree"} <= set(texts(figure))
+    given = plot_comparison([Measured("plain", [10.0], [1.0]), Measured("tree", [8.0], [2.5], [1.5])])
+    assert any("(1.50×)" in text.get_text() for text in given.axes[0].texts)
 
 
 def test_acceptance_in_training_is_stacked_by_rank():
