@@ -32,8 +32,8 @@ def plot_comparison(
     """Bars of the medians over prompts with every prompt as a dot: milliseconds per token, tokens per target pass.
 
     Args:
-        methods: in the order to be shown from the top; the first is the reference of the speeds. What is written is their
-            median over prompts; they are ratios of the times unless a method gives others, say of paired rounds.
+        methods: in the order to be shown from the top; the first is the reference of the speeds, whose median over
+            prompts is written. They are ratios of the times unless a method gives its own, say of paired rounds.
         path: where to save the picture as well.
         title: one line above the plots.
         note: one small line below, e.g. machine and load.
