@@ -1,5 +1,8 @@
 """Small safetensors files: several writers of one file, and writes that fail."""
 
+import os
+import time
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -29,6 +32,21 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     write(path, 1)
     assert read_tensors(path, FORMAT, ["values"])[0]["values"].tolist() == [1] * 1000
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_no_other_file_does(tmp_path):
+    path, now = tmp_path / "a[1].safetensors", time.time()
+    names = {
+        "a[1].safetensors.7-aa.partial": 7200,
+        "a[1].safetensors.8-bb.partial": 1,
+        "b.safetensors.7-aa.partial": 3600,
+    }
+    for name, age in names.items():
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (now - age, now - age))
+    write(path, 1)
+    left = {"a[1].safetensors.8-bb.partial", "b.safetensors.7-aa.partial"}
+    assert {file.name for file in tmp_path.iterdir()} == {path.name} | left
 
 
 @pytest.mark.parametrize(("error", "expected"), [(OSError, CheckpointError), (KeyboardInterrupt, KeyboardInterrupt)])

@@ -145,7 +145,7 @@ def train(
     from treespec.training.report import acceptance_table
 
     _use_threads(threads)
-    given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [])
+    given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [], kind)
     config, console, place = TrainingConfig(**given), Console(stderr=True), _device(device)
     with console.status(f"loading {model}"):
         target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])

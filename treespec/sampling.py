@@ -115,8 +115,13 @@ def race(law: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tenso
     """
     columns = _support(law)
     if columns is not None and min(k, law.shape[-1]) <= len(columns) < law.shape[-1]:
-        first, speeds = race(law[..., columns], k, generator)
+        first, speeds = _race_all(law[..., columns], k, generator)
         return columns[first], speeds
+    return _race_all(law, k, generator)
+
+
+def _race_all(law: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`race` with a clock for every token."""
     # Not `exponential_`, which takes three times as long on a CPU. A uniform of zero never rings.
     clocks = torch.rand(law.shape, dtype=torch.float64, device=law.device, generator=generator).log_().neg_()
     # A larger rate rings earlier; the reciprocal turns the first arrivals into a top-k and zero mass into never.

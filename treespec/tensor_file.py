@@ -6,13 +6,18 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
+from time import time
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from treespec.errors import CheckpointError
+
+LEFT_OVER = 3600.0
+"""Seconds after which nobody writes any more."""
 
 
 def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -48,6 +53,7 @@ def write_tensors(
     Raises:
         CheckpointError: it cannot be written there.
     """
+    _drop_left_over(Path(path))
     # No other writer's: processes on several machines can have one number, and threads of one process have it.
     scratch = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
@@ -58,3 +64,11 @@ def write_tensors(
     finally:
         with suppress(OSError):
             scratch.unlink()
+
+
+def _drop_left_over(path: Path) -> None:
+    """Remove what writers of this file who were killed left of it; one at work has touched its file a moment ago."""
+    for scratch in path.parent.glob(f"{escape(path.name)}.*.partial"):
+        with suppress(OSError):
+            if time() - scratch.stat().st_mtime > LEFT_OVER:
+                scratch.unlink()

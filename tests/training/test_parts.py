@@ -181,6 +181,21 @@ def test_settings_that_are_wrong_are_named(setting, message):
         parse_settings([setting])
 
 
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [("eagle3", "markov_rank=64"), ("draft_model", "hidden_layers=2,15"), ("draft_model", "num_anchors=3")],
+)
+def test_settings_of_another_kind_are_named(kind, setting):
+    name = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{name} is no setting of a drafter of the kind {kind}"):
+        parse_settings([setting], kind)
+    with pytest.raises(ConfigError, match=f"{name} is no setting"):
+        parse_settings([setting, f"kind={kind}"], "block")
+    if name != "hidden_layers":
+        assert name in parse_settings([setting], "block")
+    assert name in parse_settings([setting])
+
+
 def test_a_model_of_any_depth_has_different_layers_to_fuse():
     assert usual_layers(30) == (2, 15, 27)
     for count in range(1, 41):

@@ -21,6 +21,10 @@ class Size(NamedTuple):
 
 
 KINDS = {"eagle3": Size(4, 1), "block": Size(7, 2), "draft_model": Size(4, 5)}
+_OF_HEADS = ("draft_vocab_size", "hidden_layers", "has_feature_norms", "is_initialised", "noise")
+_OF_BLOCKS = ("markov_rank", "num_anchors", "mask_token")
+UNREAD = {"eagle3": _OF_BLOCKS, "block": (), "draft_model": _OF_HEADS + _OF_BLOCKS}
+"""Settings that are of other kinds and change nothing."""
 MAX_SEED = 2**40
 """Seeds of steps are multiples of the run's, and must stay below what a generator takes."""
 
@@ -159,11 +163,15 @@ class TrainingConfig:
         return self.num_layers or KINDS[self.kind].num_layers
 
 
-def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str, Any]:
     """`name=value` lines as arguments of `TrainingConfig`: numbers, true and false, `2,15,27` for several, none.
 
+    Args:
+        settings: the lines.
+        kind: of drafter, where they are for one that no line names.
+
     Raises:
-        ConfigError: no such name, or a value of another type.
+        ConfigError: no such name, a value of another type, or a setting that the kind does not read.
     """
     kinds = {f.name: str(f.type) for f in fields(TrainingConfig)}
     parsed: dict[str, Any] = {}
@@ -172,6 +180,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         if name not in kinds:
             raise ConfigError(f"there is no setting {name!r}; known are {', '.join(kinds)}")
         parsed[name] = _parse(name, kinds[name], text.strip())
+    kind = parsed.get("kind", kind)
+    for name in sorted(set(parsed) & set(UNREAD.get(kind or "", ()))):
+        raise ConfigError(f"{name} is no setting of a drafter of the kind {kind}: leave it out")
     return parsed
 
 
