@@ -17,8 +17,8 @@ help:
 	@echo "make test     run the tests (ARGS=... goes to pytest, WORKERS=2)"
 	@echo "make lint     ruff, pyright, import-linter"
 	@echo "make demo     SmolLM2-135M on nine prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
-	@echo "make bench    measure again: pass times, greedy identity, trees against chains, an ablation (about three hours;"
-	@echo "              SPEC_BENCH=question.jsonl for its prompts)"
+	@echo "make bench    measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
+	@echo "              (hours; SPEC_BENCH=question.jsonl for its prompts)"
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -42,6 +42,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.tree_vs_chain acceptance --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.tree_vs_chain time $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.ablate
+	$(BIN)/python -m benchmarks.trained_heads --new-tokens 48 --merged $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
