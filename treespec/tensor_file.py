@@ -45,6 +45,19 @@ def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tu
         raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
 
 
+def tensor_names(path: str | Path) -> set[str]:
+    """The names of all tensors of a file that `read_tensors` has read.
+
+    Raises:
+        CheckpointError: it cannot be read any more.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return set(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
+
+
 def write_tensors(
     path: str | Path, format_name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:

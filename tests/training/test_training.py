@@ -152,6 +152,23 @@ def test_weights_of_another_size_are_named(target, texts, tmp_path):
         replace(small, start="there", is_head_frozen=False)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({"kind": "eagle3", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
+        ({"kind": "block"}, {"markov_rank": 0}, r"has more: .*markov"),
+        ({"kind": "draft_model", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
+        ({"kind": "eagle3", "hidden_layers": (0, 1, 2)}, {"hidden_layers": (2, 1, 0)}, r"\[0, 1, 2\].*\[2, 1, 0\]"),
+        ({"kind": "block", "mask_token": 5}, {"mask_token": 6}, "'mask_token': 5.*'mask_token': 6"),
+    ],
+)
+def test_weights_that_another_run_cannot_use_are_named(target, texts, tmp_path, first, second, words):
+    config = replace(CONFIG, num_steps=1, **first)
+    train(target, texts, tmp_path / "first", config)
+    with pytest.raises(CheckpointError, match=words):
+        train(target, texts, tmp_path / "second", replace(config, start=str(tmp_path / "first"), **second))
+
+
 def test_frozen_rows_are_the_targets_and_in_a_draft_models_file_alone(trained, target):
     files = load_file(trained.result.folder / "model.safetensors")
     if trained.config.kind == "draft_model":
@@ -173,7 +190,7 @@ def test_a_run_of_before_a_setting_was_there_goes_on(trained, target, texts, tmp
     with safe_open(trained.folder / path.name, "pt") as file:
         about = file.metadata()
     run = json.loads(about["run"])
-    del run["noise"]
+    del run["noise"], run["reads"]
     save_file(load_file(trained.folder / path.name), path, metadata=about | {"run": json.dumps(run)})
     features = trained.folder / "features"
     assert train(target, texts, tmp_path, trained.config, features=features).progress.step == CONFIG.num_steps

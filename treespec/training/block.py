@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,11 @@ class BlockLearner(HeadLearner[BlockHead]):
         super().__init__(head, hidden_layers, head.config.num_depths, is_head_frozen)
         self._num_anchors = num_anchors
         self.markov = MarkovMap(head.config.layer.hidden_size, markov_rank) if markov_rank else None
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """See `Learner`."""
+        return super().reads | {"mask_token": self.head.config.mask_token}
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`."""

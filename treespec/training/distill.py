@@ -52,6 +52,11 @@ class DraftModelLearner(nn.Module):
             raise UnsupportedModelError(f"{type(self.model).__name__} has no output head that can be distilled")
         return weight
 
+    @property
+    def reads(self) -> dict[str, Any]:
+        """See `Learner`: tokens alone."""
+        return {}
+
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`; the first depth alone with a generator."""
         states = self._states(batch.tokens)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,11 @@ class HeadLearner(nn.Module, Generic[Head]):
     def output_weight(self) -> Tensor:
         """See `Learner`."""
         return self.head.lm_head.weight
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"hidden_layers": list(self._hidden_layers)}
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""

@@ -55,12 +55,13 @@ class Run:
         self._optimizer = make_optimizer(objective, config)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
         self._path, self._settings = folder / STATE, asdict(config) | {"features": features.digest()}
+        self._settings["reads"] = reads = objective.learner.reads
         self.progress = Progress()
         if self._path.exists():
-            defaults = json.loads(json.dumps(asdict(TrainingConfig())))
+            defaults = json.loads(json.dumps(asdict(TrainingConfig()) | {"reads": reads}))
             self.progress = load_state(self._path, objective, self._optimizer, self._settings, defaults)
         elif config.start is not None:
-            load_weights(Path(config.start) / STATE, objective)
+            load_weights(Path(config.start) / STATE, objective, reads)
         self._start = time.perf_counter() - self.progress.seconds
 
     @property

@@ -10,7 +10,7 @@ K candidates, D depths.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,11 @@ class Learner(Protocol):
     @property
     def target_ids(self) -> Tensor:
         """int64 [W], the target's id of every draft id."""
+        ...
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What its weights have learned to read, by name: with anything else in its place they are worth little."""
         ...
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:

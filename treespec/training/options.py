@@ -49,7 +49,8 @@ class TrainingConfig:
         tv_weight: the total variation's share of the loss; the cross-entropy has the rest.
         tv_start: the share of the run after which the total variation counts.
         is_initialised: the drafter's layers start from the target's where shapes allow.
-        start: a run's folder, whose weights are this one's first ones; of the same kind and sizes.
+        start: a run's folder, whose weights are this one's first ones; of the same kind and sizes, and with
+            the same hidden states and mask token.
         is_head_frozen: the rows of the target's output head stay as they are, and are left out of a head's files.
         num_steps: optimiser steps; None: as many as `minutes` or `num_epochs` allow.
         minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Not beside

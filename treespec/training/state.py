@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from treespec.errors import CheckpointError
-from treespec.tensor_file import read_tensors, write_tensors
+from treespec.tensor_file import read_tensors, tensor_names, write_tensors
 
 FORMAT = "treespec-training-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -78,14 +78,28 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
     return progress
 
 
-def load_weights(path: Path, module: nn.Module) -> None:
+def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> None:
     """Take another run's weights, and nothing else of it.
 
+    Args:
+        reads: see `Learner`; files that are older than this entry of their run are taken to say the same.
+
     Raises:
-        CheckpointError: the file is damaged, or is of a drafter of another kind or size.
+        CheckpointError: the file is damaged, or is of a drafter of another kind or size, or of one that reads something
+            else.
     """
     weights = _trained(module)
-    tensors, _ = read_tensors(path, FORMAT, weights)
+    tensors, about = read_tensors(path, FORMAT, weights)
+    # Weights that are left over would be lost without a word: a further layer, a bias.
+    further = sorted(name for name in tensor_names(path) - set(weights) if ":" not in name)
+    if further:
+        raise CheckpointError(f"{path} is of a drafter that has more: {', '.join(further)}")
+    try:
+        own = json.loads(about["run"]).get("reads", reads)
+    except (KeyError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which run it is of ({error!r}): it is damaged") from error
+    if own != (asked := json.loads(json.dumps(reads))):
+        raise CheckpointError(f"{path} is of a drafter that reads {own}, where this one reads {asked}: set the same")
     other = sorted(name for name, weight in weights.items() if tensors[name].shape != weight.shape)
     if other:
         raise CheckpointError(f"{path} is of a drafter of other sizes: {', '.join(other)}")
