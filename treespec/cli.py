@@ -164,9 +164,9 @@ def train(
             on_step=reporter.on_step,
             on_evaluation=reporter.on_evaluation,
         )
-    if kind == "draft_model":
+    if config.kind == "draft_model":
         load_tokenizer(model).save_pretrained(result.folder)
-    _draw_curve(result, out / "curve.png", f"{kind} for {name or model}")
+    _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
     console.print("Held-out acceptance:", *acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
     console.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
 

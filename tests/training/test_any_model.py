@@ -20,6 +20,7 @@ from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf import export_head
 from treespec.hf.texts import Texts, read_folder, save_texts
 from treespec.training import TrainingConfig, parse_settings, train
+from treespec.training.report import machine
 
 NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
 SMALL = {"num_steps": 2, "num_depths": 2, "num_anchors": 6, "draft_vocab_size": 60, "num_held_out": 2, "batch_size": 4}
@@ -102,6 +103,24 @@ def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
     assert not {"lm_head.weight", "embed_tokens.weight"} & set(load_file(tmp_path / "shared" / "model.safetensors"))
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+def test_export_through_a_coarser_target_loses_nothing(tmp_path, kind):
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    folder = train(target, write(target, 12), tmp_path / "run", TrainingConfig(kind=kind, **SMALL)).folder
+    export_head(folder, target.bfloat16(), tmp_path / "out")
+    own, exported = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert exported.keys() - own.keys() == {"lm_head.weight", "embed_tokens.weight"}
+    assert all(exported[name].equal(tensor) for name, tensor in own.items())
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "block", "draft_model"])
+def test_texts_that_fill_the_models_positions_are_cut(tmp_path, kind):
+    """A written text ends with a token that the model has no position to read at."""
+    target = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=19, n_embd=32, n_layer=3, n_head=4)).eval()
+    result = train(target, random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL | {"num_steps": 3}))
+    assert result.progress.num_tokens == 19 * (4 + 4 + 2)
+
+
 @pytest.fixture
 def folders(tmp_path):
     """A saved target and the texts it wrote, as the command reads them."""
@@ -136,6 +155,20 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     shutil.rmtree(folders / "run" / "features")
     again = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
     assert again.exit_code == 0, again.output
+
+
+def test_a_kind_that_is_set_is_the_kind_everywhere(folders):
+    target, texts, out = (str(folders / name) for name in ("target", "texts", "run"))
+    settings = ("--set=kind=draft_model", "--set=num_layers=1", "--set=num_held_out=2")
+    found = CliRunner().invoke(app, ["train", target, "--texts", texts, "--out", out, "--steps", "1", *settings])
+    assert "cannot load a tokenizer" in str(found.exception), "a draft model goes with its target's"
+
+
+def test_the_processor_is_named_where_it_did_the_work(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU at {device}")
+    assert machine(torch.device("cuda:1")) == "a GPU at cuda:1"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "GPU" not in machine(torch.device("cpu"))
 
 
 def test_the_snippets_of_the_training_page_run(folders, monkeypatch):

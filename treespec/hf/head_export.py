@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from treespec.drafters.block import BlockDrafter
 from treespec.errors import ConfigError
 from treespec.heads.dflash import BlockHead
 from treespec.heads.eagle3 import Eagle3Head
 from treespec.heads.export import save_head
 from treespec.heads.markov import MarkovHead
-from treespec.hf.heads import load_drafter
+from treespec.hf.heads import fused_layers, load_head
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -48,14 +47,16 @@ def export_head(
     Raises:
         CheckpointError, ConfigError: see `load_drafter`; a rank that the head does not have.
     """
-    drafter = load_drafter(name, target)
+    # Not in the target's dtype, which may be coarser than the file's.
+    head = load_head(name, target, torch.float32)
+    layers = fused_layers(head.config, target, name)
     if markov_rank is not None:
-        if not isinstance(drafter, BlockDrafter) or not 0 < markov_rank <= drafter.head.config.markov_rank:
+        if not isinstance(head, BlockHead) or not 0 < markov_rank <= head.config.markov_rank:
             raise ConfigError(f"markov_rank must be from 1 to the rank of a block head's bias, got {markov_rank}")
-        drafter = BlockDrafter(cut_markov(drafter.head, markov_rank), drafter.hidden_layers)
-    layers, verifier = drafter.hidden_layers, getattr(target.config, "_name_or_path", None) or None
-    has_rows, has_embedding = (has_all or not is_shared for is_shared in _shared(drafter.head, target, dtype))
-    save_head(drafter.head, layers, out, verifier, has_lm_head=has_rows, has_embedding=has_embedding, dtype=dtype)
+        head = cut_markov(head, markov_rank)
+    verifier = getattr(target.config, "_name_or_path", None) or None
+    has_rows, has_embedding = (has_all or not is_shared for is_shared in _shared(head, target, dtype))
+    save_head(head, layers, out, verifier, has_lm_head=has_rows, has_embedding=has_embedding, dtype=dtype)
 
 
 def _shared(head: Eagle3Head | BlockHead, target: PreTrainedModel, dtype: torch.dtype) -> tuple[bool, bool]:

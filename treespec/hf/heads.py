@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
@@ -53,17 +54,18 @@ def load_drafter(
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
     head = load_head(name, target)
-    layers = _fused_layers(head.config, target, name, hidden_layers)
+    layers = fused_layers(head.config, target, name, hidden_layers)
     if isinstance(head, BlockHead):
         return BlockDrafter(head, layers, policy, max_length)
     return Eagle3(head, layers, policy, max_length)
 
 
-def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head | BlockHead:
+def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Eagle3Head | BlockHead:
     """The head's module, for training on or for a drafter of one's own.
 
     Args:
         name, target: see `load_drafter`.
+        dtype: of the module; None: the target's.
 
     Raises:
         CheckpointError, ConfigError: see `load_drafter`.
@@ -80,7 +82,7 @@ def load_head(name: str | Path, target: PreTrainedModel) -> Eagle3Head | BlockHe
         checkpoint,
         embedding=embedding,  # pyright: ignore[reportArgumentType]
         lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]
-        dtype=target.dtype,
+        dtype=dtype or target.dtype,
         device=input_device(target),
     )
     _check_fit(head.config, target, name)
@@ -136,10 +138,18 @@ def _check_fit(config: Eagle3Config | BlockConfig, target: PreTrainedModel, name
         )
 
 
-def _fused_layers(
-    config: Eagle3Config | BlockConfig, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None
+def fused_layers(
+    config: Eagle3Config | BlockConfig, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The indices of `HiddenStates` that the head fuses; the last index is normed, which no file means."""
+    """The indices of `HiddenStates` that the head fuses; the last index is normed, which no file means.
+
+    Args:
+        config: the head's.
+        given: `hidden_layers` of `load_drafter`, whose other arguments are the same.
+
+    Raises:
+        CheckpointError, ConfigError: see `load_drafter`.
+    """
     count = target.config.get_text_config().num_hidden_layers
     if given is None and config.hidden_layers is None and config.num_features == 3:
         layers = (2, count // 2, count - 3)

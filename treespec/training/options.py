@@ -57,7 +57,7 @@ class TrainingConfig:
             `num_steps`.
         num_epochs: passes over the texts where neither of the other two is given.
         batch_size: texts per step.
-        max_length: longer texts are cut.
+        max_length: longer texts are cut, and those longer than the target has positions.
         learning_rate: the peak; cosine to zero after `warmup_steps`.
         warmup_steps: linear.
         weight_decay: AdamW's, on matrices only.

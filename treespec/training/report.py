@@ -22,7 +22,7 @@ NAMES = {"eagle3": "EAGLE-3 head", "block": "DSpark block head", "draft_model": 
 @dataclass(frozen=True)
 class About:
     """What was trained: settings, the target's name, the command, the texts' size, the share of their tokens that the
-    draft vocabulary has, and how many weights were trained."""
+    draft vocabulary has, how many weights were trained, and on what."""
 
     config: Mapping[str, Any]
     model: str | None
@@ -31,6 +31,7 @@ class About:
     num_texts: int
     coverage: float
     num_weights: int
+    machine: str
 
 
 def write_report(folder: Path, about: About, progress: Progress, evaluation: Evaluation) -> None:
@@ -38,7 +39,7 @@ def write_report(folder: Path, about: About, progress: Progress, evaluation: Eva
     folder.mkdir(parents=True, exist_ok=True)
     _write_log(folder / "log.csv", progress.log)
     state = {"step": progress.step, "seconds": progress.seconds, "num_trained_tokens": progress.num_tokens}
-    found = vars(about) | state | {"machine": machine(), "evaluation": evaluation.as_dict()}
+    found = vars(about) | state | {"evaluation": evaluation.as_dict()}
     (folder / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
@@ -72,7 +73,7 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
         f"{progress.num_tokens:,} tokens were read in training ({passes:.1f} passes).",
         *([f"- Begins with the weights of another run, `{start}`."] if (start := about.config["start"]) else []),
         f"- Draft vocabulary: {about.coverage:.2%} of the texts' tokens.",
-        f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {machine()}.",
+        f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {about.machine}.",
         *([f"- Command: `{about.command}`"] if about.command else []),
         f"- Settings: `{json.dumps(about.config)}`",
         "",
@@ -87,10 +88,10 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def machine() -> str:
-    """The processor or GPU, and the threads."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def machine(device: torch.device) -> str:
+    """The GPU, or the processor and the threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         name = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
-from treespec.hf.facts import input_device, num_logits
+from treespec.hf.facts import input_device, num_logits, position_table_size
 from treespec.hf.features import FeatureReader
 from treespec.hf.head_shape import usual_layers
 from treespec.hf.texts import Texts
@@ -23,7 +23,7 @@ from treespec.training.evaluate import Evaluation
 from treespec.training.loop import Run
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.report import About, write_card, write_report
+from treespec.training.report import About, machine, write_card, write_report
 from treespec.training.state import Progress
 from treespec.training.vocabulary import choose_vocabulary, coverage, unused_token
 
@@ -90,7 +90,9 @@ def train(
         learner = make_learner(model, texts, target_ids, layers, config)
     reader = FeatureReader(model, layers, config.num_candidates, is_mixed=config.is_mixed)
     cache = Path(features or folder / "features")
-    read = FeatureSet(texts, reader, cache, config.max_length, config.max_cache_gb * 1e9, device, on_tokens)
+    # A text that was written to the model's end is longer by the token that was never read.
+    max_length = min(config.max_length, position_table_size(model) or config.max_length)
+    read = FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, device, on_tokens)
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
     run = Run(objective, read, config, folder)
 
@@ -103,6 +105,7 @@ def train(
         num_texts=len(read),
         coverage=coverage(texts.tokens, learner.target_ids.cpu()),
         num_weights=sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
+        machine=machine(device),
     )
 
     def report(found: Evaluation) -> None:
