@@ -16,7 +16,7 @@ from treespec.hf.pruned import prune, spread_layers
 from treespec.training import TrainingConfig, losses, parse_settings
 from treespec.training.block import draw_anchors
 from treespec.training.data import Batch
-from treespec.training.evaluate import best_tree, greedy_start, histogram, play_rounds
+from treespec.training.evaluate import JudgedText, best_tree, evaluate, greedy_start, histogram, play_rounds
 from treespec.training.loop import learning_rate, with_noise
 from treespec.training.losses import Laws, law_loss
 from treespec.training.sampler import Sampler
@@ -85,6 +85,14 @@ def test_rounds_start_behind_the_token_that_the_target_adds():
     assert play_rounds((~right).long(), judged).tolist() == [2, 1, 2]
     judged[5, 1] = False
     assert play_rounds((~right).long(), judged).tolist() == [2, 1]
+
+
+def test_chains_of_every_length_play_their_own_rounds():
+    ranks = torch.tensor([[0, 0], [1, 1], [1, 1]] * 14)
+    judged = torch.ones_like(ranks, dtype=torch.bool)
+    found = evaluate([JudgedText(ranks, torch.zeros(ranks.shape), judged, judged[:, 0])])
+    # Chains of two meet nothing but the first of every three places, chains of one the last of them as well.
+    assert found.chain == {1: 1.5, 2: 3.0}
 
 
 def test_a_greedy_end_begins_behind_the_last_other_token():

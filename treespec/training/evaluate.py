@@ -73,7 +73,7 @@ class Evaluation:
 def evaluate(texts: Iterable[JudgedText], tree_sizes: Iterable[int] = (16, 32)) -> Evaluation:
     """Sum up judged texts; there must be one."""
     ranks, overlaps, judged, greedy = [], [], [], []
-    rounds: list[Tensor] = []
+    rounds: list[list[Tensor]] = []
     for text in texts:
         start = greedy_start(text.is_best)
         is_greedy = torch.arange(len(text.ranks), device=text.ranks.device) >= start
@@ -81,9 +81,11 @@ def evaluate(texts: Iterable[JudgedText], tree_sizes: Iterable[int] = (16, 32)) 
         overlaps.append(text.overlaps)
         judged.append(text.is_judged)
         greedy.append(text.is_judged & is_greedy.unsqueeze(1))
-        rounds.append(play_rounds(text.ranks[start:], text.is_judged[start:]))
+        ends = text.ranks[start:], text.is_judged[start:]
+        # Chains of other lengths begin their rounds elsewhere.
+        rounds.append([play_rounds(*(part[:, :k] for part in ends)) for k in range(1, text.ranks.shape[1] + 1)])
     every, shared, known = torch.cat(ranks), torch.cat(overlaps), torch.cat(judged)
-    at_zero, accepted = torch.cat(greedy), torch.cat(rounds)
+    at_zero, accepted = torch.cat(greedy), map(torch.cat, zip(*rounds, strict=True))
     table, num_depths = histogram(every, at_zero), every.shape[1]
     whole = known.all(1)
     expected = shared[whole].cumprod(1).mean(0).nan_to_num()
@@ -91,7 +93,7 @@ def evaluate(texts: Iterable[JudgedText], tree_sizes: Iterable[int] = (16, 32)) 
         acceptance=histogram(every, known),
         greedy_acceptance=table,
         overlap=[float(shared[:, d][known[:, d]].mean().nan_to_num()) for d in range(num_depths)],
-        chain={k: _mean(accepted.clamp(max=k)) + 1 for k in range(1, num_depths + 1)},
+        chain={k: _mean(of_length) + 1 for k, of_length in enumerate(accepted, 1)},
         sampled_chain={k: float(expected[:k].sum()) + 1 for k in range(1, num_depths + 1)},
         tree={size: best_tree(table, size) for size in tree_sizes},
         num_places=int(known[:, 0].sum()),
