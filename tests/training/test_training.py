@@ -296,6 +296,8 @@ def test_no_text_is_trained_on_and_held_out_even_once_there_are_more(target, tex
         assert len(split.held_out) == 8
         assert sorted([*split.train, *split.held_out]) == list(range(count))
     assert not set(splits[0].train) & set(splits[1].held_out)
+    cut = FeatureSet(texts, reader, tmp_path, LENGTH - 8, 0, torch.device("cpu"))
+    assert Split.of(cut, 8).held_out == splits[1].held_out
 
 
 def test_gradients_are_no_longer_than_they_may_be(target, texts, tmp_path):

@@ -79,6 +79,8 @@ class FeatureSet:
     ) -> None:
         check_texts(texts, reader.vocab_size)
         lengths = texts.lengths.tolist()
+        # Of whole texts: with another `max_length` the same ones are held out.
+        self._hashes = [hashlib.sha256(text.numpy().tobytes()).digest() for text in texts.tokens.split(lengths)]
         asked, best = texts.top[:, 0] >= 0, texts.top[:, 0] == texts.tokens.roll(-1)
         self._texts, self._is_asked, self._is_best = (
             [part[:max_length] for part in parts.split(lengths)] for parts in (texts.tokens, asked, asked & best)
@@ -135,7 +137,7 @@ class FeatureSet:
 
     def held_out(self, count: int) -> list[int]:
         """`count` texts, a fifth of all at most: those of the smallest hashes, so few change as texts are added."""
-        order = sorted(range(len(self)), key=lambda text: hashlib.sha256(self._texts[text].numpy().tobytes()).digest())
+        order = sorted(range(len(self)), key=self._hashes.__getitem__)
         return sorted(order[: min(count, len(self) // 5)])
 
     def _digest(self, texts: Sequence[int]) -> str:
