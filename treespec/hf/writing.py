@@ -43,8 +43,8 @@ class Writing:
     Args:
         message_temperature: of the user's messages.
         temperatures: of the answers, one text after the other in turn; 0 is greedy.
-        max_message: the longest message of the model's own in tokens, its opening included; a longer one is cut there, but
-            no opening is.
+        max_message: the longest message of the model's own in tokens, its opening included; a longer one is cut there,
+            but no opening is.
         max_length: the longest text in tokens, its template included.
         batch_size: texts written side by side.
         num_candidates: K, how many of the most probable tokens are kept after every token.
