@@ -116,6 +116,18 @@ def test_layers_that_a_file_cannot_name_are_refused(tmp_path, target, method):
 
 
 @every_method
+def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path, target, method):
+    files, made = METHODS[method]
+    head = load_head(files.write(tmp_path / "a", made, files.random_tensors(made), SPECULATORS), target)
+    head.fc.weight.data[0, 0] = 7e4
+    layers = range(head.config.num_features)
+    with pytest.raises(ConfigError, match=r"fc\.weight has weights beyond torch\.float16"):
+        save_head(head, layers, tmp_path / "b", dtype=torch.float16)
+    assert not (tmp_path / "b").exists()
+    save_head(head, layers, tmp_path / "b", dtype=torch.bfloat16)
+
+
+@every_method
 def test_from_config_takes_a_head(tmp_path, target, method):
     files, made = METHODS[method]
     files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)

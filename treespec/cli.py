@@ -149,6 +149,7 @@ def train(
     config, console, place = TrainingConfig(**given), Console(stderr=True), _device(device)
     with console.status(f"loading {model}"):
         target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
+        tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
     torch.nn.Module.to(target, place)
     with _progress(console) as progress:
         reporter = Reporter(progress, int(written.lengths.clamp(max=config.max_length).sum()))
@@ -164,8 +165,8 @@ def train(
             on_step=reporter.on_step,
             on_evaluation=reporter.on_evaluation,
         )
-    if config.kind == "draft_model":
-        load_tokenizer(model).save_pretrained(result.folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(result.folder)
     _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
     console.print("Held-out acceptance:", *acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
     console.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")

@@ -42,8 +42,8 @@ def save_head(
         dtype: of the weights; None: the head's own.
 
     Raises:
-        ConfigError: hidden layers that are not as many as the head fuses or counted from the end, or spans of a
-            block-parallel head that the format has no words for.
+        ConfigError: hidden layers that are not as many as the head fuses or counted from the end, spans of a
+            block-parallel head that the format has no words for, or weights too large for `dtype`.
     """
     if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:
         expected = f"{head.config.num_features} hidden layers, counted from 0"
@@ -60,15 +60,19 @@ def save_head(
         state["embed_tokens.weight"] = head.embedding
     if not torch.equal(head.target_ids.cpu(), torch.arange(head.config.vocab_size)):
         state |= _vocabulary_maps(head)
+    tensors = {name: _file_tensor(name, tensor, dtype) for name, tensor in state.items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-    # Copies, for the file's format forbids tensors that share memory, as tied embeddings do.
-    tensors = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
-        for name, tensor in state.items()
-    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A copy, for the file's format forbids tensors that share memory, as tied embeddings do."""
+    cast = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
+    if cast.isinf().any() and not tensor.isinf().any():
+        raise ConfigError(f"{name} has weights beyond {dtype}: write them as bfloat16 or float32")
+    return cast
 
 
 def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
