@@ -19,6 +19,7 @@ from treespec.training.data import Batch
 from treespec.training.evaluate import JudgedText, best_tree, evaluate, greedy_start, histogram, play_rounds
 from treespec.training.loop import learning_rate, with_noise
 from treespec.training.losses import Laws, law_loss
+from treespec.training.report import acceptance_table
 from treespec.training.sampler import Sampler
 from treespec.training.vocabulary import choose_vocabulary, draft_ids, unused_token
 
@@ -93,6 +94,15 @@ def test_chains_of_every_length_play_their_own_rounds():
     found = evaluate([JudgedText(ranks, torch.zeros(ranks.shape), judged, judged[:, 0])])
     # Chains of two meet nothing but the first of every three places, chains of one the last of them as well.
     assert found.chain == {1: 1.5, 2: 3.0}
+
+
+def test_what_greedy_texts_tell_is_not_said_without_any():
+    ranks, judged = torch.zeros(12, 2, dtype=torch.int64), torch.ones(12, 2, dtype=torch.bool)
+    found = evaluate([JudgedText(ranks, torch.full(ranks.shape, 0.5), judged, ~judged[:, 0])])
+    assert found.num_greedy_places == 0
+    assert found.chain == found.tree == {}
+    assert found.summary() == {"overlap": 0.5, "sampled_chain_2": 1.75}
+    assert acceptance_table(found)[2].endswith("|  | 0.500 |")
 
 
 def test_a_greedy_end_begins_behind_the_last_other_token():

@@ -41,9 +41,11 @@ class Evaluation:
         acceptance: by depth and rank: how often the token of that rank is the right one, given that all before it were.
         greedy_acceptance: the same where the target's choice is its most probable token (temperature 0).
         overlap: by depth: the mass that draft and target share, the acceptance of one sampled token (temperature 1).
-        chain: by length of a chain: accepted draft tokens per round and one, temperature 0, rounds played along texts.
+        chain: by length of a chain: accepted draft tokens per round and one, temperature 0, rounds played along texts;
+            without greedy texts nothing.
         sampled_chain: the same at temperature 1 in expectation, from the overlaps.
-        tree: by number of nodes, the root included: the same at temperature 0 for the best tree of fixed shape.
+        tree: by number of nodes, the root included: the same at temperature 0 for the best tree of fixed shape; without
+            greedy texts nothing.
         num_places: drafts judged at the first depth.
         num_greedy_places: of those at temperature 0.
     """
@@ -59,7 +61,7 @@ class Evaluation:
 
     def summary(self) -> dict[str, float]:
         """The main numbers by name; those at temperature 0 only where there are greedy texts."""
-        longest = max(self.chain)
+        longest = max(self.sampled_chain)
         sampled = {"overlap": self.overlap[0], f"sampled_chain_{longest}": self.sampled_chain[longest]}
         if not self.num_greedy_places:
             return sampled
@@ -87,15 +89,15 @@ def evaluate(texts: Iterable[JudgedText], tree_sizes: Iterable[int] = (16, 32)) 
     every, shared, known = torch.cat(ranks), torch.cat(overlaps), torch.cat(judged)
     at_zero, accepted = torch.cat(greedy), map(torch.cat, zip(*rounds, strict=True))
     table, num_depths = histogram(every, at_zero), every.shape[1]
-    whole = known.all(1)
+    whole, has_greedy = known.all(1), bool(at_zero[:, 0].any())
     expected = shared[whole].cumprod(1).mean(0).nan_to_num()
     return Evaluation(
         acceptance=histogram(every, known),
         greedy_acceptance=table,
         overlap=[float(shared[:, d][known[:, d]].mean().nan_to_num()) for d in range(num_depths)],
-        chain={k: _mean(of_length) + 1 for k, of_length in enumerate(accepted, 1)},
+        chain={k: _mean(of_length) + 1 for k, of_length in enumerate(accepted, 1) if has_greedy},
         sampled_chain={k: float(expected[:k].sum()) + 1 for k in range(1, num_depths + 1)},
-        tree={size: best_tree(table, size) for size in tree_sizes},
+        tree={size: best_tree(table, size) for size in tree_sizes if has_greedy},
         num_places=int(known[:, 0].sum()),
         num_greedy_places=int(at_zero[:, 0].sum()),
     )

@@ -110,10 +110,11 @@ def _usage(kind: str) -> list[str]:
 
 def acceptance_table(evaluation: Evaluation) -> list[str]:
     """Acceptance by depth and rank, the first choice at temperature 0 beside it: a Markdown table's lines."""
+    has_greedy = evaluation.num_greedy_places > 0
     num_ranks = len(evaluation.acceptance[0])
     head = ["depth", *(f"rank {rank + 1}" for rank in range(num_ranks)), "rank 1 at T = 0", "shared mass"]
     rows = [
-        [str(depth + 1), *(f"{share:.3f}" for share in row), f"{greedy[0]:.3f}", f"{overlap:.3f}"]
+        [str(depth + 1), *(f"{share:.3f}" for share in row), f"{greedy[0]:.3f}" if has_greedy else "", f"{overlap:.3f}"]
         for depth, (row, greedy, overlap) in enumerate(
             zip(evaluation.acceptance, evaluation.greedy_acceptance, evaluation.overlap, strict=True)
         )
