@@ -42,7 +42,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.tree_vs_chain acceptance --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.tree_vs_chain time $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.ablate
-	$(BIN)/python -m benchmarks.trained_heads --new-tokens 48 --merged $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
+	$(BIN)/python -m benchmarks.trained_heads --merged --new-tokens 48 --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'

@@ -39,7 +39,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_no_other_file_do
     names = {
         "a[1].safetensors.7-aa.partial": 7200,
         "a[1].safetensors.8-bb.partial": 1,
-        "b.safetensors.7-aa.partial": 3600,
+        "b.safetensors.7-aa.partial": 7200,
     }
     for name, age in names.items():
         (tmp_path / name).write_bytes(b"half")

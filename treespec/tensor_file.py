@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from time import time
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -29,31 +30,35 @@ def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tu
     Raises:
         CheckpointError: no such file, not safetensors, truncated, of another format or version, or tensors missing.
     """
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != format_name:
+            found = metadata.get("format", "none")
+            raise CheckpointError(f"{path} has the format {found!r}, expected {format_name!r}: make it anew")
+        missing = sorted(set(names) - set(file.keys()))
+        if missing:
+            raise CheckpointError(f"{path} lacks the tensors {', '.join(missing)}: make it anew")
+        return {name: file.get_tensor(name) for name in names}, metadata
+
+
+def tensor_names(path: str | Path) -> set[str]:
+    """The names of all tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: no such file, not safetensors, or truncated.
+    """
+    with _opened(path) as file:
+        return set(file.keys())
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    """The file, open for reading; whatever goes wrong while it is open is a `CheckpointError`."""
     if not Path(path).is_file():
         raise CheckpointError(f"there is no file {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != format_name:
-                found = metadata.get("format", "none")
-                raise CheckpointError(f"{path} has the format {found!r}, expected {format_name!r}: make it anew")
-            missing = sorted(set(names) - set(file.keys()))
-            if missing:
-                raise CheckpointError(f"{path} lacks the tensors {', '.join(missing)}: make it anew")
-            return {name: file.get_tensor(name) for name in names}, metadata
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
-
-
-def tensor_names(path: str | Path) -> set[str]:
-    """The names of all tensors of a file that `read_tensors` has read.
-
-    Raises:
-        CheckpointError: it cannot be read any more.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return set(file.keys())
+            yield file
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
 
