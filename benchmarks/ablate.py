@@ -1,4 +1,5 @@
-"""Ablations: rule x policy x temperature, and any of draft strength, nucleus and size, replayed on recorded laws.
+"""Ablations: rule x policy x temperature, and any of draft strength, nucleus and size, replayed on recorded
+distributions.
 
 Every combination of the factors given on the command line is a cell. All cells of a temperature are measured in the
 same contexts, prefixes of texts that SmolLM2-135M sampled, on trees that the draft grew there; acceptance is exact in a
@@ -33,11 +34,11 @@ from benchmarks import smollm2
 from benchmarks.ablation_report import draw, report
 from benchmarks.acceptance import TREES, CachedTree, Context, grow, inner_contexts, mean_accepted
 from benchmarks.progress import progress_bar
-from benchmarks.recorded import ModelLaws, Text, sample_texts, without_layers
+from benchmarks.recorded import ModelDistributions, Text, sample_texts, without_layers
 from benchmarks.settings import RESULTS, load_average, parser, settings, write_json
-from treespec.hf import CausalLM
+from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
-from treespec.hf.processors import TreeProcessors
+from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import CausalScorer
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import RULES
@@ -61,8 +62,9 @@ class Row(NamedTuple):
     length: float
 
 
-class WarpedLaws:
-    """Target and draft below some texts, under a temperature and a nucleus; see `benchmarks.acceptance.Laws`."""
+class WarpedDistributions:
+    """Target and draft below some texts, under a temperature and a nucleus; see
+    `benchmarks.acceptance.Distributions`."""
 
     def __init__(
         self, target: CausalScorer, draft: CausalScorer, texts: Sequence[torch.Tensor], temperature: float, top_p: float
@@ -76,7 +78,7 @@ class WarpedLaws:
         return self._draft.of(contexts)
 
 
-class _WarpedModel(ModelLaws):
+class _WarpedModel(ModelDistributions):
     def __init__(self, scorer: CausalScorer, texts: Sequence[torch.Tensor], temperature: float, top_p: float) -> None:
         super().__init__(scorer, texts, temperature)
         warpers: list[Any] = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
@@ -84,16 +86,16 @@ class _WarpedModel(ModelLaws):
         self._processors = TreeProcessors(warpers, num_rows=len(texts))
 
 
-def accepted_lengths(trees: Sequence[TokenTree], laws: WarpedLaws, rules: Sequence[str]) -> dict[str, float]:
+def accepted_lengths(trees: Sequence[TokenTree], probs: WarpedDistributions, rules: Sequence[str]) -> dict[str, float]:
     """Mean acceptance length over some trees of one context, for the rules that admit all of them."""
     found: dict[str, list[float]] = {name: [] for name in rules}
     after_leaf = torch.ones(1)  # What follows a leaf decides nothing that is counted.
     for tree in trees:
         contexts = inner_contexts(tree)
-        known = dict(zip(contexts, laws.target(list(contexts.values())), strict=True))
+        known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
         cached, batch = CachedTree(tree), TreeBatch.from_trees([tree])
         for name in rules:
-            if RULES[name].admission.objection(batch) is None:
+            if RULES[name].requirements.reason_against(batch) is None:
                 accepted = mean_accepted(RULES[name], cached, lambda node, known=known: known.get(node, after_leaf))
                 found[name].append(1 + accepted)
     return {name: fmean(lengths) for name, lengths in found.items() if len(lengths) == len(trees)}
@@ -114,14 +116,14 @@ def measure_text(
         levels: draft, temperature and top_p, as the rows show them.
     """
     contexts = text.contexts(len(names))
-    laws = WarpedLaws(*scorers, contexts, levels["temperature"], levels["top_p"])
+    probs = WarpedDistributions(*scorers, contexts, levels["temperature"], levels["top_p"])
     for nodes, policy in product(args.nodes, args.policies):
         kind = TREES[policy]
         seeds = range(args.seed, args.seed + (1 if kind.is_deterministic else args.draws))
-        grown = [grow(kind, nodes, laws, range(len(contexts)), seed) for seed in seeds]
+        grown = [grow(kind, nodes, probs, range(len(contexts)), seed) for seed in seeds]
         for number, name in enumerate(names):
             trees = [of_seed[number] for of_seed in grown]
-            for rule, length in accepted_lengths(trees, laws, args.rules).items():
+            for rule, length in accepted_lengths(trees, probs, args.rules).items():
                 yield Row(context=name, nodes=nodes, policy=policy, rule=rule, length=length, **levels)
 
 
@@ -137,7 +139,7 @@ def measure(args: argparse.Namespace, model: PreTrainedModel, tokenizer: Any, pr
             texts = sample_texts(model, tokenizer, temperature, args.new_tokens, args.seed, file)
             levels = {"draft": draft, "temperature": temperature, "top_p": top_p}
             with prepack_linears(drafts[draft]):
-                scorers = CausalLM(model), CausalLM(drafts[draft])
+                scorers = TreeScorer(model), TreeScorer(drafts[draft])
                 for number, text in enumerate(texts):
                     count = (number + 1) * args.contexts // len(texts) - number * args.contexts // len(texts)
                     names = [f"T={temperature:g}, text {number}, place {place}" for place in range(count)]
@@ -197,7 +199,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    options = parser("Ablations of rules and policies on recorded laws.", threads=1)
+    options = parser("Ablations of rules and policies on recorded distributions.", threads=1)
     options.add_argument("--rules", nargs="+", choices=list(RULES), metavar="RULE", default=list(RULES)[:5])
     options.add_argument("--policies", nargs="+", choices=list(TREES), metavar="POLICY", default=list(TREES))
     options.add_argument("--temperatures", nargs="+", type=float, default=[0.6, 1.0])

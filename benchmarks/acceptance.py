@@ -13,20 +13,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from treespec.optimum import path_bound
 from treespec.policies import BestFirst, Chain, Paths, StochasticBeam, dyspec
 from treespec.protocols import Proposal, TreePolicy, VerificationRule
-from treespec.sampling import inverse_cdf, truncate_law
+from treespec.sampling import inverse_cdf, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES
+from treespec.verification.optimum import path_bound
 from treespec.verification.transport import MAX_SUPPORT
 
 Context = tuple[int, ...]
 """The number of a text and the tokens that follow it: the path from a root whose token is that number."""
 
 
-class Laws(Protocol):
-    """A target and a draft: the laws [V] of the token after each of some contexts, every one computed once.
+class Distributions(Protocol):
+    """A target and a draft: the distributions [V] of the token after each of some contexts, every one computed once.
 
     Contexts of several texts may be asked for together, which a model answers in one pass.
     """
@@ -102,32 +102,32 @@ TREES: dict[str, Kind] = {
 
 
 class TreeSource:
-    """Serves a policy with the draft's laws, one row per text; sampling is its own generator's business."""
+    """Serves a policy with the draft's distributions, one row per text; sampling is its own generator's business."""
 
     is_sampling = True
 
     def __init__(
-        self, laws: Laws, texts: Sequence[int], generator: torch.Generator, support: int | None = None
+        self, probs: Distributions, texts: Sequence[int], generator: torch.Generator, support: int | None = None
     ) -> None:
-        self.generator, self._laws, self._support = generator, laws, support
+        self.generator, self._probs, self._support = generator, probs, support
         self.root_tokens = torch.tensor(texts)
         self._contexts: list[list[Context]] = [[] for _ in texts]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         for contexts, *row in zip(self._contexts, tokens.tolist(), parents.tolist(), strict=True):
-            # Padding (parent -2) reads the root's law, which nobody looks at.
+            # Padding (parent -2) reads the root's distribution, which nobody looks at.
             contexts += [
                 (*contexts[parent], token) if parent >= 0 else (contexts or [(token,)])[0]
                 for token, parent in zip(*row, strict=True)
             ]
         fresh = [context for contexts in self._contexts for context in contexts[-tokens.shape[1] :]]
-        probs = torch.stack(self._laws.draft(fresh)).unflatten(0, tuple(tokens.shape))
-        return Proposal(probs if self._support is None else truncate_law(probs, self._support))
+        probs = torch.stack(self._probs.draft(fresh)).unflatten(0, tuple(tokens.shape))
+        return Proposal(probs if self._support is None else truncate_probs(probs, self._support))
 
 
-def grow(kind: Kind, num_nodes: int, laws: Laws, texts: Sequence[int], seed: int) -> list[TokenTree]:
+def grow(kind: Kind, num_nodes: int, probs: Distributions, texts: Sequence[int], seed: int) -> list[TokenTree]:
     """A tree below each of the texts, which may be given several times."""
-    source = TreeSource(laws, texts, torch.Generator().manual_seed(seed), kind.support)
+    source = TreeSource(probs, texts, torch.Generator().manual_seed(seed), kind.support)
     return kind.policy(num_nodes).grow(source, num_nodes).trees
 
 
@@ -137,28 +137,28 @@ def inner_contexts(tree: TokenTree) -> dict[int, Context]:
     return {node: tuple(tree.token(i) for i in tree.path_to(node)) for node in inner}
 
 
-def accepted_by_rule(tree: TokenTree, laws: Laws) -> dict[str, float]:
+def accepted_by_rule(tree: TokenTree, probs: Distributions) -> dict[str, float]:
     """Mean number of accepted draft tokens for every rule that admits the tree."""
     batch = TreeBatch.from_trees([tree])
     contexts = inner_contexts(tree)
-    known = dict(zip(contexts, laws.target(list(contexts.values())), strict=True))
-    # The law after a leaf decides nothing that is counted here.
+    known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
+    # The distribution after a leaf decides nothing that is counted here.
     after_leaf = torch.ones(1)
     cached = CachedTree(tree)
     return {
         name: mean_accepted(rule, cached, lambda node: known.get(node, after_leaf))
         for name, rule in RULES.items()
-        if rule.admission.objection(batch) is None
+        if rule.requirements.reason_against(batch) is None
     }
 
 
 class CachedTree:
-    """A tree that computes each child's law once: a rule is run on it dozens of times."""
+    """A tree that computes each child's distribution once: a rule is run on it dozens of times."""
 
     def __init__(self, tree: TokenTree) -> None:
         self.num_nodes, self.children, self.token = tree.num_nodes, tree.children, tree.token
         self.depths = tree.depths
-        self.law = cache(tree.law)
+        self.draft_probs_of = cache(tree.draft_probs_of)
 
 
 BOTTOM_UP = {"block", "traversal", "transport_traversal"}
@@ -167,22 +167,22 @@ WHOLE = {"typical_acceptance"}
 """Rules that compare paths. All others start anew at every node that they accept."""
 
 
-def mean_accepted(rule: VerificationRule, tree: Any, target_law: Callable[[int], Tensor]) -> float:
+def mean_accepted(rule: VerificationRule, tree: Any, target_probs: Callable[[int], Tensor]) -> float:
     """Mean number of accepted draft tokens over all coins and draws of a rule on one tree, by enumeration.
 
     One walk visits all outcomes of a bottom-up rule; those that start anew are enumerated node by node.
     """
     if rule.name in WHOLE:
-        return sum(weight * verdict.num_accepted for weight, verdict in outcomes(rule, tree, target_law))
+        return sum(weight * verdict.num_accepted for weight, verdict in outcomes(rule, tree, target_probs))
     if rule.name in BOTTOM_UP:
         refusing = RefusingChooser(tree.depths)
-        rule.walk(tree, target_law, refusing)
+        rule.verify(tree, target_probs, refusing)
         return refusing.mean_depth
     reached = {0: 1.0}
     for node in range(tree.num_nodes):
         if tree.children(node) and reached[node] > 0:
             star = Star(tree, node)
-            shares = accepted_children(rule, star, lambda below, node=node: target_law(node if below == 0 else -1))
+            shares = accepted_children(rule, star, lambda below, node=node: target_probs(node if below == 0 else -1))
             reached |= {child: reached[node] * share for child, share in zip(tree.children(node), shares, strict=True)}
         else:
             reached |= dict.fromkeys(tree.children(node), 0.0)
@@ -202,26 +202,28 @@ class Star:
     def token(self, node: int) -> int:
         return self._tree.token(self._nodes[node])
 
-    def law(self, node: int) -> Tensor | None:
-        return self._tree.law(self._nodes[node])
+    def draft_probs_of(self, node: int) -> Tensor | None:
+        return self._tree.draft_probs_of(self._nodes[node])
 
 
-def accepted_children(rule: VerificationRule, star: Star, target_law: Callable[[int], Tensor]) -> list[float]:
+def accepted_children(rule: VerificationRule, star: Star, target_probs: Callable[[int], Tensor]) -> list[float]:
     """How often each of a star's children is accepted."""
     shares = [0.0] * star.num_nodes
-    for weight, verdict in outcomes(rule, star, target_law):
+    for weight, verdict in outcomes(rule, star, target_probs):
         shares[verdict.path[-1]] += weight
     return shares[1:]
 
 
-def outcomes(rule: VerificationRule, tree: Any, target_law: Callable[[int], Tensor]) -> Iterator[tuple[float, Verdict]]:
+def outcomes(
+    rule: VerificationRule, tree: Any, target_probs: Callable[[int], Tensor]
+) -> Iterator[tuple[float, Verdict]]:
     """Every outcome of a rule with its probability, draws that decide nothing left out."""
     script: list[int] = []
     while True:
-        chooser = CountingChooser(tree, script)
-        verdict = rule.walk(tree, target_law, chooser)
-        yield chooser.weight, verdict
-        script, is_last = chooser.taken, chooser.is_last
+        rng = CountingChooser(tree, script)
+        verdict = rule.verify(tree, target_probs, rng)
+        yield rng.weight, verdict
+        script, is_last = rng.taken, rng.is_last
         while script and is_last[len(script) - 1]:
             script.pop()
         if not script:
@@ -246,7 +248,7 @@ class RefusingChooser:
 
 
 class CountingChooser:
-    """Enumerates a rule's outcomes as far as acceptance depends on them: see `treespec.testing.EnumeratingChooser`.
+    """Enumerates a rule's outcomes as far as acceptance depends on them: see `treespec.testing.EnumeratingSource`.
 
     A token drawn at a node matters only where it is a child's, and only for rules that descend by it. Those flip no
     coins, so a draw after a flip is taken to be the last: every rule here is of one of these two sorts.
@@ -282,20 +284,20 @@ class CountingChooser:
         return outcome
 
 
-def target_paths(laws: Laws, texts: Sequence[int], length: int, seed: int) -> list[Context]:
+def target_paths(probs: Distributions, texts: Sequence[int], length: int, seed: int) -> list[Context]:
     """A path of `length` tokens below each of the texts, drawn from the target."""
     generator = torch.Generator().manual_seed(seed)
     paths: list[Context] = [(text,) for text in texts]
     for _ in range(length):
         uniforms = torch.rand(len(paths), dtype=torch.float64, generator=generator)
-        drawn = map(inverse_cdf, laws.target(paths), uniforms)
+        drawn = map(inverse_cdf, probs.target(paths), uniforms)
         paths = [(*path, int(token)) for path, token in zip(paths, drawn, strict=True)]
     return paths
 
 
-def sampled_bound(kind: Kind, num_nodes: int, laws: Laws, path: Context) -> float:
+def sampled_bound(kind: Kind, num_nodes: int, distributions: Distributions, path: Context) -> float:
     """One sample of the whole-tree bound for binary trees: its mean over paths drawn from the target bounds every
-    lossless rule's acceptance; see `treespec.optimum.path_bound`.
+    lossless rule's acceptance; see `treespec.verification.optimum.path_bound`.
     """
     parents = [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
     children: list[list[int]] = [[] for _ in parents]
@@ -304,10 +306,14 @@ def sampled_bound(kind: Kind, num_nodes: int, laws: Laws, path: Context) -> floa
     depth = num_nodes.bit_length() - 1
     prefixes = [path[: end + 1] for end in range(depth)]
     path = path[1 : depth + 1]
-    targets, drafts = laws.target(prefixes), laws.draft(prefixes)
+    targets, drafts = distributions.target(prefixes), distributions.draft(prefixes)
     if kind.support is not None:
-        drafts = [truncate_law(draft, kind.support) for draft in drafts]
-    probs = torch.stack([law[token] for law, token in zip(targets, path, strict=True)]).double().cumprod(0)
+        drafts = [truncate_probs(draft, kind.support) for draft in drafts]
+    probs = (
+        torch.stack([distribution[token] for distribution, token in zip(targets, path, strict=True)])
+        .double()
+        .cumprod(0)
+    )
 
     def held(node: int, start: int, end: int) -> float:
         """Pr(the subtree of `node`, reached by `path[:start]`, holds `path[:end]`)."""
@@ -342,7 +348,7 @@ def slot_probs(siblings: str | None, draft: Tensor, token: int, num_slots: int) 
     return [prob, prob * float(others)]
 
 
-class SyntheticLaws:
+class SyntheticDistributions:
     """A target whose scores are normal in every context, and a draft whose scores are the target's plus normal noise.
 
     Args:
@@ -372,6 +378,6 @@ class SyntheticLaws:
             normal = torch.randn(2, self._size, generator=torch.Generator().manual_seed(seed))
             target = self._spread * normal[0]
             scores = torch.stack([target, target + self._noise * normal[1]])
-            laws = (scores / self._temperature).softmax(-1)
-            self._pairs[context] = laws[0], laws[1]
+            probs = (scores / self._temperature).softmax(-1)
+            self._pairs[context] = probs[0], probs[1]
         return self._pairs[context]

@@ -31,8 +31,8 @@ from benchmarks.progress import progress_bar
 from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
 from benchmarks.settings import load_average, parser, settings, write_json
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
+from treespec.engine.stats import StepRecord
 from treespec.hf.cpu import prepack_linears
-from treespec.stats import StepRecord
 from treespec.viz import Measured, draw_tree, plot_comparison
 
 CHAINS, TREES, NUM_TRIAL_PROMPTS = (4, 10), (8, 16, 32), 3
@@ -328,12 +328,12 @@ def node_probs(model: Any, prefix: Tensor, tree: Any, last: int, next_token: int
     probs = [1.0] * (tree.num_nodes + 1)
     for leaf_path in tree.leaf_paths():
         ids = torch.cat([prefix, tree.tokens[list(leaf_path)]])
-        laws = model(ids[None], logits_to_keep=len(leaf_path)).logits[0].softmax(-1)
+        distributions = model(ids[None], logits_to_keep=len(leaf_path)).logits[0].softmax(-1)
         for depth, node in enumerate(leaf_path):
             if node == last:
-                probs[tree.num_nodes] = float(laws[depth, next_token])
+                probs[tree.num_nodes] = float(distributions[depth, next_token])
             if depth:
-                probs[node] = float(laws[depth - 1, tree.token(node)])
+                probs[node] = float(distributions[depth - 1, tree.token(node)])
     return probs
 
 

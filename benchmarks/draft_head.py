@@ -22,14 +22,14 @@ from itertools import product
 import torch
 
 from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
-from treespec.drafters import BlockDrafter, Eagle3
-from treespec.heads.dflash import BlockConfig, BlockHead
-from treespec.heads.eagle3 import Eagle3Config, Eagle3Head
-from treespec.heads.layers import LayerConfig
+from treespec.drafters import DFlash, Eagle3
+from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
+from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads.modules.layers import LayerConfig
 from treespec.hf.cpu import prepack_linears
-from treespec.laws import NoProcessors
 from treespec.policies import BestFirst
 from treespec.protocols import History, Scores, Session, VerifiedStep
+from treespec.sampling import NoProcessors
 from treespec.tree import TokenTree, TreeBatch, Verdict
 
 VOCAB_SIZE, HIDDEN_SIZE, LAYERS = 49152, 576, (2, 15, 27)
@@ -46,9 +46,9 @@ def random_head(layer: LayerConfig, draft_vocab_size: int) -> Eagle3Head:
     return Eagle3Head(config, torch.randn(VOCAB_SIZE, layer.hidden_size), torch.arange(draft_vocab_size)).eval()
 
 
-def random_block(draft_vocab_size: int, markov_rank: int) -> BlockHead:
+def random_block(draft_vocab_size: int, markov_rank: int) -> DFlashHead:
     """A block-parallel head of two layers with random weights."""
-    config = BlockConfig(
+    config = DFlashConfig(
         layer=replace(SMOLLM2, has_head_norms=True),
         vocab_size=VOCAB_SIZE,
         draft_vocab_size=draft_vocab_size,
@@ -59,10 +59,10 @@ def random_block(draft_vocab_size: int, markov_rank: int) -> BlockHead:
         has_anchor_output=True,
         markov_rank=markov_rank,
     )
-    return BlockHead(config, torch.randn(VOCAB_SIZE, HIDDEN_SIZE), torch.arange(draft_vocab_size)).eval()
+    return DFlashHead(config, torch.randn(VOCAB_SIZE, HIDDEN_SIZE), torch.arange(draft_vocab_size)).eval()
 
 
-def start(drafter: Eagle3 | BlockDrafter, length: int, is_sampling: bool) -> History:
+def start(drafter: Eagle3 | DFlash, length: int, is_sampling: bool) -> History:
     """Start a drafter on a prompt of `length` tokens."""
     ids = torch.randint(0, VOCAB_SIZE, (1, length))
     history = History(ids, torch.ones_like(ids, dtype=torch.bool))
@@ -73,14 +73,14 @@ def start(drafter: Eagle3 | BlockDrafter, length: int, is_sampling: bool) -> His
     return history
 
 
-def step(drafter: Eagle3 | BlockDrafter, history: History) -> None:
+def step(drafter: Eagle3 | DFlash, history: History) -> None:
     """Tell the drafter of some emitted tokens."""
     tokens = torch.randint(0, VOCAB_SIZE, (NUM_EMITTED,)).tolist()
     tree = TreeBatch.from_trees([TokenTree.chain([0, *tokens[:-1]])])
     states = {layer: torch.randn(1, NUM_EMITTED, HIDDEN_SIZE) for layer in LAYERS}
     verdict = Verdict(tuple(range(NUM_EMITTED)), tokens[-1], True)
     history.append(0, tokens)
-    drafter.commit(VerifiedStep(tree, [verdict], Scores(torch.empty(0), states), [tokens]))
+    drafter.update(VerifiedStep(tree, [verdict], Scores(torch.empty(0), states), [tokens]))
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -109,9 +109,9 @@ def measure(head: Eagle3Head, length: int, is_sampling: bool, repeats: int) -> d
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure_block(head: BlockHead, length: int, is_sampling: bool, repeats: int) -> dict[str, float]:
+def measure_block(head: DFlashHead, length: int, is_sampling: bool, repeats: int) -> dict[str, float]:
     """Median milliseconds of a whole step, the pass and the tree."""
-    drafter = BlockDrafter(head, LAYERS)
+    drafter = DFlash(head, LAYERS)
     history = start(drafter, length, is_sampling)
     times = []
     for _ in range(repeats + 1):
@@ -155,7 +155,7 @@ def report(data: dict) -> str:
         [
             result["head"],
             "packed" if result["packed"] else "plain",
-            "laws" if result["sampling"] else "candidates",
+            "distributions" if result["sampling"] else "candidates",
             *(f"{result[column]:.2f}" for column in columns),
         ]
         for result in data["results"]
@@ -172,7 +172,7 @@ def report(data: dict) -> str:
         "# CPU time of draft heads of SmolLM2-135M's size\n\n## EAGLE-3, ms per pass\n\n"
         f"Text of {data['length']} tokens and more, medians of {data['repeats']}, one thread; head: the draft "
         "vocabulary, or `bookkeeping` for a head of next to no weights; packed: "
-        "`treespec.hf.cpu.prepack_linears(drafter.head)`; laws: what sampled children are drawn from, over "
+        "`treespec.hf.cpu.prepack_linears(drafter.head)`; distributions: what sampled children are drawn from, over "
         f"{VOCAB_SIZE} tokens.\n\n"
         + markdown_table(["head", "weights", "gives", *columns], rows)
         + f"\n## Block-parallel, two layers, blocks of {BLOCK_SIZE}: ms per step\n\nThe only pass of a step and a tree "

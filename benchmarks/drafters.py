@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.smollm2 import NAME
 from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
-from treespec.drafters.pool import OpinionPool
-from treespec.drafters.suffix_store import SuffixStore
-from treespec.drafters.suffix_text import SuffixText
+from treespec.drafters.lookup.suffix_store import SuffixStore
+from treespec.drafters.lookup.suffix_text import SuffixText
+from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.protocols import CausalScorer, Drafter
 
 DRAFT, EXIT = "draft", "exit"
@@ -41,8 +41,8 @@ class Entry(NamedTuple):
     """`make(kit)` gives a fresh drafter.
 
     `sources`: how the names of its modules in `treespec/drafters` begin. `reads_logits`: it learns from the target's
-    logits at nodes that were rejected. `scorer`: the draft model whose law it has, None for drafters that only give
-    candidates. `is_learning`: a merge that begins with what it learned on other prompts. `is_timed`: whether the
+    logits at nodes that were rejected. `scorer`: the draft model whose distribution it has, None for drafters that only
+    give candidates. `is_learning`: a merge that begins with what it learned on other prompts. `is_timed`: whether the
     wall-clock benchmark takes it by default; `timed` makes the drafter there, where it is another than the replayed one
     that proposes the same.
     """
@@ -78,7 +78,7 @@ def warm_suffix() -> SuffixLookup:
     return SuffixLookup(store=warm_store())
 
 
-MODEL, TABLE = ("draft_model", "pending", "path_laws"), ("recycling",)
+MODEL, TABLE = ("draft_model", "pending", "path_probs"), ("recycling",)
 SUFFIX, MERGE = ("suffix", "trie_source"), ("merge", "calibration", "pool", "union")
 
 DRAFTERS: dict[str, Entry] = {

@@ -30,7 +30,7 @@ CHAIN = 4
 
 @torch.inference_mode()
 def ranks_of_text(model: Any, text: Tensor, num_prompt: int) -> dict[int, list[int]]:
-    """By exit: the rank that the exit gives to every emitted token of text int64 [1, T] in its law."""
+    """By exit: the rank that the exit gives to every emitted token of text int64 [1, T] in its distribution."""
     states = model(input_ids=text, output_hidden_states=True, use_cache=False).hidden_states
     chosen = text[0, num_prompt:]
     ranks = {}

@@ -16,7 +16,7 @@ from benchmarks import smollm2
 from benchmarks.prompts import Prompt
 from benchmarks.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from benchmarks.trained_heads import held_out
-from treespec.hf.texts import read_folder
+from treespec.training.text.texts import read_folder
 
 LONG = 8
 

@@ -1,4 +1,5 @@
-"""Known mistakes of speculative decoding, each planted into the whole engine: what the joint-law test has to find.
+"""Known mistakes of speculative decoding, each planted into the whole engine: what the joint-distribution test has to
+find.
 
 Mistakes of rules are rules with a walk of their own, mistakes about trees change what a policy has grown, and mistakes
 of the engine stand in for one of its functions for the time of a run.
@@ -15,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.joint_law_cases import PLAIN, WARPED, Case, kary
+from benchmarks.joint_distribution_cases import PLAIN, WARPED, Case, kary
 from treespec import Chain, DraftModel, KAry
-from treespec.hf import causal_lm as causal_lm_module
+from treespec.engine.request import Streams
+from treespec.engine.target_probs import TargetProbs
 from treespec.hf import make_scorer
-from treespec.hf import mask as mask_module
-from treespec.hf import slot_cache as slot_cache_module
-from treespec.hf.mask import CachedSlots, TreeAttention
-from treespec.laws import TargetLaws
+from treespec.hf.attention import mask as mask_module
+from treespec.hf.attention.mask import CachedSlots, TreeAttention
+from treespec.hf.cache import slot_cache as slot_cache_module
+from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
-from treespec.protocols import Chooser, DraftSource, Proposal, TargetLaw, TreePolicy, VerifiableTree
-from treespec.request import Streams
+from treespec.protocols import DraftSource, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.verification.steps import likelihood_ratio, residual_weights
 
@@ -34,37 +35,37 @@ UNLIKELY = 0.15
 
 @dataclass(frozen=True)
 class MistakenRejection:
-    """Recursive rejection that draws the next token from another law.
+    """Recursive rejection that draws the next token from another distribution.
 
     Args:
         name: of the rule.
-        next_law: maps (target law of the node, what its rejections left, what its parent's rejections had left or
-            None at the root, whether the node is a leaf) to the law drawn from, all float [V].
+        next_probs: maps (target distribution of the node, what its rejections left, what its parent's rejections had
+            left or None at the root, whether the node is a leaf) to the distribution drawn from, all float [V].
     """
 
     name: str
-    next_law: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
+    next_probs: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
     is_lossless = True
 
     def check(self, trees: TreeBatch) -> None:
         """Admits every tree."""
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         path, parent_rest = [0], None
         while True:
             node = path[-1]
-            rest, children = target_law(node), tree.children(node)
+            rest, children = target_probs(node), tree.children(node)
             accepted = None
             for child in children:
-                token, draft_law = tree.token(child), tree.law(child)
-                if chooser.flip(child, min(likelihood_ratio(rest, draft_law, token), 1)):
+                token, draft_probs = tree.token(child), tree.draft_probs_of(child)
+                if rng.flip(child, min(likelihood_ratio(rest, draft_probs, token), 1)):
                     accepted = child
                     break
-                left = residual_weights(rest, draft_law, token)
+                left = residual_weights(rest, draft_probs, token)
                 rest = left / left.sum() if left.sum() > 0 else rest
             if accepted is None:
-                law = self.next_law(target_law(node), rest, parent_rest, not children)
-                return Verdict(tuple(path), chooser.pick(node, law), is_bonus=not children)
+                probs = self.next_probs(target_probs(node), rest, parent_rest, not children)
+                return Verdict(tuple(path), rng.pick(node, probs), is_bonus=not children)
             path.append(accepted)
             parent_rest = rest
 
@@ -81,16 +82,16 @@ class FreshSamplePerPath:
     def check(self, trees: TreeBatch) -> None:
         """Admits every tree."""
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         assert isinstance(tree, TokenTree), "the engine walks token trees"
-        verdicts = [self._match(tree, path, target_law) for path in tree.leaf_paths()]
+        verdicts = [self._match(tree, path, target_probs) for path in tree.leaf_paths()]
         return max(verdicts, key=lambda verdict: verdict.num_accepted)
 
-    def _match(self, tree: TokenTree, leaf_path: tuple[int, ...], target_law: TargetLaw) -> Verdict:
+    def _match(self, tree: TokenTree, leaf_path: tuple[int, ...], target_probs: NodeProbs) -> Verdict:
         path = [0]
         while True:
             node = path[-1]
-            token = int(torch.multinomial(target_law(node), 1, generator=self._generator))
+            token = int(torch.multinomial(target_probs(node), 1, generator=self._generator))
             is_leaf = len(path) == len(leaf_path)
             if is_leaf or tree.token(leaf_path[len(path)]) != token:
                 return Verdict(tuple(path), token, is_bonus=is_leaf)
@@ -113,14 +114,14 @@ class Altered:
 
 
 def forget_replacement(batch: TreeBatch) -> TreeBatch:
-    """Draws without replacement, stored as draws from the whole law."""
+    """Draws without replacement, stored as draws from the whole distribution."""
     return replace(batch, is_without_replacement=None)
 
 
 def invent_replacement(batch: TreeBatch) -> TreeBatch:
-    """Independent draws, stored as draws without replacement (but for duplicates, which have no such law)."""
-    assert batch.law_index is not None
-    return replace(batch, is_without_replacement=(batch.law_index >= 0) & ~_is_duplicate(batch))
+    """Independent draws, stored as draws without replacement (but for duplicates, which have no such distribution)."""
+    assert batch.draft_index is not None
+    return replace(batch, is_without_replacement=(batch.draft_index >= 0) & ~_is_duplicate(batch))
 
 
 def drop_duplicates(batch: TreeBatch) -> TreeBatch:
@@ -152,11 +153,11 @@ def _is_duplicate(batch: TreeBatch) -> Tensor:
 
 
 def _draft_probs(batch: TreeBatch) -> Tensor:
-    """float [B, N]: the probability that its own stored law gives a node's token, one at the root."""
-    assert batch.laws is not None, "these bugs are about sampled children"
-    assert batch.law_index is not None
-    probs = batch.laws[batch.law_index.clamp(min=0), batch.tokens]
-    return torch.where(batch.law_index >= 0, probs, 1.0)
+    """float [B, N]: the probability that its own stored distribution gives a node's token, one at the root."""
+    assert batch.draft_probs is not None, "these bugs are about sampled children"
+    assert batch.draft_index is not None
+    probs = batch.draft_probs[batch.draft_index.clamp(min=0), batch.tokens]
+    return torch.where(batch.draft_index >= 0, probs, 1.0)
 
 
 def _without(batch: TreeBatch, is_dropped: Tensor) -> TreeBatch:
@@ -177,27 +178,27 @@ def _permute(batch: TreeBatch, order: Tensor) -> TreeBatch:
         batch,
         tokens=batch.tokens.gather(1, order),
         parents=parents.gather(1, order),
-        law_index=take(batch.law_index),
+        draft_index=take(batch.draft_index),
         is_without_replacement=take(batch.is_without_replacement),
         values=take(batch.values),
     )
 
 
-class RawLaws(DraftModel):
-    """A draft model that stores the softmax of its raw logits while it draws from the processed law."""
+class RawDistributions(DraftModel):
+    """A draft model that stores the softmax of its raw logits while it draws from the processed distribution."""
 
     def propose(self, max_depth: int) -> TreeBatch:
-        self._raw_laws: list[Tensor] = []
+        self._raw_distributions: list[Tensor] = []
         batch = super().propose(max_depth)
-        return replace(batch, laws=torch.cat(self._raw_laws)) if self._raw_laws else batch
+        return replace(batch, draft_probs=torch.cat(self._raw_distributions)) if self._raw_distributions else batch
 
-    def _laws(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-        self._raw_laws.append(logits.float().softmax(-1).flatten(0, 1))
-        return super()._laws(logits, tokens, parents)
+    def _probs(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        self._raw_distributions.append(logits.float().softmax(-1).flatten(0, 1))
+        return super()._probs(logits, tokens, parents)
 
 
-def raw_law_drafter(draft: Any) -> DraftModel:
-    return RawLaws(make_scorer(draft))
+def raw_probs_drafter(draft: Any) -> DraftModel:
+    return RawDistributions(make_scorer(draft))
 
 
 @contextmanager
@@ -220,10 +221,10 @@ _pending_attention, _keep_paths, _from_seed = (
 
 
 def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.Children:
-    return _select(proposal, k)._replace(laws=proposal.probs, num_sampled=k)
+    return _select(proposal, k)._replace(draft_probs=proposal.probs, num_sampled=k)
 
 
-def _no_drafted_ids(laws: TargetLaws, rows: list[int], nodes: list[int], depth: int) -> Tensor:
+def _no_drafted_ids(probs: TargetProbs, rows: list[int], nodes: list[int], depth: int) -> Tensor:
     return torch.empty(len(rows), 0, dtype=torch.int64)
 
 
@@ -248,13 +249,13 @@ def _one_noise(seed: int | None, device: torch.device) -> Streams:
 
 def planted_bugs() -> list[Case]:
     """Every mistake, on trees where it shows."""
-    correction = MistakenRejection("recursive", lambda law, rest, parent_rest, is_leaf: law)
+    correction = MistakenRejection("recursive", lambda probs, rest, parent_rest, is_leaf: probs)
     bonus = MistakenRejection(
-        "recursive", lambda law, rest, above, is_leaf: above if is_leaf and above is not None else rest
+        "recursive", lambda probs, rest, above, is_leaf: above if is_leaf and above is not None else rest
     )
     cases = [
-        Case(correction, Chain(2), "chain", PLAIN, bug="correction drawn from the target law"),
-        Case(correction, kary("iid"), "iid", PLAIN, bug="correction drawn from the target law"),
+        Case(correction, Chain(2), "chain", PLAIN, bug="correction drawn from the target distribution"),
+        Case(correction, kary("iid"), "iid", PLAIN, bug="correction drawn from the target distribution"),
         Case(bonus, kary("iid"), "iid", PLAIN, bug="bonus token drawn from the parent's residual"),
         Case(FreshSamplePerPath(), kary("selected"), "selected", PLAIN, bug="a fresh target sample per path"),
     ]
@@ -265,8 +266,8 @@ def planted_bugs() -> list[Case]:
 
 def _tree_bugs(rule: str) -> list[Case]:
     alterations: list[tuple[str, str, Callable[[TreeBatch], TreeBatch]]] = [
-        ("law not renormalised for draws without replacement", "without_replacement", forget_replacement),
-        ("law renormalised for independent draws", "iid", invent_replacement),
+        ("distribution not renormalised for draws without replacement", "without_replacement", forget_replacement),
+        ("distribution renormalised for independent draws", "iid", invent_replacement),
         ("duplicate independent siblings removed", "iid", drop_duplicates),
         ("sampled siblings sorted by probability", "iid", resort),
         ("sampled siblings sorted by probability", "without_replacement", resort),
@@ -281,7 +282,7 @@ def _engine_bugs(rule: str) -> list[Case]:
     """Mistakes that stand in for a function: (bug, trees, options, owner, name, stand-in)."""
     swaps: list[tuple[str, str, dict[str, Any], Any, str, Any]] = [
         ("top-k children treated as sampled", "selected", PLAIN, children_module, "_select", _select_as_if_drawn),
-        ("processors see the root's ids", "iid", WARPED, TargetLaws, "_drafted", _no_drafted_ids),
+        ("processors see the root's ids", "iid", WARPED, TargetProbs, "_drafted", _no_drafted_ids),
         ("tree mask without ancestors", "iid", PLAIN, mask_module, "_attended_keys", _keys_without_ancestors),
         ("positions by slot, not by depth", "iid", PLAIN, causal_lm_module, "pending_attention", _slot_positions),
         ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", _one_noise),
@@ -293,8 +294,8 @@ def _engine_bugs(rule: str) -> list[Case]:
     forgotten = partial(swapped, slot_cache_module, "keep_paths", _keep_first_slots)
     family = "without_replacement"
     cases.append(Case(rule, wide(family), f"wide {family}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
-    raw = "draft law stored before its processors"
-    return [*cases, Case(rule, kary("iid"), "iid", WARPED, drafter=raw_law_drafter, bug=raw)]
+    raw = "draft distribution stored before its processors"
+    return [*cases, Case(rule, kary("iid"), "iid", WARPED, drafter=raw_probs_drafter, bug=raw)]
 
 
 def wide(children: str) -> TreePolicy:

@@ -1,4 +1,4 @@
-"""Laws of a real model and a draft of it: SmolLM2-135M, and the same model without three of its thirty layers.
+"""Distributions of a real model and a draft of it: SmolLM2-135M, and the same model without three of its thirty layers.
 
 No other small model shares SmolLM2's vocabulary, so its draft is made from it, without training: layers 14 to 16
 (counted from 0) are left out, the residual stream passes them by. The layers were chosen among a few sets for a
@@ -23,8 +23,8 @@ from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from benchmarks.acceptance import Context
 from benchmarks.prompts import DEMO, Prompt, encode, gsm8k, human_eval
-from treespec.hf import CausalLM
-from treespec.hf.processors import TreeProcessors
+from treespec.hf import TreeScorer
+from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import CausalScorer
 from treespec.tree import PADDING_PARENT, ROOT_PARENT
 
@@ -103,8 +103,9 @@ def sample_texts(
     return texts
 
 
-class ModelLaws:
-    """The laws of one scorer below some texts; every law is kept, and nodes stay pending for those below them."""
+class ModelDistributions:
+    """The distributions of one scorer below some texts; every distribution is kept, and nodes stay pending for
+    those below them."""
 
     def __init__(self, scorer: CausalScorer, texts: Sequence[Tensor], temperature: float) -> None:
         """texts: int64 [L] each, the roots last."""
@@ -118,10 +119,10 @@ class ModelLaws:
         self._roots = [int(ids[-1]) for ids in texts]
         self._numbers: list[dict[Context, int]] = [{} for _ in texts]
         self._num_pending = 0
-        self._laws: dict[Context, Tensor] = {}
+        self._probs: dict[Context, Tensor] = {}
 
     def of(self, contexts: Sequence[Context]) -> list[Tensor]:
-        missing = [context for context in contexts if context not in self._laws]
+        missing = [context for context in contexts if context not in self._probs]
         if missing and self._num_pending > MANY_PENDING:
             self._scorer.commit([()] * len(self._roots))
             self._numbers, self._num_pending = [{} for _ in self._roots], 0
@@ -131,7 +132,7 @@ class ModelLaws:
                 by_text[context[0]].append(context)
         for first in range(0, max(map(len, by_text)), NODES_PER_PASS):
             self._score([contexts[first : first + NODES_PER_PASS] for contexts in by_text])
-        return [self._laws[context] for context in contexts]
+        return [self._probs[context] for context in contexts]
 
     def _score(self, by_text: Sequence[Sequence[Context]]) -> None:
         """One pass over new contexts of every text, parents first."""
@@ -149,15 +150,15 @@ class ModelLaws:
         for row, contexts in enumerate(by_text):
             if contexts:
                 kept = logits[row, : len(contexts)]
-                laws = self._processors(tokens[row, : len(contexts)].view(-1, 1), kept, row).softmax(-1)
-                self._laws.update(zip(contexts, laws, strict=True))
+                probs = self._processors(tokens[row, : len(contexts)].view(-1, 1), kept, row).softmax(-1)
+                self._probs.update(zip(contexts, probs, strict=True))
 
 
-class RecordedLaws:
+class RecordedDistributions:
     """Target and draft below some texts."""
 
     def __init__(self, target: CausalScorer, draft: CausalScorer, texts: Sequence[Tensor], temperature: float) -> None:
-        self._target, self._draft = (ModelLaws(scorer, texts, temperature) for scorer in (target, draft))
+        self._target, self._draft = (ModelDistributions(scorer, texts, temperature) for scorer in (target, draft))
 
     def target(self, contexts: Sequence[Context]) -> list[Tensor]:
         return self._target.of(contexts)
@@ -166,11 +167,11 @@ class RecordedLaws:
         return self._draft.of(contexts)
 
 
-class PairLaws:
-    """One recorded pair of laws [V]: serves trees of depth one."""
+class PairDistributions:
+    """One recorded pair of distributions [V]: serves trees of depth one."""
 
-    def __init__(self, target_law: Tensor, draft_law: Tensor) -> None:
-        self._pair = target_law, draft_law
+    def __init__(self, target_probs: Tensor, draft_probs: Tensor) -> None:
+        self._pair = target_probs, draft_probs
 
     def target(self, contexts: Sequence[Context]) -> list[Tensor]:
         return [self._pair[0] for _ in contexts]
@@ -182,20 +183,20 @@ class PairLaws:
 @torch.no_grad()
 def record_pairs(
     target: PreTrainedModel, draft: PreTrainedModel, texts: Sequence[Text], temperature: float, count: int
-) -> list[PairLaws]:
-    """Both models' laws at `count` positions, spread evenly over the texts' continuations."""
-    pairs: list[PairLaws] = []
+) -> list[PairDistributions]:
+    """Both models' distributions at `count` positions, spread evenly over the texts' continuations."""
+    pairs: list[PairDistributions] = []
     for number, text in enumerate(texts):
         share = (number + 1) * count // len(texts) - number * count // len(texts)
         last = torch.tensor([len(ids) - 1 for ids in text.contexts(share)], dtype=torch.int64)
-        laws = []
+        probs = []
         for model in (target, draft):
             called: Any = model
             logits = called(text.ids[None, : int(last.max()) + 1]).logits[0, last]
-            laws.append((logits.float() / temperature).softmax(-1))
-        pairs += [PairLaws(*pair) for pair in zip(*laws, strict=True)]
+            probs.append((logits.float() / temperature).softmax(-1))
+        pairs += [PairDistributions(*pair) for pair in zip(*probs, strict=True)]
     return pairs
 
 
-def scorers(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[CausalLM, CausalLM]:
-    return CausalLM(target), CausalLM(draft)
+def scorers(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[TreeScorer, TreeScorer]:
+    return TreeScorer(target), TreeScorer(draft)

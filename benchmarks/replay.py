@@ -19,22 +19,22 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.recorded import Text
-from treespec.engine import speculate
-from treespec.hf import CausalLM
-from treespec.hf.cache import twin_cache
+from treespec.engine.loop import speculate
+from treespec.engine.request import Request
+from treespec.engine.stats import SpeculationStats
+from treespec.hf import TreeScorer
+from treespec.hf.cache.caches import twin_cache
 from treespec.protocols import (
     Capability,
     CausalScorer,
-    Chooser,
     Drafter,
     HiddenStates,
+    NodeProbs,
+    RandomSource,
     Scores,
-    TargetLaw,
     TreePolicy,
     VerifiableTree,
 )
-from treespec.request import Request
-from treespec.stats import SpeculationStats
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 
 MARGIN = 32
@@ -60,7 +60,7 @@ class Node:
 class Home(NamedTuple):
     """Nodes hanging off one place of the text: their scorer, whose cache ends there, and their pending numbers."""
 
-    scorer: CausalLM
+    scorer: TreeScorer
     numbers: dict[Node, int]
 
 
@@ -204,7 +204,7 @@ class RecordedScorer:
             cache: Any = twin_cache(self._cache)
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, : index + 1], layer.values[:, :, : index + 1]
-            scorer = CausalLM(self._model, cache=cache, hidden_layers=self.hidden_layers)
+            scorer = TreeScorer(self._model, cache=cache, hidden_layers=self.hidden_layers)
             ids = self._ids[None, : index + 1]
             scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
             # What hangs off a forgotten place and is needed again is put below it anew: `_compute` goes up that far.
@@ -228,7 +228,7 @@ class TextWalk:
     def check(self, trees: TreeBatch) -> None:
         """Every tree will do."""
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         path = [0]
         while True:
             self.position += 1

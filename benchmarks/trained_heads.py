@@ -40,7 +40,7 @@ from benchmarks.trained_report import PLAIN, Measurement, Runs, picture, report
 from treespec import Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.hf import make_scorer
 from treespec.hf.cpu import prepack_linears
-from treespec.hf.loading import load_model
+from treespec.hf.loading.models import load_model
 
 CHAIN, MERGED, ASSISTED = "chain of 4", "recycling + suffix", "transformers' assisted generation"
 SHAPES: dict[str, Any] = {CHAIN: Chain(4), "tree of 16": 16, "tree of 32": 32}

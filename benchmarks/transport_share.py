@@ -1,8 +1,9 @@
 """How much of the optimum does each rule reach on whole trees? A thousand toys, all exact.
 
-Each toy is a target and a draft over three tokens whose laws change with the context; trees have two children per node
-and depth two. Half of the toys have independent laws, half a draft that resembles its target. A linear programme over
-all trees that can be drafted gives the most that any lossless rule accepts; every rule's own mean is computed exactly.
+Each toy is a target and a draft over three tokens whose distributions change with the context; trees have two children
+per node and depth two. Half of the toys have independent distributions, half a draft that resembles its target. A
+linear programme over all trees that can be drafted gives the most that any lossless rule accepts; every rule's own mean
+is computed exactly.
 
     python -m benchmarks.transport_share [--toys 1000]
 """
@@ -22,38 +23,39 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from benchmarks.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
-from treespec.optimum import shape_inclusion, tree_bound
 from treespec.tree import IID, WITHOUT_REPLACEMENT
 from treespec.verification import kseq
 from treespec.verification.flow import best_transport, pair_supply
+from treespec.verification.optimum import shape_inclusion, tree_bound
 
 VOCAB_SIZE, DEPTH = 3, 2
 PARENTS = [-1, 0, 0, 1, 1, 2, 2]
 
 Context = tuple[int, ...]
-Laws = dict[Context, list[float]]
+Distributions = dict[Context, list[float]]
 Pair = tuple[int, int]
 Judge = Callable[[list[float], list[float], float, bool], dict[Pair, tuple[float, float]]]
-"""From a target law, a draft law, the mass a node is entered with and whether siblings are drawn without replacement
-to the masses that the two siblings of every ordered pair are entered with, the second one's given that the first was
+"""From a target distribution, a draft distribution, the mass a node is entered with and whether siblings are drawn
+without replacement to the masses that the two siblings of every ordered pair are entered with, the second one's given
+that the first was
 rejected."""
 
 
-def random_toy(rng: np.random.Generator, is_correlated: bool) -> tuple[Laws, Laws]:
-    """Target and draft laws by context; a correlated draft is its target with log-normal noise."""
+def random_toy(rng: np.random.Generator, is_correlated: bool) -> tuple[Distributions, Distributions]:
+    """Target and draft distributions by context; a correlated draft is its target with log-normal noise."""
     target, draft = {}, {}
     for length in range(DEPTH):
         for context in itertools.product(range(VOCAB_SIZE), repeat=length):
-            law = rng.dirichlet(np.ones(VOCAB_SIZE))
+            probs = rng.dirichlet(np.ones(VOCAB_SIZE))
             other = (
-                law * np.exp(rng.normal(0, 0.7, VOCAB_SIZE)) if is_correlated else rng.dirichlet(np.ones(VOCAB_SIZE))
+                probs * np.exp(rng.normal(0, 0.7, VOCAB_SIZE)) if is_correlated else rng.dirichlet(np.ones(VOCAB_SIZE))
             )
-            target[context], draft[context] = law.tolist(), (other / other.sum()).tolist()
+            target[context], draft[context] = probs.tolist(), (other / other.sum()).tolist()
     return target, draft
 
 
-def pair_laws(draft: list[float], is_without_replacement: bool) -> dict[Pair, float]:
-    """The law of the ordered pair of siblings."""
+def pair_distributions(draft: list[float], is_without_replacement: bool) -> dict[Pair, float]:
+    """The distribution of the ordered pair of siblings."""
     tokens = range(VOCAB_SIZE)
     if not is_without_replacement:
         return {(x, y): draft[x] * draft[y] for x in tokens for y in tokens}
@@ -101,8 +103,8 @@ def mean_accepted(
     judge: Judge,
     is_joint: bool,
     is_without: bool,
-    target: Laws,
-    draft: Laws,
+    target: Distributions,
+    draft: Distributions,
     context: Context = (),
     mass: float = 1.0,
 ) -> float:
@@ -121,7 +123,7 @@ def mean_accepted(
     total = 0.0
     gains: dict[tuple[int, float], float] = {}
     masses = judge(target[context], draft[context], mass, is_without)
-    for pair, prob in pair_laws(draft[context], is_without).items():
+    for pair, prob in pair_distributions(draft[context], is_without).items():
         reached = prob
         for token, child_mass in zip(pair, masses[pair], strict=True):
             if child_mass > 0:
@@ -132,12 +134,12 @@ def mean_accepted(
     return total
 
 
-def accepted_by_walk(is_without: bool, target: Laws, draft: Laws, context: Context = ()) -> float:
+def accepted_by_walk(is_without: bool, target: Distributions, draft: Distributions, context: Context = ()) -> float:
     """The target walk descends to every token that is among the children; of two equal ones it takes the first."""
     if len(context) == DEPTH:
         return 0.0
     held = {
-        x: sum(prob for pair, prob in pair_laws(draft[context], is_without).items() if x in pair)
+        x: sum(prob for pair, prob in pair_distributions(draft[context], is_without).items() if x in pair)
         for x in range(VOCAB_SIZE)
     }
     return sum(
@@ -145,7 +147,7 @@ def accepted_by_walk(is_without: bool, target: Laws, draft: Laws, context: Conte
     )
 
 
-RULES: dict[str, Callable[[bool, Laws, Laws], float]] = {
+RULES: dict[str, Callable[[bool, Distributions, Distributions], float]] = {
     "target_walk": accepted_by_walk,
     "recursive": partial(mean_accepted, judge_in_turn, False),
     "k_seq": partial(mean_accepted, judge_by_k_seq, False),
@@ -155,16 +157,16 @@ RULES: dict[str, Callable[[bool, Laws, Laws], float]] = {
 }
 
 
-def whole_tree_optimum(is_without: bool, target: Laws, draft: Laws) -> float:
+def whole_tree_optimum(is_without: bool, target: Distributions, draft: Distributions) -> float:
     """E[accepted] of the best lossless rule, by a linear programme over all trees that can be drafted.
 
     a(T, s): the probability that T is drafted and accepted at least down to its path s. A rule with these masses exists
     if and only if those of siblings add up to at most their parent's, and, summed over T, `a(s x) <= P(x | s) a(s)`.
     """
     sets: dict[frozenset[Context], float] = defaultdict(float)
-    for root, prob in pair_laws(draft[()], is_without).items():
-        laws = [pair_laws(draft[(x,)], is_without).items() for x in root]
-        for (left, left_prob), (right, right_prob) in itertools.product(*laws):
+    for root, prob in pair_distributions(draft[()], is_without).items():
+        probs = [pair_distributions(draft[(x,)], is_without).items() for x in root]
+        for (left, left_prob), (right, right_prob) in itertools.product(*probs):
             paths = [(), *((x,) for x in root), *((root[0], x) for x in left), *((root[1], x) for x in right)]
             sets[frozenset(paths)] += prob * left_prob * right_prob
     number = {key: i for i, key in enumerate((t, s) for t, nodes in enumerate(sets) for s in nodes)}
@@ -195,7 +197,8 @@ def whole_tree_optimum(is_without: bool, target: Laws, draft: Laws) -> float:
 
 
 def measure(num_toys: int, seed: int) -> dict[str, dict[str, list[float]]]:
-    """Shares of the whole-tree optimum by family and kind of laws, then by rule; `bound` is the optimum over U."""
+    """Shares of the whole-tree optimum by family and kind of distributions, then by rule; `bound` is the optimum
+    over U."""
     shares: dict[str, dict[str, list[float]]] = {}
     for number in range(num_toys):
         rng = np.random.default_rng([seed, number])
@@ -228,7 +231,7 @@ def summary(shares: list[float]) -> dict[str, Any]:
 
 
 def report(data: dict[str, Any]) -> str:
-    header = ["siblings, laws", "rule", "mean", "least", "5 %", "median", "attained in"]
+    header = ["siblings, distributions", "rule", "mean", "least", "5 %", "median", "attained in"]
     rows = [
         [
             case,
@@ -240,7 +243,8 @@ def report(data: dict[str, Any]) -> str:
         for name, s in rules.items()
     ]
     about = (
-        f"{data['settings']['toys']} toys, half of them with correlated laws; 3 tokens, depth 2, two children per node."
+        f"{data['settings']['toys']} toys, half of them with correlated distributions; 3 tokens, depth 2, two "
+        f"children per node."
         " Every number is exact, the spread is over the toys.\n"
         "`optimum / U` is the linear programme over the bound in closed form.\n\n"
     )

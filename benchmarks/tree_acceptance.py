@@ -2,7 +2,7 @@
 
 Three measurements. `selected`: the engine's loop along texts of the target, greedy and sampled at temperature 1, for
 policies with selected children; warm merges have learned what their parts are worth along the texts that Sequoia's
-tables are measured on. `sampled`: sampled children at temperature 1, for the drafters that have a law, at
+tables are measured on. `sampled`: sampled children at temperature 1, for the drafters that have a distribution, at
 evenly spaced places of the sampled texts, exactly in the rule's coins. `warm`: one tree of 24 nodes over all the
 prompts of the wall-clock benchmark.
 """
@@ -161,9 +161,9 @@ class Run:
 def digest(name: str, args: argparse.Namespace) -> str:
     """Of what decides a drafter's numbers: what was measured with other code or settings is not reused."""
     package = Path(treespec.policies.__file__ or "").parent.parent
-    files = [*sorted((package / "policies").glob("*.py")), package / "engine.py", package / "stats.py"]
-    for prefix in ("shared", *DRAFTERS[name].sources):
-        files += sorted((package / "drafters").glob(f"{prefix}*.py"))
+    files = [*sorted((package / "policies").glob("*.py")), *sorted((package / "engine").glob("*.py"))]
+    for prefix in ("base", *DRAFTERS[name].sources):
+        files += sorted((package / "drafters").rglob(f"{prefix}*.py"))
     files += [
         Path(__file__).with_name(own)
         for own in ("replay.py", "tree_policies.py", "recorded.py", "acceptance.py", "tree_cells.py")

@@ -12,16 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.acceptance import CachedTree, Kind, grow, inner_contexts, mean_accepted
 from benchmarks.drafters import DRAFT, EXIT, EXIT_LAYERS, Entry
 from benchmarks.prompts import Prompt, encode
-from benchmarks.recorded import RecordedLaws, Text, without_layers
+from benchmarks.recorded import RecordedDistributions, Text, without_layers
 from benchmarks.replay import RecordedScorer, replay
 from benchmarks.tree_policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
 from treespec.drafters import Merge
-from treespec.drafters.pool import OpinionPool
-from treespec.hf import CausalLM
+from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.engine.stats import SpeculationStats
+from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
 from treespec.policies.sequoia import AcceptanceTable, non_increasing
 from treespec.protocols import TreePolicy
-from treespec.stats import SpeculationStats
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import resolve
 
@@ -153,29 +153,29 @@ def measure_table(
     total = SpeculationStats()
     for kit in kits:
         total.add(kit.run(entry, measuring_policy(), True, num_new, is_sampling).stats)
-    rows = [non_increasing(row) for row in total.acceptance_per_place] or [[0.0]]
+    rows = [non_increasing(row) for row in total.acceptance_per_depth_and_rank] or [[0.0]]
     return {"probs": [[max(prob, RARELY * 0.5**rank) for rank, prob in enumerate(row)] for row in rows]}
 
 
 def measure_places(models: Models, name: str, text: Text, num_places: int, seed: int) -> dict[str, dict[str, float]]:
     """By policy and drafted tokens: the mean number of accepted tokens plus one, at places of a text, temperature 1."""
-    families = SAMPLED | {key: FAMILIES[key] for key in (CHAIN, "best first")}
-    scorers = CausalLM(models.target), CausalLM(models.drafts[name])
-    laws = RecordedLaws(*scorers, text.contexts(num_places), 1.0)
+    sampling_schemes = SAMPLED | {key: FAMILIES[key] for key in (CHAIN, "best first")}
+    scorers = TreeScorer(models.target), TreeScorer(models.drafts[name])
+    probs = RecordedDistributions(*scorers, text.contexts(num_places), 1.0)
     found: dict[str, dict[str, float]] = {}
-    for key, family in families.items():
+    for key, family in sampling_schemes.items():
         kind = Kind(lambda n, family=family: family.policy(n, []))
         found[key] = {
-            str(n): 1 + fmean(expected_accepted(tree, laws) for tree in grow(kind, n, laws, range(num_places), seed))
+            str(n): 1 + fmean(expected_accepted(tree, probs) for tree in grow(kind, n, probs, range(num_places), seed))
             for n in BUDGETS
         }
     return found
 
 
-def expected_accepted(tree: TokenTree, laws: RecordedLaws) -> float:
+def expected_accepted(tree: TokenTree, probs: RecordedDistributions) -> float:
     """Accepted draft tokens of a drafted tree under the default rule, exactly in its coins."""
     contexts = inner_contexts(tree)
-    known = dict(zip(contexts, laws.target(list(contexts.values())), strict=True))
+    known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
     after_leaf = torch.ones(1)
     rule = resolve("auto", True, TreeBatch.from_trees([tree]))
     return mean_accepted(rule, CachedTree(tree), lambda node: known.get(node, after_leaf))

@@ -74,7 +74,7 @@ SAMPLED: dict[str, Family] = {
     "dyspec": Family(lambda n, _: dyspec(n + 1), is_sampled=True),
     "stochastic beam": Family(lambda n, _: beam(n, WITHOUT_REPLACEMENT), is_sampled=True),
 }
-"""Sampled children: for drafters that have a law, above temperature zero."""
+"""Sampled children: for drafters that have a distribution, above temperature zero."""
 
 
 def measuring_policy() -> TreePolicy:

@@ -32,8 +32,8 @@ from benchmarks.store import Store
 from benchmarks.tree_cells import Models
 from benchmarks.tree_policies import CHAIN, FAMILIES
 from treespec import TreeSpeculation
-from treespec.drafters.pool import OpinionPool
-from treespec.hf import CausalLM, make_scorer
+from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.hf import TreeScorer, make_scorer
 
 BUDGETS, BATCH_SIZES = (8, 32), (1, 4)
 CHAIN_LENGTHS, TREE_SIZES = (2, 4, 8, 16), (4, 8, 16, 32)
@@ -71,8 +71,8 @@ class TimedKit:
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    def scorer(self, name: str) -> CausalLM:
-        return CausalLM(self._models.drafts[name])
+    def scorer(self, name: str) -> TreeScorer:
+        return TreeScorer(self._models.drafts[name])
 
 
 class Bench:

@@ -1,10 +1,10 @@
 """Acceptance of every verification rule, its share of the optimum, and what verifying costs.
 
-Three parts: `node` (one node with k children), `trees` (whole trees of 8, 16 and 32 nodes), both on synthetic laws and
-on laws of SmolLM2-135M and a draft of it (see `benchmarks/recorded.py`), and `time` (see `verification_time.py`).
-Acceptance is exact in the rules' coins: every outcome of a rule on a drafted tree is enumerated, so all spread is that
-of contexts and drafted trees, the same for all rules. Finished contexts are kept in the user's cache folder, and a run
-that was stopped goes on where it was.
+Three parts: `node` (one node with k children), `trees` (whole trees of 8, 16 and 32 nodes), both on synthetic
+distributions and on distributions of SmolLM2-135M and a draft of it (see `benchmarks/recorded.py`), and `time` (see
+`verification_time.py`). Acceptance is exact in the rules' coins: every outcome of a rule on a drafted tree is
+enumerated, so all spread is that of contexts and drafted trees, the same for all rules. Finished contexts are kept in
+the user's cache folder, and a run that was stopped goes on where it was.
 
     OMP_NUM_THREADS=1 python -m benchmarks.verification
 """
@@ -30,25 +30,33 @@ from benchmarks import smollm2
 from benchmarks.acceptance import (
     TREES,
     Context,
+    Distributions,
     Kind,
-    Laws,
-    SyntheticLaws,
+    SyntheticDistributions,
     accepted_by_rule,
     grow,
     inner_contexts,
     sampled_bound,
     target_paths,
 )
-from benchmarks.recorded import PairLaws, RecordedLaws, Text, record_pairs, sample_texts, scorers, without_layers
+from benchmarks.recorded import (
+    PairDistributions,
+    RecordedDistributions,
+    Text,
+    record_pairs,
+    sample_texts,
+    scorers,
+    without_layers,
+)
 from benchmarks.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.store import Store
 from benchmarks.verification_report import BOUND, OPTIMUM, draw, report
 from benchmarks.verification_time import measure_times
 from treespec.hf.cpu import prepack_linears
-from treespec.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 from treespec.policies import KAry
-from treespec.sampling import normalise, truncate_law
+from treespec.sampling import normalise, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from treespec.verification.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 from treespec.verification.transport import MAX_SUPPORT
 
 TEMPERATURES = (1.0, 0.6)
@@ -56,7 +64,7 @@ SIZES = (8, 16, 32)
 WIDTHS = (1, 2, 4, 8)
 TEXTS_PER_PASS = 8
 SYNTHETIC, REAL = "synthetic", smollm2.NAME
-LAWS = "laws"
+DISTRIBUTIONS = "distributions"
 
 Rules = dict[str, float]
 Samples = dict[str, list[float]]
@@ -74,11 +82,11 @@ NODES: dict[str, Kind] = {
 }
 
 
-def node_optimum(kind: Kind, k: int, laws: Laws) -> float:
+def node_optimum(kind: Kind, k: int, probs: Distributions) -> float:
     """The most that any lossless rule accepts of k children drawn in this way."""
-    (target,), (draft,) = laws.target([(0,)]), laws.draft([(0,)])
+    (target,), (draft,) = probs.target([(0,)]), probs.draft([(0,)])
     if kind.support is not None:
-        draft = truncate_law(draft, kind.support)
+        draft = truncate_probs(draft, kind.support)
     if kind.siblings == SELECTED:
         return float(optimum_selected(target, draft.topk(k).indices))
     if kind.siblings == IID:
@@ -89,41 +97,43 @@ def node_optimum(kind: Kind, k: int, laws: Laws) -> float:
     return float(optimum_mixed(target, normalise(draft.scatter(-1, selected, 0.0)), selected))
 
 
-def measure_node(laws: Laws, num_draws: int, seed: int) -> dict[str, Rules]:
-    """Accepted children at one pair of laws, by "k=.., kind" and rule: means over `num_draws` sibling groups."""
+def measure_node(probs: Distributions, num_draws: int, seed: int) -> dict[str, Rules]:
+    """Accepted children at one pair of distributions, by "k=.., kind" and rule: means over `num_draws` groups."""
     found: dict[str, Rules] = {}
     for k in WIDTHS:
         for name, kind in NODES.items():
             if (kind.support is not None and k > 2) or (kind.siblings == MIXED and k == 1):
                 continue  # Optimal transport takes two siblings; one mixed child is an i.i.d. one.
-            (rules,) = _mean_accepted(kind, k, laws, 1, num_draws, seed)
-            found[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, laws)} | rules
+            (rules,) = _mean_accepted(kind, k, probs, 1, num_draws, seed)
+            found[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, probs)} | rules
     return found
 
 
-def measure_trees(laws: Laws, num_texts: int, num_draws: int, num_bounds: int, seed: int) -> list[dict[str, Rules]]:
+def measure_trees(
+    probs: Distributions, num_texts: int, num_draws: int, num_bounds: int, seed: int
+) -> list[dict[str, Rules]]:
     """For each of the texts: accepted tokens by "n=.., kind" and rule, means over `num_draws` trees, and how the two
-    laws are along paths of the target, under `LAWS`.
+    distributions are along paths of the target, under `DISTRIBUTIONS`.
     """
     depth = max(SIZES).bit_length() - 1
-    paths = target_paths(laws, [text for text in range(num_texts) for _ in range(num_bounds)], depth, seed)
+    paths = target_paths(probs, [text for text in range(num_texts) for _ in range(num_bounds)], depth, seed)
     paths = [paths[first : first + num_bounds] for first in range(0, len(paths), num_bounds)]
-    found = [{LAWS: likeness(laws, own)} for own in paths]
+    found = [{DISTRIBUTIONS: likeness(probs, own)} for own in paths]
     for n in SIZES:
         for name, kind in TREES.items():
             for cells, rules, own in zip(
-                found, _mean_accepted(kind, n, laws, num_texts, num_draws, seed), paths, strict=True
+                found, _mean_accepted(kind, n, probs, num_texts, num_draws, seed), paths, strict=True
             ):
                 if kind.siblings is not None:
-                    rules[BOUND] = fmean(sampled_bound(kind, n, laws, path) for path in own)
+                    rules[BOUND] = fmean(sampled_bound(kind, n, probs, path) for path in own)
                 cells[f"n={n}, {name}"] = rules
     return found
 
 
-def likeness(laws: Laws, paths: Sequence[Context]) -> Rules:
+def likeness(probs: Distributions, paths: Sequence[Context]) -> Rules:
     """Means over the inner nodes of paths: `sum min(P, q)`, and the entropy of the target in nats."""
     contexts = [path[:end] for path in paths for end in range(1, len(path))]
-    pairs = list(zip(laws.target(contexts), laws.draft(contexts), strict=True))
+    pairs = list(zip(probs.target(contexts), probs.draft(contexts), strict=True))
     return {
         "overlap": fmean(float(torch.minimum(*pair).sum()) for pair in pairs),
         "entropy": fmean(float(torch.special.entr(target).sum()) for target, _ in pairs),
@@ -131,13 +141,13 @@ def likeness(laws: Laws, paths: Sequence[Context]) -> Rules:
 
 
 def _mean_accepted(
-    kind: Kind, size: int, laws: Laws, num_texts: int, num_draws: int, seed: int
+    kind: Kind, size: int, probs: Distributions, num_texts: int, num_draws: int, seed: int
 ) -> list[dict[str, float]]:
-    """Of the rules that admit every tree: a law may by chance have few tokens, or a tree a single path."""
+    """Of the rules that admit every tree: a distribution may by chance have few tokens, or a tree a single path."""
     num_trees = 1 if kind.is_deterministic else num_draws
-    trees = grow(kind, size, laws, [text for text in range(num_texts) for _ in range(num_trees)], seed)
-    laws.target([context for tree in trees for context in inner_contexts(tree).values()])  # All in one pass.
-    found = [accepted_by_rule(tree, laws) for tree in trees]
+    trees = grow(kind, size, probs, [text for text in range(num_texts) for _ in range(num_trees)], seed)
+    probs.target([context for tree in trees for context in inner_contexts(tree).values()])  # All in one pass.
+    found = [accepted_by_rule(tree, probs) for tree in trees]
     return [_common_means(found[first : first + num_trees]) for first in range(0, len(found), num_trees)]
 
 
@@ -165,8 +175,8 @@ def measure_synthetic(args: argparse.Namespace, store: Store) -> dict[str, Any]:
         for part, count in (("node", args.positions), ("trees", args.contexts)):
             if part in args.parts:
                 case = f"{part}, {SYNTHETIC}, T={temperature}"
-                all_laws = (SyntheticLaws(seed, temperature) for seed in range(count))
-                found |= measure_case(case, all_laws, [1] * count, list(range(count)), args, store)
+                all_distributions = (SyntheticDistributions(seed, temperature) for seed in range(count))
+                found |= measure_case(case, all_distributions, [1] * count, list(range(count)), args, store)
     return found
 
 
@@ -183,20 +193,20 @@ def measure_real(
             if "node" in args.parts:
                 case = f"node, {REAL}, T={temperature}"
                 pairs = record_pairs(model, draft, texts, temperature, args.positions)
-                found[f"laws, T={temperature}"] = agreement(pairs)
+                found[f"distributions, T={temperature}"] = agreement(pairs)
                 found |= measure_case(case, pairs, [1] * len(pairs), list(range(len(pairs))), args, store)
             if "trees" in args.parts:
                 case = f"trees, {REAL}, T={temperature}"
                 numbers, contexts = zip(*spread_contexts(texts, args.contexts), strict=True)
                 groups = [contexts[i : i + TEXTS_PER_PASS] for i in range(0, len(contexts), TEXTS_PER_PASS)]
-                all_laws = (RecordedLaws(*pair, group, temperature) for group in groups)
-                found |= measure_case(case, all_laws, list(map(len, groups)), numbers, args, store)
+                all_distributions = (RecordedDistributions(*pair, group, temperature) for group in groups)
+                found |= measure_case(case, all_distributions, list(map(len, groups)), numbers, args, store)
     return found
 
 
 def measure_case(
     case: str,
-    all_laws: Iterable[Laws],
+    all_distributions: Iterable[Distributions],
     sizes: Sequence[int],
     texts: Sequence[int],
     args: argparse.Namespace,
@@ -205,23 +215,25 @@ def measure_case(
     """The contexts of a case side by side.
 
     Args:
-        all_laws: laws below `sizes[i]` contexts each; nothing is computed before they are asked for.
-        texts: which text each context is from, kept with the trees, beside how alike the laws are there.
+        all_distributions: distributions below `sizes[i]` contexts each; nothing is computed before they are asked for.
+        texts: which text each context is from, kept with the trees, beside how alike the distributions are there.
     """
     found: list[dict[str, Rules]] = []
-    for number, (laws, size) in enumerate(zip(track(all_laws, case, len(sizes)), sizes, strict=True)):
+    for number, (probs, size) in enumerate(zip(track(all_distributions, case, len(sizes)), sizes, strict=True)):
         found += store.get(
-            f"{case}, {number}", lambda laws=laws, size=size, number=number: _measure(case, laws, size, args, number)
+            f"{case}, {number}", lambda probs=probs, size=size, number=number: _measure(case, probs, size, args, number)
         )
     cells = gather(found)
-    laws = cells.pop(LAWS, None)
-    return {case: cells} if laws is None else {case: cells, f"contexts, {case}": {"text": list(texts), **laws}}
+    probs = cells.pop(DISTRIBUTIONS, None)
+    return {case: cells} if probs is None else {case: cells, f"contexts, {case}": {"text": list(texts), **probs}}
 
 
-def _measure(case: str, laws: Laws, num_texts: int, args: argparse.Namespace, seed: int) -> list[dict[str, Rules]]:
+def _measure(
+    case: str, probs: Distributions, num_texts: int, args: argparse.Namespace, seed: int
+) -> list[dict[str, Rules]]:
     if case.startswith("node"):
-        return [measure_node(laws, args.draws, seed)]
-    return measure_trees(laws, num_texts, args.draws, args.bound_paths, seed)
+        return [measure_node(probs, args.draws, seed)]
+    return measure_trees(probs, num_texts, args.draws, args.bound_paths, seed)
 
 
 def spread_contexts(texts: list[Text], count: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -231,12 +243,16 @@ def spread_contexts(texts: list[Text], count: int) -> Iterator[tuple[int, torch.
         yield from ((number, ids) for ids in text.contexts(share))
 
 
-def agreement(pairs: list[PairLaws]) -> dict[str, float]:
+def agreement(pairs: list[PairDistributions]) -> dict[str, float]:
     """How alike the two models are."""
-    laws = [(pair.target([(0,)])[0], pair.draft([(0,)])[0]) for pair in pairs]
-    overlap = [float(torch.minimum(*pair).sum()) for pair in laws]
-    same_top = [float(target.argmax() == draft.argmax()) for target, draft in laws]
-    return {"overlap": sum(overlap) / len(laws), "top-1 agreement": sum(same_top) / len(laws), "positions": len(laws)}
+    probs = [(pair.target([(0,)])[0], pair.draft([(0,)])[0]) for pair in pairs]
+    overlap = [float(torch.minimum(*pair).sum()) for pair in probs]
+    same_top = [float(target.argmax() == draft.argmax()) for target, draft in probs]
+    return {
+        "overlap": sum(overlap) / len(probs),
+        "top-1 agreement": sum(same_top) / len(probs),
+        "positions": len(probs),
+    }
 
 
 def source_digest(args: argparse.Namespace) -> str:
@@ -256,7 +272,7 @@ def source_digest(args: argparse.Namespace) -> str:
 def options() -> argparse.ArgumentParser:
     found = parser("Acceptance, share of the optimum and cost of every verification rule.", threads=1)
     found.add_argument("--parts", nargs="+", choices=["node", "trees", "time"], default=["node", "trees", "time"])
-    found.add_argument("--positions", type=int, default=120, help="pairs of laws per temperature")
+    found.add_argument("--positions", type=int, default=120, help="pairs of distributions per temperature")
     found.add_argument("--contexts", type=int, default=104, help="contexts of whole trees per temperature")
     found.add_argument("--draws", type=int, default=2, help="drafted trees per context and kind")
     found.add_argument("--bound-paths", type=int, default=8, help="target paths per context for the whole-tree bound")

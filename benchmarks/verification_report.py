@@ -134,13 +134,13 @@ def factor_table(results: dict[str, Any]) -> str:
         if case.startswith("trees, ")
         for (size, name), f in factors(part, _texts(results, case)).items()
     ]
-    header = ["laws", "nodes", "", "sampled tree: rule", "length", "deterministic tree, target walk"]
+    header = ["distributions", "nodes", "", "sampled tree: rule", "length", "deterministic tree, target walk"]
     return markdown_table([*header, "factor, tokens per pass", "factor, accepted draft tokens"], rows)
 
 
-def law_table(results: dict[str, Any]) -> str:
+def probs_table(results: dict[str, Any]) -> str:
     """The default's factor where the target is sure, in between, and where it is not: contexts in thirds by entropy."""
-    rows, header = [], ["laws", "target", "contexts", "entropy, nats", "sum min(P, q)"]
+    rows, header = [], ["distributions", "target", "contexts", "entropy, nats", "sum min(P, q)"]
     for case in (case for case in results if case.startswith("trees, ")):
         sizes, kinds = cells_of(results[case], "n")
         about = {key: np.asarray(values) for key, values in results[f"contexts, {case}"].items()}
@@ -194,15 +194,15 @@ def report(data: dict[str, Any]) -> str:
     results = data["results"]
     lines = ["# Verification rules: acceptance, share of the optimum, cost", ""]
     for case, found in results.items():
-        if case.startswith("laws, "):
+        if case.startswith("distributions, "):
             lines += [
-                f"Draft and target at {case.removeprefix('laws, ')}: mean sum min(P, q) {found['overlap']:.3f}, the "
+                f"Draft and target at {case.removeprefix('probs, ')}: mean sum min(P, q) {found['overlap']:.3f}, the "
                 f"same most likely token at {100 * found['top-1 agreement']:.1f} % of {found['positions']} positions.",
                 "",
             ]
     if any(case.startswith("trees, ") for case in results):
         lines += ["## Sampled trees beside the deterministic tree", "", _FACTOR_TEXT, "", factor_table(results)]
-        lines += [_LAW_TEXT, "", law_table(results)]
+        lines += [_LAW_TEXT, "", probs_table(results)]
     for prefix, letter, header, about in (
         ("node, ", "k", "children", _NODE_TEXT),
         ("trees, ", "n", "tree", _TREE_TEXT),
@@ -236,7 +236,7 @@ _FACTOR_TEXT = (
 )
 _LAW_TEXT = (
     "The default's factor in accepted draft tokens, contexts in thirds by the mean entropy of the target along paths "
-    "drawn from it (the thirds look at the laws and not at what was accepted):"
+    "drawn from it (the thirds look at the distributions and not at what was accepted):"
 )
 _NODE_TEXT = (
     "Mean acceptance length 1 + Pr(a child is accepted) ± standard error over positions; in brackets the share of the "

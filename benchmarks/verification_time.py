@@ -4,7 +4,7 @@ Every round takes the next context and drafts a tree of 32 nodes of every kind. 
 right after a pass over it, as in the engine: with whatever the pass left in the processor's caches, the processors on
 demand, then the rule's walk. That pass runs from packed weights, the fastest that there is here; a pass of plain linear
 layers over the same tree is timed beside it. Temperature and top-p are the caller's processors, so both the draft's and
-the target's laws went through them.
+the target's distributions went through them.
 
 Finished rounds can be kept, so that a run that was stopped goes on where it was.
 """
@@ -33,14 +33,14 @@ from benchmarks.prompts import DEMO, encode
 from benchmarks.recorded import without_layers
 from benchmarks.settings import load_average
 from treespec.drafters import DraftModel
-from treespec.hf import CausalLM
+from treespec.engine.target_probs import TargetProbs
+from treespec.engine.verify import verify_trees
+from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
-from treespec.hf.processors import TreeProcessors
-from treespec.judge import judge
-from treespec.laws import TargetLaws
+from treespec.hf.generation.processors import TreeProcessors
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import CausalScorer, History, Proposal, Session, TreePolicy
-from treespec.sampling import truncate_law
+from treespec.sampling import truncate_probs
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 from treespec.verification import RULES, resolve
 from treespec.verification.transport import MAX_SUPPORT
@@ -64,13 +64,13 @@ Keep = Callable[[str, Callable[[], Round]], Round]
 
 
 class TruncatedDraft(DraftModel):
-    """A draft model whose laws are cut to a few tokens."""
+    """A draft model whose distributions are cut to a few tokens."""
 
     support: int | None = None
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         proposal = super().expand(tokens, parents)
-        return proposal if self.support is None else Proposal(truncate_law(proposal.probs, self.support))
+        return proposal if self.support is None else Proposal(truncate_probs(proposal.probs, self.support))
 
 
 class Bench:
@@ -78,7 +78,7 @@ class Bench:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self.packed_model, self.draft_model = twin(model), without_layers(twin(model))
-        self.plain, self.packed, self._draft = map(CausalLM, (model, self.packed_model, self.draft_model))
+        self.plain, self.packed, self._draft = map(TreeScorer, (model, self.packed_model, self.draft_model))
         warpers = [TemperatureLogitsWarper(TEMPERATURE), TopPLogitsWarper(TOP_P)]
         self.processors = TreeProcessors(warpers, num_rows=1)
         self._prompts = [encode(tokenizer, [prompt])["input_ids"] for prompt in DEMO]
@@ -103,8 +103,8 @@ class Bench:
 
 def rules_for(trees: TreeBatch, support: int | None) -> list[str]:
     """The rules that admit the trees; those of small supports only where the draft was cut on purpose."""
-    admitted = [name for name, rule in RULES.items() if rule.admission.objection(trees) is None]
-    return [name for name in admitted if RULES[name].admission.max_support is None or support is not None]
+    admitted = [name for name, rule in RULES.items() if rule.requirements.reason_against(trees) is None]
+    return [name for name in admitted if RULES[name].requirements.max_support is None or support is not None]
 
 
 def timed_pass(target: CausalScorer, trees: TreeBatch) -> tuple[Tensor, float]:
@@ -123,8 +123,8 @@ def timed_verification(
     fresh = replace(trees)  # Nothing derived is cached yet.
     coins, draws = (torch.rand(fresh.tokens.shape, dtype=torch.float64, generator=bench.generator) for _ in range(2))
     start = time.perf_counter()
-    laws = TargetLaws(fresh, logits, history, bench.processors, [0], is_sampling=True)
-    (verdict,) = judge(resolve(rule, True, fresh), fresh, laws, coins, draws)
+    probs = TargetProbs(fresh, logits, history, bench.processors, [0], is_sampling=True)
+    (verdict,) = verify_trees(resolve(rule, True, fresh), fresh, probs, coins, draws)
     return 1e3 * (time.perf_counter() - start), verdict.num_accepted
 
 

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 import torch
 from head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
 
-from treespec.heads.build import build_head
-from treespec.heads.checkpoint import read_checkpoint
+from treespec.heads.files.build import build_head
+from treespec.heads.files.checkpoint import read_checkpoint
 
 AUTHORS = "authors"
 FULL, SLIDING = "full_attention", "sliding_attention"

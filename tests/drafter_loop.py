@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from treespec.laws import NoProcessors
 from treespec.protocols import History, Scores, Session, VerifiedStep
+from treespec.sampling import NoProcessors
 from treespec.tree import Verdict
 
 VOCAB = 6
@@ -54,7 +54,7 @@ class Loop:
             self.history.append(row, emitted[-1])
         if logits is None:
             logits = torch.zeros(*batch.tokens.shape, self.session.vocab_size)
-        self.drafter.commit(VerifiedStep(batch, verdicts, Scores(logits), emitted))
+        self.drafter.update(VerifiedStep(batch, verdicts, Scores(logits), emitted))
         return emitted
 
     def keep_rows(self, rows):

@@ -13,7 +13,7 @@ def checked(batch, row):
     """The row as a tree that has passed all of `TokenTree`'s own checks."""
     tree = batch.trees[row]
     return TokenTree(
-        tree.tokens, tree.parents, tree.laws, tree.law_index, tree.is_without_replacement, tree.is_width_fixed
+        tree.tokens, tree.parents, tree.draft_probs, tree.draft_index, tree.is_without_replacement, tree.is_width_fixed
     )
 
 
@@ -26,12 +26,12 @@ def drawn_tree(tree):
     return frozenset((path, tokens) for path, tokens in children.items() if tokens)
 
 
-def g_test(counts, law, total):
+def g_test(counts, probs, total):
     """p-value of the observed counts; rare outcomes are pooled."""
-    assert set(counts) <= set(law), f"impossible outcomes: {set(counts) - set(law)}"
-    common = [outcome for outcome in law if law[outcome] * total >= 5]
+    assert set(counts) <= set(probs), f"impossible outcomes: {set(counts) - set(probs)}"
+    common = [outcome for outcome in probs if probs[outcome] * total >= 5]
     observed = [counts[outcome] for outcome in common]
-    expected = [law[outcome] * total for outcome in common]
+    expected = [probs[outcome] * total for outcome in common]
     if sum(expected) < total * (1 - 1e-9):
         observed.append(total - sum(observed))
         expected.append(total - sum(expected))
@@ -39,24 +39,24 @@ def g_test(counts, law, total):
     return chisquare(observed, [e * scale for e in expected]).pvalue
 
 
-def emitted_law(batch, target, rule):
+def emitted_probs(batch, target, rule):
     """Counts of the first two tokens after verification, extended by the target where only one was emitted."""
     generator = torch.Generator().manual_seed(11)
     num_rows, num_nodes = batch.tokens.shape
     probs = torch.zeros(num_rows, num_nodes, target._model.vocab_size, dtype=torch.float64)
     for row, tree in enumerate(batch.trees):
         for node in range(tree.num_nodes):
-            probs[row, node] = target.law(token_path(tree, node))
+            probs[row, node] = target.probs(token_path(tree, node))
     coins, draws = torch.rand(2, num_rows, num_nodes, dtype=torch.float64, generator=generator)
     counts = Counter()
     for tree, verdict in zip(batch.trees, verify_dense(get_rule(rule), batch, probs, coins, draws), strict=True):
         text = [*token_path(tree, verdict.path[-1]), verdict.next_token]
         while len(text) < 3:
-            text.append(int(target.law(tuple(text)).multinomial(1, generator=generator)))
+            text.append(int(target.probs(tuple(text)).multinomial(1, generator=generator)))
         counts[tuple(text[1:3])] += 1
     return counts
 
 
-def pair_law(target, root):
-    laws = {first: target.law((root, first)) for first in range(target._model.vocab_size)}
-    return {(a, b): float(target.law((root,))[a] * laws[a][b]) for a in laws for b in laws}
+def pair_probs(target, root):
+    probs = {first: target.probs((root, first)) for first in range(target._model.vocab_size)}
+    return {(a, b): float(target.probs((root,))[a] * probs[a][b]) for a in probs for b in probs}

@@ -1,4 +1,5 @@
-"""Runs of trained heads whose trees are kept, and their laws compared with a slow plain reading of the files."""
+"""Runs of trained heads whose trees are kept, and their distributions compared with a slow plain reading of the
+files."""
 
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from head_files import SPECULATORS
 from tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
-from treespec.drafters import BlockDrafter, Eagle3
+from treespec.drafters import DFlash, Eagle3
 
 
 @dataclass
@@ -39,7 +40,7 @@ class WatchedEagle(Watched, Eagle3):
     """Keeps what it proposed."""
 
 
-class WatchedBlock(Watched, BlockDrafter):
+class WatchedBlock(Watched, DFlash):
     """Keeps what it proposed."""
 
 
@@ -75,8 +76,11 @@ def run(target, drafter, inputs, num_new=12, do_sample=False, tree=8, **options)
     return out, speculation.stats
 
 
-def check_laws(target, drafter, plain, process=lambda text, logits: logits, first=0):
-    """Every node's law, or its value where it was selected, against the plain reading. Returns the nodes compared."""
+def check_distributions(target, drafter, plain, process=lambda text, logits: logits, first=0):
+    """Every node's distribution, or its value where it was selected, against the plain reading.
+
+    Returns the nodes compared.
+    """
     count = 0
     for step in drafter.steps:
         for row, tree in enumerate(step.trees.trees):
@@ -86,22 +90,24 @@ def check_laws(target, drafter, plain, process=lambda text, logits: logits, firs
             with torch.no_grad():
                 states = target(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
             beside = torch.cat([states[i][0, first : len(text) - 1] for i in drafter.hidden_layers], -1)
-            laws = {}
+            distributions = {}
             for node in range(1, tree.num_nodes):
                 parent = tree.parent_list[node]
                 path = tuple(tree.token(i) for i in tree.path_to(parent)[1:])
-                if path not in laws:
+                if path not in distributions:
                     logits = plain.logits(beside, text, path, first)
-                    laws[path] = process([*text, *path], logits).softmax(-1)
-                law = laws[path]
-                if tree.laws is None:
+                    distributions[path] = process([*text, *path], logits).softmax(-1)
+                distribution = distributions[path]
+                if tree.draft_probs is None:
                     share = step.trees.values[row, node] / step.trees.values[row, parent]
-                    torch.testing.assert_close(share.double(), law[tree.token(node)], atol=2e-5, rtol=2e-3)
+                    torch.testing.assert_close(share.double(), distribution[tree.token(node)], atol=2e-5, rtol=2e-3)
                 else:
                     siblings = tree.children(parent)
-                    law = law.clone()
+                    distribution = distribution.clone()
                     if bool(tree.is_without_replacement[node]):
-                        law[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
-                    torch.testing.assert_close(tree.law(node).double(), law / law.sum(), atol=2e-5, rtol=2e-3)
+                        distribution[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
+                    torch.testing.assert_close(
+                        tree.draft_probs_of(node).double(), distribution / distribution.sum(), atol=2e-5, rtol=2e-3
+                    )
                 count += 1
     return count

@@ -44,7 +44,7 @@ class Planted:
     def propose(self, max_depth: int) -> TreeBatch:
         return TreeBatch.from_trees([self._tree(index, max_depth) for index in range(self._session.history.num_rows)])
 
-    def commit(self, step: VerifiedStep) -> None:
+    def update(self, step: VerifiedStep) -> None:
         pass
 
     def select_rows(self, rows: Sequence[int]) -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from toy_models import TableLM, ToyScorer
 
-from treespec.engine import speculate
+from treespec.engine.loop import speculate
+from treespec.engine.request import Request
 from treespec.protocols import Scores
-from treespec.request import Request
 
 VOCAB, SIZE, LAYER = 10, 16, 1
 
@@ -66,9 +66,9 @@ class Until:
 class Misplaced:
     """Takes the states of the tokens after those that were emitted; goes before a drafter's class."""
 
-    def commit(self, step):
+    def update(self, step):
         late = {layer: states.roll(-1, 1) for layer, states in step.scores.hidden_states.items()}
-        super().commit(replace(step, scores=Scores(step.scores.logits, late)))
+        super().update(replace(step, scores=Scores(step.scores.logits, late)))
 
 
 def fresh(kind, config, embedding):

@@ -22,7 +22,6 @@ from transformers import (
 import treespec
 from treespec import (
     BestFirst,
-    CausalLM,
     Chain,
     DraftModel,
     KAry,
@@ -32,12 +31,13 @@ from treespec import (
     TokenRecycling,
     TokenTree,
     TreeBatch,
+    TreeScorer,
     TreeSpeculation,
     load_drafter,
     verify,
 )
-from treespec.drafters import BlockDrafter, Eagle3
-from treespec.drafters.recycling_table import Table
+from treespec.drafters import DFlash, Eagle3
+from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import (
     CheckpointError,
     ConfigError,
@@ -50,7 +50,7 @@ from treespec.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from treespec.hf.loading import load_model
+from treespec.hf.loading.models import load_model
 from treespec.tree import ROOT_PARENT
 
 TARGET = tiny_llama()
@@ -97,28 +97,28 @@ class BadDrafter:
     def propose(self, max_depth):
         num_rows = self.history.num_rows
         arrays = {
-            name: value if name == "laws" else torch.as_tensor(value).repeat(num_rows, 1)
+            name: value if name == "draft_probs" else torch.as_tensor(value).repeat(num_rows, 1)
             for name, value in self.arrays.items()
         }
         arrays["tokens"][:, 0] = self.history.last_tokens
         return TreeBatch(**arrays)
 
-    def commit(self, step):
+    def update(self, step):
         pass
 
     def select_rows(self, rows):
         pass
 
 
-def law(**entries):
+def probs(**entries):
     row = torch.zeros(1, 64)
     for token, value in entries.items():
         row[0, int(token[1:])] = value
     return row
 
 
-def sampled_tree(law_row):
-    return BadDrafter(tokens=[1, 2], parents=[-1, 0], laws=law_row, law_index=[-1, 0])
+def sampled_tree(draft_row):
+    return BadDrafter(tokens=[1, 2], parents=[-1, 0], draft_probs=draft_row, draft_index=[-1, 0])
 
 
 def gpt2(num_positions):
@@ -189,13 +189,13 @@ WRONG = {
     "shapes that differ": (lambda: tree_of(parents=(-1, 0)), InvalidTreeError, "shape"),
     "float tokens": (lambda: tree_of(tokens=(0.0, 1.0, 2.0)), InvalidTreeError, "int64"),
     "an empty tree": (lambda: tree_of((), ()), InvalidTreeError, "root"),
-    "laws without an index": (lambda: tree_of(laws=UNIFORM), InvalidTreeError, "law_index"),
-    "a law index out of range": (
-        lambda: tree_of(laws=UNIFORM, law_index=torch.tensor([-1, 0, 9])),
+    "distributions without an index": (lambda: tree_of(draft_probs=UNIFORM), InvalidTreeError, "draft_index"),
+    "a distribution index out of range": (
+        lambda: tree_of(draft_probs=UNIFORM, draft_index=torch.tensor([-1, 0, 9])),
         InvalidTreeError,
-        "law_index",
+        "draft_index",
     ),
-    "a law that sums to two": (lambda: TokenTree.chain([0, 1], UNIFORM[:1] * 2), InvalidTreeError, "sum to 2"),
+    "a distribution that sums to two": (lambda: TokenTree.chain([0, 1], UNIFORM[:1] * 2), InvalidTreeError, "sum to 2"),
     "a drawn token without mass": (
         lambda: TokenTree.chain([0, 1], torch.tensor([[1.0, 0.0]])),
         InvalidTreeError,
@@ -204,13 +204,13 @@ WRONG = {
     "a literal that is none": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
     "a path before its parent": (lambda: Paths([(0, 0)]), InvalidTreeError, "parent"),
     "a path without its elder": (lambda: Paths([(1,)]), InvalidTreeError, "sibling"),
-    "a drafter's law of another sum": (
-        lambda: run(drafter=sampled_tree(law(t2=0.5)), do_sample=True),
+    "a drafter's distribution of another sum": (
+        lambda: run(drafter=sampled_tree(probs(t2=0.5)), do_sample=True),
         InvalidTreeError,
         "sum to one",
     ),
     "a drafter's token without mass": (
-        lambda: run(drafter=sampled_tree(law(t9=1.0)), do_sample=True),
+        lambda: run(drafter=sampled_tree(probs(t9=1.0)), do_sample=True),
         InvalidTreeError,
         "probability zero",
     ),
@@ -221,9 +221,13 @@ WRONG = {
         "traversal",
     ),
     "an unknown rule": (lambda: TreeSpeculation(DRAFT, verification="best"), ConfigError, "target_walk"),
-    "probabilities of another shape": (lambda: verify(CHAIN, UNIFORM[:2]), InvalidTreeError, "one law per node"),
+    "probabilities of another shape": (
+        lambda: verify(CHAIN, UNIFORM[:2]),
+        InvalidTreeError,
+        "one distribution per node",
+    ),
     "logits for probabilities": (lambda: verify(CHAIN, UNIFORM * 9), LogitsError, "not logits"),
-    "NaN probabilities": (lambda: verify(CHAIN, UNIFORM * torch.nan), LogitsError, "not a law"),
+    "NaN probabilities": (lambda: verify(CHAIN, UNIFORM * torch.nan), LogitsError, "not a distribution"),
     "half-precision probabilities": (lambda: verify(CHAIN, UNIFORM.half()), ConfigError, "float32"),
     "another vocabulary": (
         lambda: verify(CHAIN, torch.full((3, 5), 0.2)),
@@ -234,7 +238,7 @@ WRONG = {
     "no paths": (lambda: Paths([]), InvalidTreeError, "no rank path"),
     "an empty list for a tree": (lambda: TreeSpeculation(DRAFT, tree=[]), InvalidTreeError, "no rank path"),
     # options
-    "no model": (lambda: CausalLM(None), ConfigError, "NoneType"),
+    "no model": (lambda: TreeScorer(None), ConfigError, "NoneType"),
     "a name for a model": (
         lambda: treespec.generate("gpt2", IDS, TreeSpeculation(DRAFT)),  # pyright: ignore[reportArgumentType]
         ConfigError,
@@ -243,7 +247,7 @@ WRONG = {
     "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), ConfigError, "min_match is 3"),
     **{
         f"a longest text of {length!r}": (
-            lambda length=length: DraftModel(CausalLM(DRAFT), max_length=length),
+            lambda length=length: DraftModel(TreeScorer(DRAFT), max_length=length),
             ConfigError,
             "max_length must be a positive int",
         )
@@ -251,18 +255,18 @@ WRONG = {
     },
     **{
         f"a head's longest text of {length!r}": (
-            lambda length=length: BlockDrafter(BLOCK_HEAD, (1, 2), max_length=length),
+            lambda length=length: DFlash(BLOCK_HEAD, (1, 2), max_length=length),
             ConfigError,
             "max_length must be a positive int",
         )
         for length in (0, "x")
     },
     "a model for a head": (lambda: Eagle3(DRAFT, (1, 2, 0)), ConfigError, "an Eagle3Head, got LlamaForCausalLM"),
-    "a head of another kind": (lambda: Eagle3(BLOCK_HEAD, (1, 2)), ConfigError, "an Eagle3Head, got BlockHead"),
-    "a head's folder": (lambda: BlockDrafter("folder", (1, 2)), ConfigError, r"got str: load_drafter"),
-    "too few hidden layers": (lambda: BlockDrafter(BLOCK_HEAD, (1,)), ConfigError, r"of the 2 hidden .* got \(1,\)"),
-    "one hidden layer": (lambda: BlockDrafter(BLOCK_HEAD, 1), ConfigError, "of the 2 hidden states .* got 1"),
-    "a head of NaN": (lambda: run(drafter=BlockDrafter(NAN_HEAD, (1, 2))), LogitsError, "head's laws hold NaN"),
+    "a head of another kind": (lambda: Eagle3(BLOCK_HEAD, (1, 2)), ConfigError, "an Eagle3Head, got DFlashHead"),
+    "a head's folder": (lambda: DFlash("folder", (1, 2)), ConfigError, r"got str: load_drafter"),
+    "too few hidden layers": (lambda: DFlash(BLOCK_HEAD, (1,)), ConfigError, r"of the 2 hidden .* got \(1,\)"),
+    "one hidden layer": (lambda: DFlash(BLOCK_HEAD, 1), ConfigError, "of the 2 hidden states .* got 1"),
+    "a head of NaN": (lambda: run(drafter=DFlash(NAN_HEAD, (1, 2))), LogitsError, "head's distributions hold NaN"),
     "a table that is none": (lambda: TokenRecycling(table="x"), ConfigError, "Table of tensors, got str"),
     "a table of other shapes": (
         lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
@@ -426,7 +430,7 @@ def test_the_table_is_long_enough():
 
 
 def test_a_model_that_cannot_run_trees_says_what_it_does_instead(monkeypatch):
-    monkeypatch.setattr("treespec.hf.capability._said", set())  # it is said once per process
+    monkeypatch.setattr("treespec.hf.models.capability._said", set())  # it is said once per process
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, use_mambapy=False)
     mamba = MambaForCausalLM(config).eval()

@@ -1,4 +1,4 @@
-"""The ablation benchmark at test size: its laws against plain passes, its statistics, its files."""
+"""The ablation benchmark at test size: its distributions against plain passes, its statistics, its files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from benchmarks import ablate
-from benchmarks.ablate import Row, WarpedLaws, accepted_lengths, read_baseline, whole_cells, write_csv
+from benchmarks.ablate import Row, WarpedDistributions, accepted_lengths, read_baseline, whole_cells, write_csv
 from benchmarks.ablation_report import cells_of, draw, panels_of, report, varied
 from benchmarks.acceptance import TREES, grow
 from benchmarks.recorded import Text, without_layers
 from tests.tiny import noisy_copy, prompt, tiny_llama
-from treespec.hf import CausalLM
+from treespec.hf import TreeScorer
 from treespec.testing import enumerate_traces
 from treespec.verification import RULES
 
@@ -27,28 +27,28 @@ def pair():
 
 
 @torch.no_grad()
-def test_laws_are_those_of_plain_passes(pair):
+def test_distributions_are_those_of_plain_passes(pair):
     ids = prompt()[0]
-    laws = WarpedLaws(CausalLM(pair[0]), CausalLM(pair[1]), [ids], temperature=0.7, top_p=0.8)
-    for model, found in zip(pair, (laws.target([(0, 5, 6)]), laws.draft([(0, 5, 6)])), strict=True):
-        law = (model(torch.cat([ids, torch.tensor([5, 6])])[None]).logits[0, -1] / 0.7).softmax(-1)
-        best = law.sort(descending=True)
+    distributions = WarpedDistributions(TreeScorer(pair[0]), TreeScorer(pair[1]), [ids], temperature=0.7, top_p=0.8)
+    for model, found in zip(pair, (distributions.target([(0, 5, 6)]), distributions.draft([(0, 5, 6)])), strict=True):
+        distribution = (model(torch.cat([ids, torch.tensor([5, 6])])[None]).logits[0, -1] / 0.7).softmax(-1)
+        best = distribution.sort(descending=True)
         kept = best.values.cumsum(0) - best.values < 0.8
-        expected = torch.zeros_like(law).scatter(0, best.indices[kept], best.values[kept])
+        expected = torch.zeros_like(distribution).scatter(0, best.indices[kept], best.values[kept])
         assert torch.allclose(found[0], expected / expected.sum(), atol=1e-5)
 
 
 def test_lengths_are_those_of_plain_enumeration(pair):
     ids = prompt()[0]
-    laws = WarpedLaws(CausalLM(pair[0]), CausalLM(pair[1]), [ids], temperature=1.0, top_p=0.6)
-    trees = grow(TREES["binary, without replacement"], 5, laws, [0], seed=1)
-    found = accepted_lengths(trees, laws, ["recursive", "traversal", "block"])
+    distributions = WarpedDistributions(TreeScorer(pair[0]), TreeScorer(pair[1]), [ids], temperature=1.0, top_p=0.6)
+    trees = grow(TREES["binary, without replacement"], 5, distributions, [0], seed=1)
+    found = accepted_lengths(trees, distributions, ["recursive", "traversal", "block"])
     assert set(found) == {"recursive", "traversal"}  # Block verification is for chains.
     tree = trees[0]
     paths = [(0, *(tree.token(i) for i in tree.path_to(node)[1:])) for node in range(tree.num_nodes)]
-    target = [law.double() for law in laws.target(paths)]
+    target = [distribution.double() for distribution in distributions.target(paths)]
     for name, length in found.items():
-        traces = enumerate_traces(lambda chooser, name=name: RULES[name].walk(tree, target.__getitem__, chooser))
+        traces = enumerate_traces(lambda rng, name=name: RULES[name].verify(tree, target.__getitem__, rng))
         assert length == pytest.approx(1 + sum(float(w) * v.num_accepted for w, v in traces), abs=1e-5)
 
 

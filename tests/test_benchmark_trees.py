@@ -20,7 +20,7 @@ from benchmarks.replay import RecordedScorer, TextWalk, replay
 from benchmarks.tree_policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
 from tests.tiny import noisy_copy, prompt, tiny_llama
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
-from treespec.hf import CausalLM
+from treespec.hf import TreeScorer
 from treespec.policies import BestFirst, Chain
 
 TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]
@@ -135,7 +135,7 @@ def test_states_are_the_models(pair, text):
     scorer = RecordedScorer(pair[0], text, hidden_layers=(1,))
     prefix = text.ids[None, : text.start - 1]
     states = scorer.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1]
-    real = CausalLM(pair[0], hidden_layers=(1,))
+    real = TreeScorer(pair[0], hidden_layers=(1,))
     assert torch.allclose(states, real.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1], atol=1e-5)
     tokens, parents = torch.tensor([[int(text.ids[text.start - 1]), 9]]), torch.tensor([[-1, 0]])
     found, expected = scorer.extend(tokens, parents), real.extend(tokens, parents)
@@ -154,7 +154,7 @@ def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, family):
         return model_drafter if drafter == "draft model" else Merge([model_drafter, TokenRecycling(), SuffixLookup()])
 
     policy = FAMILIES[family].policy(6, TABLE)
-    speculation = TreeSpeculation(make(CausalLM(draft)), tree=policy, record_steps=True)
+    speculation = TreeSpeculation(make(TreeScorer(draft)), tree=policy, record_steps=True)
     ids = text.ids[None, : text.start]
     # The engine goes on behind the last place that is replayed: a tree that is cut where generation ends is another.
     out = model.generate(ids, max_new_tokens=24 + 32, do_sample=False, custom_generate=speculation)
@@ -172,7 +172,7 @@ def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, family):
 def test_text_walk_follows_the_text():
     tree = TokenTree.from_paths([(0,), (1,), (1, 0)], [5, 6, 7, 8])
     walk = TextWalk([4, 5, 7, 8, 9, 1], position=1)
-    verdict = walk.walk(tree, lambda node: None, None)  # pyright: ignore[reportArgumentType]
+    verdict = walk.verify(tree, lambda node: None, None)  # pyright: ignore[reportArgumentType]
     assert (verdict.path, verdict.next_token, verdict.is_bonus) == ((0, 2, 3), 9, True)
     assert walk.position == 4
 

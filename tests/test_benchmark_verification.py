@@ -14,7 +14,7 @@ from benchmarks import recorded, verification, verification_time
 from benchmarks.acceptance import (
     TREES,
     Kind,
-    SyntheticLaws,
+    SyntheticDistributions,
     accepted_by_rule,
     binary_paths,
     grow,
@@ -24,32 +24,34 @@ from benchmarks.acceptance import (
     slot_probs,
     target_paths,
 )
-from benchmarks.recorded import RecordedLaws, Text, scorers, without_layers
+from benchmarks.recorded import RecordedDistributions, Text, scorers, without_layers
 from benchmarks.store import Store
 from benchmarks.verification_report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
 from tests.tiny import noisy_copy, prompt, tiny_llama
-from treespec.optimum import shape_inclusion, tree_bound
 from treespec.sampling import draw_without_replacement
 from treespec.testing import enumerate_traces
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
+from treespec.verification.optimum import shape_inclusion, tree_bound
 
 
-def toy_laws(seed: int, vocab_size: int = 5) -> SyntheticLaws:
-    return SyntheticLaws(seed, 1.0, vocab_size, spread=1.5, noise=0.8)
+def toy_distributions(seed: int, vocab_size: int = 5) -> SyntheticDistributions:
+    return SyntheticDistributions(seed, 1.0, vocab_size, spread=1.5, noise=0.8)
 
 
 @pytest.mark.parametrize("kind", TREES)
 def test_mean_accepted_equals_plain_enumeration(kind):
-    laws = toy_laws(seed=1)
-    tree = grow(TREES[kind], 6, laws, [0, 1], seed=2)[1]
+    distributions = toy_distributions(seed=1)
+    tree = grow(TREES[kind], 6, distributions, [0, 1], seed=2)[1]
     paths = [tuple(tree.token(i) for i in tree.path_to(node)) for node in range(tree.num_nodes)]
     assert {paths[node] for node in inner_contexts(tree)} == set(inner_contexts(tree).values())
-    target_laws = [law.double() for law in laws.target(paths)]
-    found = accepted_by_rule(tree, laws)
+    target_distributions = [distribution.double() for distribution in distributions.target(paths)]
+    found = accepted_by_rule(tree, distributions)
     assert {"target_walk", "recursive", "traversal"} <= set(found)
     for name, accepted in found.items():
-        traces = enumerate_traces(lambda chooser, name=name: RULES[name].walk(tree, target_laws.__getitem__, chooser))
+        traces = enumerate_traces(
+            lambda rng, name=name: RULES[name].verify(tree, target_distributions.__getitem__, rng)
+        )
         assert accepted == pytest.approx(sum(float(w) * v.num_accepted for w, v in traces), abs=1e-5), name
 
 
@@ -58,32 +60,32 @@ def test_shapes():
     assert rank_paths(5) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     for size in verification.SIZES:
         for name, kind in TREES.items():
-            num_nodes = grow(kind, size, toy_laws(0, vocab_size=40), [0], seed=0)[0].num_nodes
+            num_nodes = grow(kind, size, toy_distributions(0, vocab_size=40), [0], seed=0)[0].num_nodes
             assert num_nodes == size or (name == "stochastic beam" and size - 2 < num_nodes < size)
 
 
 @pytest.mark.parametrize("siblings", [IID, WITHOUT_REPLACEMENT])
 def test_sampled_bound_has_the_mean_of_the_whole_tree_bound(siblings):
-    laws, size = SyntheticLaws(3, 1.0, vocab_size=6, spread=1.5, noise=2.0), 6
+    probs, size = SyntheticDistributions(3, 1.0, vocab_size=6, spread=1.5, noise=2.0), 6
     kind = Kind(lambda n: None, siblings=siblings)  # pyright: ignore
-    samples = [sampled_bound(kind, size, laws, path) for path in target_paths(laws, [0] * 2000, 3, seed=0)]
+    samples = [sampled_bound(kind, size, probs, path) for path in target_paths(probs, [0] * 2000, 3, seed=0)]
     inclusion = shape_inclusion(
-        [-1, 0, 0, 1, 1, 2], lambda path: laws.draft([(0, *path)])[0].numpy(), siblings == WITHOUT_REPLACEMENT
+        [-1, 0, 0, 1, 1, 2], lambda path: probs.draft([(0, *path)])[0].numpy(), siblings == WITHOUT_REPLACEMENT
     )
-    exact = tree_bound(lambda path: laws.target([(0, *path)])[0].numpy(), inclusion, 2)
+    exact = tree_bound(lambda path: probs.target([(0, *path)])[0].numpy(), inclusion, 2)
     assert exact < 1.9
     assert np.mean(samples) == pytest.approx(exact, abs=4 * np.std(samples) / 2000**0.5)
 
 
 def test_slot_probabilities_are_frequencies():
-    law = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    pairs, _ = draw_without_replacement(law.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    pairs, _ = draw_without_replacement(probs.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
     for token in range(4):
         drawn = (pairs == token).double().mean(0).tolist()
-        assert slot_probs(WITHOUT_REPLACEMENT, law, token, 2) == pytest.approx(drawn, abs=0.01)
-    assert slot_probs(MIXED, law, 0, 2) == [0.0, 1.0]
-    assert slot_probs(MIXED, law, 1, 2) == pytest.approx([0.6, 0.0])
-    assert slot_probs(WITHOUT_REPLACEMENT, law, 1, 1) == pytest.approx([0.3])
+        assert slot_probs(WITHOUT_REPLACEMENT, probs, token, 2) == pytest.approx(drawn, abs=0.01)
+    assert slot_probs(MIXED, probs, 0, 2) == [0.0, 1.0]
+    assert slot_probs(MIXED, probs, 1, 2) == pytest.approx([0.6, 0.0])
+    assert slot_probs(WITHOUT_REPLACEMENT, probs, 1, 1) == pytest.approx([0.3])
 
 
 @torch.no_grad()
@@ -97,18 +99,18 @@ def test_layers_are_left_out():
 
 
 @torch.no_grad()
-def test_recorded_laws_are_those_of_plain_passes(monkeypatch):
+def test_recorded_distributions_are_those_of_plain_passes(monkeypatch):
     """Texts of several lengths, one of which is asked for more, and a scorer that starts anew in between."""
     monkeypatch.setattr(recorded, "MANY_PENDING", 3)
     model, ids = tiny_llama(), prompt()[0]
     texts = [ids, ids[:-4]]
-    laws = RecordedLaws(*scorers(model, noisy_copy(model)), texts, temperature=0.6)
+    distributions = RecordedDistributions(*scorers(model, noisy_copy(model)), texts, temperature=0.6)
     for contexts in ([(0, 5, 6, 7), (0,), (1, 5), (0, 5, 8)], [(1,), (1, 5, 9), (0, 5, 6, 7)], [(1, 5, 9, 2)]):
-        for context, law in zip(contexts, laws.target(contexts), strict=True):
+        for context, distribution in zip(contexts, distributions.target(contexts), strict=True):
             path = torch.tensor(context[1:], dtype=torch.int64)
             logits = model(torch.cat([texts[context[0]], path])[None]).logits[0, -1]
-            assert torch.allclose(law, (logits / 0.6).softmax(-1), atol=1e-5)
-    assert not torch.allclose(laws.draft([(0,)])[0], laws.target([(0,)])[0], atol=1e-3)
+            assert torch.allclose(distribution, (logits / 0.6).softmax(-1), atol=1e-5)
+    assert not torch.allclose(distributions.draft([(0,)])[0], distributions.target([(0,)])[0], atol=1e-3)
 
 
 def test_prefixes_of_a_text_start_after_the_prompt():
@@ -159,7 +161,9 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     monkeypatch.setattr(recorded, "prompts", list)
     monkeypatch.setattr(verification_time, "encode", lambda *_: {"input_ids": prompt(vocab_size=97)})
     monkeypatch.setattr(verification_time, "THREADS", (1,))
-    monkeypatch.setattr(verification, "SyntheticLaws", lambda seed, t: SyntheticLaws(seed, t, vocab_size=30))
+    monkeypatch.setattr(
+        verification, "SyntheticDistributions", lambda seed, t: SyntheticDistributions(seed, t, vocab_size=30)
+    )
     monkeypatch.setattr(verification, "SIZES", (4, 8))
     monkeypatch.setattr(verification, "WIDTHS", (1, 2))
     tokenizer = SimpleNamespace(eos_token_id=0)
@@ -169,7 +173,7 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     store = Store(None)
     results = verification.measure_synthetic(args, store)
     results |= verification.measure_real(args, store, model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
-    assert results["laws, T=1.0"]["positions"] == 2
+    assert results["distributions, T=1.0"]["positions"] == 2
     results["time"] = verification_time.measure_times(model, tokenizer, 1, 0)  # pyright: ignore[reportArgumentType]
     for part in (part for case, part in results.items() if case.startswith("node, ")):
         for cell, rules in part.items():

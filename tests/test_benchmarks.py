@@ -68,10 +68,10 @@ def test_a_missing_token_is_wrong(model):
 def test_node_probs_are_those_of_plain_passes(model):
     prefix, tree = prompt()[0], TokenTree.from_paths([(0,), (1,), (0, 0)], [5, 6, 7, 8])
     probs = node_probs(model, prefix, tree, 3, 9)
-    laws = [
+    distributions = [
         model(torch.cat([prefix, torch.tensor(p)])[None]).logits[0, -1].softmax(-1) for p in ([5], [5, 6], [5, 6, 8])
     ]
-    expected = [1.0, laws[0][6], laws[0][7], laws[1][8], laws[2][9]]
+    expected = [1.0, distributions[0][6], distributions[0][7], distributions[1][8], distributions[2][9]]
     assert torch.allclose(torch.tensor(probs), torch.tensor(expected), atol=1e-5)
 
 

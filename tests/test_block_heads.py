@@ -11,10 +11,10 @@ from wrong_heads import edit_config
 
 from treespec import load_drafter
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.dflash import BlockConfig, BlockHead, Span
-from treespec.heads.export import save_head
-from treespec.heads.layers import LayerConfig
-from treespec.hf.heads import load_head
+from treespec.heads.files.export import save_head
+from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
+from treespec.heads.modules.layers import LayerConfig
+from treespec.hf.loading.heads import load_head
 
 MADE = dspark()
 
@@ -74,8 +74,8 @@ def test_a_whole_vocabulary_shares_the_targets_own_weights(tmp_path, target):
 def test_spans_that_the_format_has_no_words_for_are_not_written(tmp_path):
     layer = LayerConfig(8, 8, 1, 1, 8)
     for spans in ((Span(None, True),), (Span(4), Span(5)), (Span(4), Span(4, True))):
-        config = BlockConfig(layer, 16, 16, 8, 1, block_size=4, mask_token=0, spans=spans)
-        head = BlockHead(config, torch.zeros(16, 8), torch.arange(16))
+        config = DFlashConfig(layer, 16, 16, 8, 1, block_size=4, mask_token=0, spans=spans)
+        head = DFlashHead(config, torch.zeros(16, 8), torch.arange(16))
         with pytest.raises(ConfigError, match="causal blocks only with it"):
             save_head(head, (1,), tmp_path)
 

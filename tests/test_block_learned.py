@@ -6,9 +6,9 @@ import taught
 import torch
 from taught import SIZE, VOCAB, Alternating, mean_acceptance
 
-from treespec.drafters import BlockDrafter
-from treespec.heads.dflash import BlockConfig, BlockHead, Span
-from treespec.heads.layers import LayerConfig
+from treespec.drafters import DFlash
+from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
+from treespec.heads.modules.layers import LayerConfig
 from treespec.policies import BestFirst, Chain
 
 
@@ -19,8 +19,8 @@ def learned(request):
     embedding = torch.randn(VOCAB, SIZE, generator=generator)
     options = {"has_anchor_output": True, "markov_rank": 8, "block_size": 3} if request.param else {"block_size": 4}
     layer = LayerConfig(SIZE, 64, 2, 1, 8, has_head_norms=True)
-    config = BlockConfig(layer, VOCAB, VOCAB, SIZE, 1, mask_token=VOCAB - 1, spans=(Span(),), **options)
-    head = taught.fresh(BlockHead, config, embedding)
+    config = DFlashConfig(layer, VOCAB, VOCAB, SIZE, 1, mask_token=VOCAB - 1, spans=(Span(),), **options)
+    head = taught.fresh(DFlashHead, config, embedding)
 
     def loss():
         texts = torch.randint(0, VOCAB, (16, 2), generator=generator)
@@ -36,11 +36,11 @@ def learned(request):
     return model, embedding, taught.fit(head, loss)
 
 
-class Misplaced(taught.Misplaced, BlockDrafter):
+class Misplaced(taught.Misplaced, DFlash):
     pass
 
 
-class Shifted(BlockDrafter):
+class Shifted(DFlash):
     """Takes every depth's guess for that of the depth above."""
 
     def _read_block(self, num_depths):
@@ -48,8 +48,8 @@ class Shifted(BlockDrafter):
 
 
 def test_a_taught_head_is_mostly_right(learned):
-    assert mean_acceptance(learned, BlockDrafter, Chain(3)) > 2.4
-    assert mean_acceptance(learned, BlockDrafter, BestFirst(10)) > 2.9
+    assert mean_acceptance(learned, DFlash, Chain(3)) > 2.4
+    assert mean_acceptance(learned, DFlash, BestFirst(10)) > 2.9
 
 
 @pytest.mark.parametrize("kind", [Misplaced, Shifted])

@@ -1,4 +1,5 @@
-"""The textbook forms: against independent loops, by their exact law, and against the biases of well-known versions."""
+"""The textbook forms: against independent loops, by their exact distribution, and against the biases of well-known
+versions."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from treespec.chain import explain_round, simulate_round, speculative_decode, speculative_decoding_verify
 from treespec.errors import ConfigError
+from treespec.textbook.chain import explain_round, simulate_round, speculative_decode, speculative_decoding_verify
 
-GRID = 12  # Laws in quarters: every ratio and every residual has its steps at multiples of 1 / lcm(1..4).
+GRID = 12  # Distributions in quarters: every ratio and every residual has its steps at multiples of 1 / lcm(1..4).
 QUARTERS = [[2, 1, 1], [1, 3, 0], [0, 1, 3]]
 TARGET = [[1, 1, 2], [3, 0, 1], [1, 2, 1]]
 BONUS = [0, 3, 1]
@@ -35,20 +36,23 @@ class ScriptedGenerator(np.random.Generator):
 
 
 def enumerate_outputs(decode: Callable[[ScriptedGenerator], list[int]]) -> dict[tuple[int, ...], Fraction]:
-    """The exact law of the output over all scripts of uniforms."""
-    law: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    """The exact distribution of the output over all scripts of uniforms."""
+    probs: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     scripts: list[tuple[int, ...]] = [()]
     while scripts:
         script = scripts.pop()
         try:
-            law[tuple(decode(ScriptedGenerator(script)))] += Fraction(1, GRID ** len(script))
+            probs[tuple(decode(ScriptedGenerator(script)))] += Fraction(1, GRID ** len(script))
         except LookupError:
             scripts += [(*script, cell) for cell in range(GRID)]
-    return law
+    return probs
 
 
-def law_of_joint(decode, num_tokens: int, length: int) -> dict[tuple[int, ...], Fraction]:
-    """Law of the first `length` tokens over drafts, chance and the target's own continuation. Laws ignore the past."""
+def probs_of_joint(decode, num_tokens: int, length: int) -> dict[tuple[int, ...], Fraction]:
+    """Distribution of the first `length` tokens over drafts, chance and the target's own continuation.
+
+    Distributions ignore the past.
+    """
     joint: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     rows = [*TARGET[:num_tokens], BONUS]
     for drafted in itertools.product(range(3), repeat=num_tokens):
@@ -78,24 +82,24 @@ def total_variation(joint, num_tokens: int, length: int) -> Fraction:
     return distance / 2
 
 
-def laws(num_tokens: int, with_bonus: bool) -> tuple[np.ndarray, np.ndarray]:
+def probs(num_tokens: int, with_bonus: bool) -> tuple[np.ndarray, np.ndarray]:
     rows = TARGET[:num_tokens] + ([BONUS] if with_bonus else [])
     return np.array(rows) / 4, np.array(QUARTERS[:num_tokens]) / 4
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
-def test_speculative_decode_has_exactly_the_targets_law(num_tokens):
-    target, draft = laws(num_tokens, with_bonus=False)
-    joint = law_of_joint(
+def test_speculative_decode_has_exactly_the_targets_distribution(num_tokens):
+    target, draft = probs(num_tokens, with_bonus=False)
+    joint = probs_of_joint(
         lambda tokens, generator: speculative_decode(target, draft, tokens, generator=generator), num_tokens, num_tokens
     )
     assert total_variation(joint, num_tokens, num_tokens) == 0
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
-def test_verify_with_bonus_has_exactly_the_targets_law(num_tokens):
-    target, draft = laws(num_tokens, with_bonus=True)
-    joint = law_of_joint(
+def test_verify_with_bonus_has_exactly_the_targets_distribution(num_tokens):
+    target, draft = probs(num_tokens, with_bonus=True)
+    joint = probs_of_joint(
         lambda tokens, generator: speculative_decoding_verify(tokens, draft, target, 3, generator=generator),
         num_tokens,
         num_tokens + 1,
@@ -124,21 +128,21 @@ def biased_loop(tokens, draft, target, generator, *, bonus_by_length=False, resa
     return output
 
 
-def last_law_depends_on_the_past(tokens, generator, decode) -> list[int]:
+def last_probs_depends_on_the_past(tokens, generator, decode) -> list[int]:
     """Runs `decode` with a bonus row conditioned on the last *draft* token, as a model's row is."""
-    target, draft = laws(1, with_bonus=True)
+    target, draft = probs(1, with_bonus=True)
     target[1] = np.roll(target[1], tokens[0])
     return decode(tokens, draft, target, generator)
 
 
 def bonus_bias(decode) -> Fraction:
-    """Total variation over two tokens where the second one's law is BONUS rolled by the first token."""
+    """Total variation over two tokens where the second one's distribution is BONUS rolled by the first token."""
     distance: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     for first, second in itertools.product(range(3), repeat=2):
         distance[first, second] -= Fraction(TARGET[0][first], 4) * Fraction(BONUS[(second - first) % 3], 4)
     for drafted in range(3):
         weight = Fraction(QUARTERS[0][drafted], 4)
-        outputs = enumerate_outputs(lambda g, d=drafted: last_law_depends_on_the_past((d,), g, decode))
+        outputs = enumerate_outputs(lambda g, d=drafted: last_probs_depends_on_the_past((d,), g, decode))
         for output, prob in outputs.items():
             if len(output) == 2:
                 distance[output] += weight * prob
@@ -166,12 +170,12 @@ def test_a_round_never_adds_a_bonus_after_a_rejection():
 
 
 def test_resampling_from_the_target_is_caught():
-    target, draft = laws(2, with_bonus=False)
-    biased = law_of_joint(lambda t, g: biased_loop(t, draft, target, g, resample_target=True), 2, 2)
+    target, draft = probs(2, with_bonus=False)
+    biased = probs_of_joint(lambda t, g: biased_loop(t, draft, target, g, resample_target=True), 2, 2)
     assert total_variation(biased, 2, 2) > Fraction(1, 20)
 
 
-def random_laws(rng, rows: int, vocab: int) -> np.ndarray:
+def random_distributions(rng, rows: int, vocab: int) -> np.ndarray:
     table = rng.dirichlet(np.full(vocab, 0.5), size=rows)
     return table / table.sum(-1, keepdims=True)
 
@@ -180,7 +184,7 @@ def random_laws(rng, rows: int, vocab: int) -> np.ndarray:
 def test_numpy_agrees_with_an_independent_loop_on_the_same_stream(seed):
     rng = np.random.default_rng(seed)
     num_tokens, vocab = int(rng.integers(1, 6)), int(rng.integers(1, 9))
-    draft, target = random_laws(rng, num_tokens, vocab), random_laws(rng, num_tokens + 1, vocab)
+    draft, target = random_distributions(rng, num_tokens, vocab), random_distributions(rng, num_tokens + 1, vocab)
     tokens = [int(rng.choice(vocab, p=row)) for row in draft]
     expected = biased_loop(tokens, draft, target, np.random.default_rng(seed))
     actual = speculative_decoding_verify(tokens, draft, target, vocab, generator=np.random.default_rng(seed))
@@ -193,7 +197,7 @@ def test_numpy_agrees_with_an_independent_loop_on_the_same_stream(seed):
 def test_torch_follows_the_global_state_coin_first(dtype):
     for seed in range(50):
         rng = np.random.default_rng(seed)
-        draft, target = (torch.as_tensor(random_laws(rng, 4, 6)).to(dtype) for _ in range(2))
+        draft, target = (torch.as_tensor(random_distributions(rng, 4, 6)).to(dtype) for _ in range(2))
         tokens = torch.tensor([int(rng.choice(6, p=row / row.sum())) for row in draft.double().numpy()])
         torch.manual_seed(seed)
         expected = []
@@ -211,7 +215,7 @@ def test_torch_follows_the_global_state_coin_first(dtype):
 
 
 def test_lists_and_arrays_follow_numpys_global_state():
-    target, draft = laws(3, with_bonus=True)
+    target, draft = probs(3, with_bonus=True)
     outputs = []
     for form in (np.asarray, np.ndarray.tolist):
         np.random.seed(7)
@@ -233,7 +237,7 @@ ROWS_IN = {
 @pytest.mark.parametrize("draft_form", ROWS_IN)
 @pytest.mark.parametrize("target_form", ROWS_IN)
 def test_every_form_of_input_goes_with_every_other(target_form, draft_form):
-    target, draft = laws(3, with_bonus=True)
+    target, draft = probs(3, with_bonus=True)
     for seed in range(10):
         outputs = [
             speculative_decoding_verify([0, 1, 2], d, t, 3, generator=np.random.default_rng(seed))
@@ -242,7 +246,7 @@ def test_every_form_of_input_goes_with_every_other(target_form, draft_form):
         assert outputs[0] == outputs[1]
 
 
-def test_equal_laws_keep_every_token_and_disjoint_ones_none():
+def test_equal_distributions_keep_every_token_and_disjoint_ones_none():
     probs = torch.softmax(torch.arange(40.0).view(4, 10).sin(), dim=-1)
     assert speculative_decode(probs, probs, torch.tensor([2, 5, 1, 8])) == [2, 5, 1, 8]
     assert speculative_decode([[0.0, 1.0]], [[1.0, 0.0]], [0]) == [1]
@@ -274,7 +278,7 @@ def test_simulate_round_follows_its_statement():
 @pytest.mark.parametrize("seed", range(20))
 def test_simulate_round_agrees_with_an_independent_loop(seed):
     rng = np.random.default_rng(seed)
-    draft, target, coins = random_laws(rng, 4, 5), random_laws(rng, 5, 5), rng.random(4)
+    draft, target, coins = random_distributions(rng, 4, 5), random_distributions(rng, 5, 5), rng.random(4)
     tokens = rng.integers(0, 5, 4)
     expected, kept = [], 0
     for i, token in enumerate(tokens):
@@ -323,9 +327,15 @@ def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]), r"target_probs\[0\] is not a probability law"),
-        (lambda: speculative_decode([[2.0, -1.0]], [[0.5, 0.5]], [0]), r"target_probs\[0\] is not a probability law"),
-        (lambda: speculative_decode([[np.nan, 0.5]], [[0.5, 0.5]], [0]), "not a probability law"),
+        (
+            lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]),
+            r"target_probs\[0\] is not a probability distribution",
+        ),
+        (
+            lambda: speculative_decode([[2.0, -1.0]], [[0.5, 0.5]], [0]),
+            r"target_probs\[0\] is not a probability distribution",
+        ),
+        (lambda: speculative_decode([[np.nan, 0.5]], [[0.5, 0.5]], [0]), "not a probability distribution"),
         (lambda: speculative_decode([[0.5, 0.5]], [[1.0, 0.0]], [1]), "probability zero"),
         (lambda: speculative_decode([[0.5, 0.5]] * 2, [[0.5, 0.5]], [0]), "1 draft tokens need"),
         (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.25, 0.25]], [0]), "vocabularies differ"),

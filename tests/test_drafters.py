@@ -1,4 +1,4 @@
-"""Drafters: laws equal to a recomputation from scratch, no repeated work, tables equal to plain loops."""
+"""Drafters: distributions equal to a recomputation from scratch, no repeated work, tables equal to plain loops."""
 
 import math
 
@@ -9,11 +9,11 @@ from drafter_loop import Loop
 from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
-from treespec.drafters.recycling_table import Table
+from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
-from treespec.laws import NoProcessors
 from treespec.policies import BestFirst, Chain, KAry, Paths, dyspec
 from treespec.protocols import Capability, Drafter
+from treespec.sampling import NoProcessors
 from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch
 
 VOCAB = 6
@@ -51,30 +51,31 @@ class Cold:
         return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - 4, -torch.inf)
 
 
-def reference_law(model, session, row, path):
-    """The draft law after a path of tokens below the root, from nothing but the text."""
+def reference_probs(model, session, row, path):
+    """The draft distribution after a path of tokens below the root, from nothing but the text."""
     text = [*session.history.tokens(row).tolist(), *path]
     ids = torch.tensor([[*session.history.row(row).tolist(), *path]])
     return session.processors(ids, model.logits(tuple(text)).unsqueeze(0), session.row_ids[row])[0].softmax(-1)
 
 
-def check_laws(batch, model, session, are_values_probs=True):
-    """Stored laws, and values where they are the paths' draft probabilities, equal those recomputed from scratch."""
+def check_distributions(batch, model, session, are_values_probs=True):
+    """Stored distributions, and values where they are the paths' draft probabilities, equal those recomputed from
+    scratch."""
     for row, tree in enumerate(batch.trees):
         for node in range(1, tree.num_nodes):
             siblings = tree.children(tree.parent_list[node])
             path = [tree.token(i) for i in tree.path_to(node)[1:-1]]
-            law = reference_law(model, session, row, path)
+            probs = reference_probs(model, session, row, path)
             share = batch.values[row, node] / batch.values[row, tree.parent_list[node]]
-            assert not are_values_probs or float(share) == pytest.approx(float(law[tree.token(node)]), rel=1e-3)
-            stored = tree.law(node)
+            assert not are_values_probs or float(share) == pytest.approx(float(probs[tree.token(node)]), rel=1e-3)
+            stored = tree.draft_probs_of(node)
             if stored is None:
                 continue
             if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
-                law[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
+                probs[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
             else:  # the sample of a mixed family comes from what is not selected; others have no second sibling here
-                law[[tree.token(i) for i in siblings[1:]]] = 0
-            torch.testing.assert_close(stored, law / law.sum(), atol=1e-5, rtol=0)
+                probs[[tree.token(i) for i in siblings[1:]]] = 0
+            torch.testing.assert_close(stored, probs / probs.sum(), atol=1e-5, rtol=0)
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
@@ -103,7 +104,7 @@ def test_draft_model_equals_a_recomputation(name, is_sampling, processors):
             loop.keep_rows([2, 0])
         batch = loop.propose(max_depth=3 if step % 4 == 3 else 99)
         is_ranked_by_acceptance = is_sampling and name.startswith("best-first")
-        check_laws(batch, scorer.model, loop.session, are_values_probs=not is_ranked_by_acceptance)
+        check_distributions(batch, scorer.model, loop.session, are_values_probs=not is_ranked_by_acceptance)
         loop.step(batch)
     if not isinstance(POLICIES[name], BestFirst):  # what lies below a computed node outside the tree is dropped
         assert max(scorer.scored.values()) == 1, "a node was computed twice"
@@ -138,10 +139,10 @@ def test_draft_model_keeps_nodes_that_left_the_tree():
     loop.step(roots, emit=[[a, b] for a, b in zip(first, computed, strict=True)])
     num_passes = scorer.num_passes
     batch = loop.propose()
-    check_laws(batch, scorer.model, loop.session)
+    check_distributions(batch, scorer.model, loop.session)
     assert scorer.num_passes == num_passes + 2, "the new roots were computed already"
     loop.step(batch, emit=[[0], [1, 1, 1]])
-    check_laws(loop.propose(), scorer.model, loop.session)
+    check_distributions(loop.propose(), scorer.model, loop.session)
     check_no_repeats(scorer, loop)
 
 
@@ -170,7 +171,7 @@ def test_draft_model_survives_steps_that_are_not_its_own():
     for step in range(10):
         trees = loop.propose() if step % 3 else TreeBatch(loop.history.last_tokens[:, None], torch.full((3, 1), -1))
         if step % 3:
-            check_laws(trees, scorer.model, loop.session)
+            check_distributions(trees, scorer.model, loop.session)
         loop.step(trees, emit=[random.integers(VOCAB, size=random.integers(1, 6)).tolist() for _ in range(3)])
     assert max(scorer.scored.values()) == 1
 
@@ -185,7 +186,7 @@ def test_models_without_trees_draft_chains(capability, prompts):
         batch = loop.propose()
         assert batch.is_chain
         assert batch.tokens.shape[1] == 5
-        check_laws(batch, scorer.model, loop.session)
+        check_distributions(batch, scorer.model, loop.session)
         loop.step(batch)
         if step == 5 and len(prompts) > 1:
             loop.keep_rows([0, 2])
@@ -199,7 +200,7 @@ def test_rows_of_a_chain_model_that_drift_apart_start_anew():
     loop = Loop(DraftModel(scorer, Chain(2)), PROMPTS)
     batch = loop.propose()
     loop.step(batch, emit=[[1], [2, 2, 2, 2, 2, 2], [3, 3]])
-    check_laws(loop.propose(), scorer.model, loop.session)
+    check_distributions(loop.propose(), scorer.model, loop.session)
     assert scorer.num_prefills == 2
 
 
@@ -363,7 +364,7 @@ def test_the_best_chain_is_the_most_valuable_path():
 
 
 def test_the_best_chain_of_sampled_children_follows_the_first_draws():
-    laws = torch.full((2, 4), 0.25)
+    probs = torch.full((2, 4), 0.25)
     flags = torch.tensor([False, True, True, False])
-    tree = TokenTree(torch.tensor([0, 3, 1, 2]), torch.tensor([-1, 0, 0, 2]), laws, torch.tensor([-1, 0, 0, 1]), flags)
+    tree = TokenTree(torch.tensor([0, 3, 1, 2]), torch.tensor([-1, 0, 0, 2]), probs, torch.tensor([-1, 0, 0, 1]), flags)
     assert tree.best_chain([1.0, 0.1, 0.9, 0.9]) == (0, 1)

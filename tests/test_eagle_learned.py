@@ -7,8 +7,8 @@ import torch
 from taught import SIZE, VOCAB, SecondOrder, mean_acceptance
 
 from treespec.drafters import Eagle3
-from treespec.heads.eagle3 import Eagle3Config, Eagle3Head, unroll
-from treespec.heads.layers import LayerConfig
+from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
+from treespec.heads.modules.layers import LayerConfig
 from treespec.policies import BestFirst, Chain
 
 

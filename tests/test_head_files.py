@@ -12,8 +12,8 @@ from wrong_heads import DSPARK, EAGLE, WRONG_BLOCK, WRONG_EAGLE
 
 from treespec import TreeSpeculation, from_config, load_drafter
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.export import save_head
-from treespec.hf.heads import load_head
+from treespec.heads.files.export import save_head
+from treespec.hf.loading.heads import load_head
 
 PROMPT = torch.tensor([[5, 9, 2, 7]])
 METHODS = {

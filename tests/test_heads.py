@@ -11,11 +11,11 @@ from wrong_heads import edit_tensors
 
 from treespec import load_drafter
 from treespec.errors import CheckpointError
-from treespec.heads.build import build_head
-from treespec.heads.checkpoint import read_checkpoint
-from treespec.heads.eagle3 import unroll
-from treespec.heads.rotary import Rotary, rope_settings, rotate
-from treespec.hf.heads import load_head
+from treespec.heads.files.build import build_head
+from treespec.heads.files.checkpoint import read_checkpoint
+from treespec.heads.modules.eagle3 import unroll
+from treespec.heads.modules.rotary import Rotary, rope_settings, rotate
+from treespec.hf.loading.heads import load_head
 
 MADE = shape(hidden=32)
 

@@ -8,8 +8,8 @@ import torch
 from medusa_files import authors_tensors, random_heads, vllm_tensors, write
 
 from treespec.drafters import Medusa, MedusaHead, MedusaHeads
-from treespec.drafters.medusa_files import load_heads
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.files.medusa import load_heads
 
 HEADS = random_heads(num_heads=3, num_layers=2)
 
@@ -111,7 +111,7 @@ def lacking(name):
         (authors_tensors(HEADS) | {"99999999999.0.linear.weight": torch.ones(32, 32)}, None, "of 100000000000 heads"),
         (
             {"lm_head.weight": torch.ones(64, 32)},
-            {"num_heads": 10**9, "num_hidden_layers": 0},
+            {"num_heads": 10**4, "num_hidden_layers": 0},
             "none of which has a tensor",
         ),
         (authors_tensors(HEADS) | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),

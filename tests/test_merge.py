@@ -14,9 +14,9 @@ from planted import Planted
 from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.calibration import MEMORY, PRIOR_TRIALS, Calibration, Offer, source_cells
-from treespec.drafters.pool import LEAST, RATE, WITHHELD_SHARE, Family, OpinionPool
-from treespec.drafters.union import UnionTree
+from treespec.drafters.merge.calibration import MEMORY, PRIOR_TRIALS, Calibration, Offer, source_cells
+from treespec.drafters.merge.opinion_pool import LEAST, RATE, WITHHELD_SHARE, Family, OpinionPool
+from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
 from treespec.policies.heap import HostTree
@@ -38,7 +38,7 @@ class Fixed:
     def propose(self, max_depth):
         return self.batches[0] if len(self.batches) == 1 else self.batches.pop(0)
 
-    def commit(self, step):
+    def update(self, step):
         self.steps.append(step)
 
     def select_rows(self, rows):
@@ -174,7 +174,7 @@ def test_every_source_rank_size_and_depth_has_its_cell():
     assert len({coarse for coarse, _ in cells}) == len(cells) / 2, "depths share the coarse one"
 
 
-def test_a_source_that_is_alone_is_its_own_law():
+def test_a_source_that_is_alone_is_its_own_distribution():
     """Whatever it leaves over is what it gives to none of its offers; its weight is for where others speak too."""
     family = Family([{0: Offer(0, 0.6)}, {0: Offer(1, 0.3)}], [0], 1)
     for weight in (1.0, 0.3):
@@ -296,8 +296,8 @@ def test_a_useless_source_does_no_harm(monkeypatch, policy, width, is_useless_fi
 
     alone = accepted_per_step(planted(0.2, 2, width), TRUTH, policy.max_nodes, policy)
     assert accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy) > 0.96 * alone
-    monkeypatch.setattr("treespec.drafters.calibration.PRIOR_TRIALS", 1e9)
-    monkeypatch.setattr("treespec.drafters.pool.RATE", 0.0)
+    monkeypatch.setattr("treespec.drafters.merge.calibration.PRIOR_TRIALS", 1e9)
+    monkeypatch.setattr("treespec.drafters.merge.opinion_pool.RATE", 0.0)
     uncalibrated = accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy)
     assert uncalibrated < 0.9 * alone or (width == 1 and not is_useless_first)
 
@@ -312,7 +312,7 @@ def test_merge_passes_the_call_on():
     loop = Loop(Merge(parts), PROMPTS, BestFirst(8))
     for step in range(12):
         batch = loop.propose()
-        assert batch.families <= {SELECTED}, "sampling calls merge too, with selected children"
+        assert batch.sampling_schemes <= {SELECTED}, "sampling calls merge too, with selected children"
         assert batch.max_nodes <= 8
         for tree in batch.trees:
             for children in tree.children_lists:

@@ -1,8 +1,8 @@
-"""Published policies against plain readings of their papers, over toy laws that depend on the whole path."""
+"""Published policies against plain readings of their papers, over toy distributions that depend on the whole path."""
 
 import pytest
 import torch
-from grown_trees import checked, emitted_law, g_test, pair_law, token_path
+from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import TableLM, TableSource, ToyScorer
@@ -16,8 +16,10 @@ from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
 def children_of(source, path, k=None):
     """(path, probability) of the most probable children."""
-    law = source.law(path)
-    return [((*path, int(token)), float(law[token])) for token in law.argsort(descending=True)[:k] if law[token] > 0]
+    probs = source.probs(path)
+    return [
+        ((*path, int(token)), float(probs[token])) for token in probs.argsort(descending=True)[:k] if probs[token] > 0
+    ]
 
 
 def best(values, count):
@@ -70,7 +72,7 @@ def grown(policy, seed, max_depth, vocab_size, scale=2.0, is_sparse=False):
     source = TableSource(roots, TableLM(vocab_size, seed, scale), is_sampling=False, is_sparse=is_sparse)
     batch = policy.grow(source, max_depth)
     assert bool(batch.is_valid)
-    assert batch.laws is None
+    assert batch.draft_probs is None
     assert batch.max_nodes <= policy.max_nodes
     assert batch.is_width_fixed
     trees = [checked(batch, row) for row in range(3)]
@@ -162,7 +164,7 @@ def test_specexec_never_computes_a_node_twice():
 
 def test_dyspec_is_sampled():
     batch = dyspec(6).grow(TableSource([0] * 50, TableLM(4)), 4)
-    assert WITHOUT_REPLACEMENT in batch.families
+    assert WITHOUT_REPLACEMENT in batch.sampling_schemes
     assert not batch.is_width_fixed
     with pytest.raises(ConfigError, match="must be selected"):
         dyspec(6).grow(TableSource([0], TableLM(4), num_candidates=2), 4)
@@ -192,8 +194,8 @@ SAMPLED = {
 def test_sampled_trees_decode_losslessly(name, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0))
     batch = SAMPLED[name].grow(TableSource([0] * TOY_ROWS, draft), 2)
-    assert batch.laws is not None
-    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
+    assert batch.draft_probs is not None
+    assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), TOY_ROWS) > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
@@ -206,8 +208,8 @@ def test_stopping_sampled_trees_by_their_gain_is_caught(rule):
     policy = opt_tree(4, min_gain=0.7)
     policy.children = WITHOUT_REPLACEMENT
     batch = policy.grow(TableSource([0] * TOY_ROWS, draft), 3)
-    laws = TableSource([0], target)
-    assert g_test(emitted_law(batch, laws, rule), pair_law(laws, 0), TOY_ROWS) < 1e-6
+    probs = TableSource([0], target)
+    assert g_test(emitted_probs(batch, probs, rule), pair_probs(probs, 0), TOY_ROWS) < 1e-6
 
 
 BAD = {

@@ -13,7 +13,9 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.optimum import (
+from treespec.testing import FixedShape, RandomDistributions, ToyDrafter, enumerate_traces
+from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
+from treespec.verification.optimum import (
     optimum_iid,
     optimum_mixed,
     optimum_selected,
@@ -22,15 +24,13 @@ from treespec.optimum import (
     shape_inclusion,
     tree_bound,
 )
-from treespec.testing import FixedShape, RandomLaws, ToyDrafter, enumerate_traces
-from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
 
 Pairs = dict[frozenset[int], float]
 
 
-def set_laws(draft: np.ndarray, k: int, is_without_replacement: bool) -> Pairs:
-    """The law of the set of drafted siblings."""
-    law: Pairs = defaultdict(float)
+def set_distributions(draft: np.ndarray, k: int, is_without_replacement: bool) -> Pairs:
+    """The distribution of the set of drafted siblings."""
+    probs: Pairs = defaultdict(float)
     for tokens in itertools.product(range(len(draft)), repeat=k):
         weight, rest = 1.0, draft.copy()
         for token in tokens:
@@ -39,8 +39,8 @@ def set_laws(draft: np.ndarray, k: int, is_without_replacement: bool) -> Pairs:
                 rest[token] = 0
                 rest = rest / rest.sum() if rest.sum() > 0 else rest
         if weight > 0:
-            law[frozenset(tokens)] += weight
-    return law
+            probs[frozenset(tokens)] += weight
+    return probs
 
 
 def transport_optimum(target: np.ndarray, sets: Pairs) -> float:
@@ -62,10 +62,10 @@ def subset_optimum(target: np.ndarray, sets: Pairs) -> float:
     )
 
 
-def random_law(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    law = rng.dirichlet(np.full(vocab, 0.5)) * (rng.random(vocab) > 0.2)
-    law[rng.integers(vocab)] += 1e-3
-    return law / law.sum()
+def random_probs(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    probs = rng.dirichlet(np.full(vocab, 0.5)) * (rng.random(vocab) > 0.2)
+    probs[rng.integers(vocab)] += 1e-3
+    return probs / probs.sum()
 
 
 @pytest.mark.parametrize("is_without_replacement", [False, True])
@@ -73,12 +73,12 @@ def test_per_node_optimum_is_that_of_the_linear_programme(is_without_replacement
     rng = np.random.default_rng(5)
     for _ in range(60):
         vocab, k = int(rng.integers(1, 6)), int(rng.integers(1, 5))
-        target, draft = random_law(rng, vocab), random_law(rng, vocab)
+        target, draft = random_probs(rng, vocab), random_probs(rng, vocab)
         if is_without_replacement:
-            sets = set_laws(draft, min(k, int((draft > 0).sum())), True)
+            sets = set_distributions(draft, min(k, int((draft > 0).sum())), True)
             found, error = optimum_without_replacement(torch.tensor(target), torch.tensor(draft), k)
         else:
-            sets, error = set_laws(draft, k, False), 0.0
+            sets, error = set_distributions(draft, k, False), 0.0
             found = float(optimum_iid(torch.tensor(target), torch.tensor(draft), k))
         assert error <= 1e-9
         assert found == pytest.approx(subset_optimum(target, sets), abs=error + 1e-11)
@@ -130,7 +130,7 @@ def test_more_siblings_and_no_replacement_never_cost_acceptance():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 16])
-def test_edge_laws(k):
+def test_edge_distributions(k):
     one_hot = torch.eye(4, dtype=torch.float64)
     uniform = torch.full((4,), 0.25, dtype=torch.float64)
     almost = torch.tensor([1 - 3e-12, 1e-12, 1e-12, 1e-12], dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_selected_and_mixed_are_those_of_the_linear_programme():
     rng = np.random.default_rng(2)
     for _ in range(40):
         vocab = int(rng.integers(3, 7))
-        target, draft = random_law(rng, vocab), rng.dirichlet(np.ones(vocab))
+        target, draft = random_probs(rng, vocab), rng.dirichlet(np.ones(vocab))
         selected = np.argsort(-draft)[: int(rng.integers(1, vocab - 1))]
         rest = draft.copy()
         rest[selected] = 0
@@ -184,7 +184,7 @@ SHAPES = ["[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "[(0,), (0, 0)]", "[(0,), (1,)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
 def test_inclusion_is_what_enumerated_drafts_hold(family, shape):
-    draft = RandomLaws(3, seed=3, zero_share=0.2)
+    draft = RandomDistributions(3, seed=3, zero_share=0.2)
     drafter = ToyDrafter(family, FixedShape.from_paths(shape), (draft,))
     held: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, tree in enumerate_traces(drafter):
@@ -198,7 +198,7 @@ def test_inclusion_is_what_enumerated_drafts_hold(family, shape):
             assert inclusion(path) == pytest.approx(held[path], abs=1e-12)
 
 
-def whole_tree_optimum(drafter: ToyDrafter, target: RandomLaws) -> float:
+def whole_tree_optimum(drafter: ToyDrafter, target: RandomDistributions) -> float:
     """E[accepted] of the best lossless rule: mass a(T, s) accepts through s, `a(sx) <= P(x|s) a(s)` summed over T."""
     sets: dict[frozenset[tuple[int, ...]], float] = defaultdict(float)
     for weight, tree in enumerate_traces(drafter):
@@ -233,7 +233,7 @@ def whole_tree_optimum(drafter: ToyDrafter, target: RandomLaws) -> float:
 @pytest.mark.parametrize("seed", range(4))
 def test_tree_bound_is_never_below_the_whole_tree_programme(family, seed):
     shape = FixedShape.from_paths(SHAPES[0])
-    draft, target = RandomLaws(2, seed=seed), RandomLaws(2, seed=seed + 50)
+    draft, target = RandomDistributions(2, seed=seed), RandomDistributions(2, seed=seed + 50)
     optimum = whole_tree_optimum(ToyDrafter(family, shape, (draft,)), target)
     parents = parents_of_paths(shape.paths)
     bound = tree_bound(target, shape_inclusion(parents, draft, family == WITHOUT_REPLACEMENT), max_depth=2)
@@ -242,7 +242,7 @@ def test_tree_bound_is_never_below_the_whole_tree_programme(family, seed):
 
 
 def test_tree_bound_is_attained_on_chains_and_by_one_node():
-    draft, target = RandomLaws(3, seed=1), RandomLaws(3, seed=2)
+    draft, target = RandomDistributions(3, seed=1), RandomDistributions(3, seed=2)
     chain = FixedShape.kary(1, 1)
     bound = tree_bound(target, shape_inclusion([-1, 0, 1], draft), max_depth=2)
     assert bound == pytest.approx(whole_tree_optimum(ToyDrafter(IID, chain, (draft,)), target), abs=1e-8)
@@ -254,11 +254,11 @@ def test_tree_bound_is_attained_on_chains_and_by_one_node():
 @pytest.mark.parametrize("parents", [[], [0], [-1, -1], [-1, 1], [-1, 0, 2]])
 def test_a_shape_that_is_no_tree_is_refused(parents):
     with pytest.raises(ConfigError, match="parents must begin with -1"):
-        shape_inclusion(parents, RandomLaws(3, seed=1))
+        shape_inclusion(parents, RandomDistributions(3, seed=1))
 
 
 def test_path_bound_has_the_tree_bound_as_its_mean():
-    draft, target = RandomLaws(3, seed=4), RandomLaws(3, seed=5)
+    draft, target = RandomDistributions(3, seed=4), RandomDistributions(3, seed=5)
     parents = parents_of_paths(FixedShape.kary(2, 2).paths)
     inclusion = shape_inclusion(parents, draft)
     mean = 0.0
@@ -272,13 +272,16 @@ def test_path_bound_has_the_tree_bound_as_its_mean():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda law: optimum_iid(law, torch.full((2,), 0.5), 2), r"of one shape .* got \[4\], \[2\]"),
-        (lambda law: optimum_iid(law, law, 0), "positive int k, .* k=0"),
-        (lambda law: optimum_iid(law, law, math.nan), "positive int k, .* k=nan"),
-        (lambda law: optimum_without_replacement(law, law, 17), "at most 16 siblings"),
-        (lambda law: optimum_without_replacement(law[None], law[None], 2), r"expected laws \[V\]"),
-        (lambda law: optimum_without_replacement(law, law, 3, tolerance=1e-60), r"tolerance must lie in"),
-        (lambda law: optimum_without_replacement(law.tolist(), law, 3), "target_probs must be a tensor .* got list"),
+        (lambda probs: optimum_iid(probs, torch.full((2,), 0.5), 2), r"of one shape .* got \[4\], \[2\]"),
+        (lambda probs: optimum_iid(probs, probs, 0), "positive int k, .* k=0"),
+        (lambda probs: optimum_iid(probs, probs, math.nan), "positive int k, .* k=nan"),
+        (lambda probs: optimum_without_replacement(probs, probs, 17), "at most 16 siblings"),
+        (lambda probs: optimum_without_replacement(probs[None], probs[None], 2), r"expected distributions \[V\]"),
+        (lambda probs: optimum_without_replacement(probs, probs, 3, tolerance=1e-60), r"tolerance must lie in"),
+        (
+            lambda probs: optimum_without_replacement(probs.tolist(), probs, 3),
+            "target_probs must be a tensor .* got list",
+        ),
     ],
 )
 def test_misuse_is_named(call, words):
@@ -286,12 +289,12 @@ def test_misuse_is_named(call, words):
         call(torch.full((4,), 0.25))
 
 
-EMPTY, LAW = torch.zeros(3), torch.tensor([0.2, 0.5, 0.3])
+EMPTY, DISTRIBUTION = torch.zeros(3), torch.tensor([0.2, 0.5, 0.3])
 NO_LAWS = {
     "logits": torch.tensor([2.0, -1.0, 0.5]),
     "NaN": torch.tensor([0.5, torch.nan, 0.5]),
     "negative": torch.tensor([1.5, -0.5, 0.0]),
-    "sum": LAW * 2,
+    "sum": DISTRIBUTION * 2,
     "integers": torch.tensor([0, 1, 0]),
 }
 FUNCTIONS = {
@@ -303,11 +306,11 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", NO_LAWS)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_is_no_law_is_refused(function, name):
+def test_what_is_no_distribution_is_refused(function, name):
     with pytest.raises(ConfigError, match="target_probs must"):
-        FUNCTIONS[function](NO_LAWS[name], LAW)
+        FUNCTIONS[function](NO_LAWS[name], DISTRIBUTION)
     with pytest.raises(ConfigError, match="draft_probs must"):
-        FUNCTIONS[function](LAW, NO_LAWS[name])
+        FUNCTIONS[function](DISTRIBUTION, NO_LAWS[name])
     with pytest.raises(ConfigError, match="target_probs must"):
         optimum_selected(NO_LAWS[name], torch.tensor([0]))
 
@@ -315,13 +318,13 @@ def test_what_is_no_law_is_refused(function, name):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: optimum_iid(LAW, EMPTY, 2),
-        lambda: optimum_without_replacement(LAW, EMPTY, 2),
-        lambda: optimum_without_replacement(EMPTY, LAW, 2),
+        lambda: optimum_iid(DISTRIBUTION, EMPTY, 2),
+        lambda: optimum_without_replacement(DISTRIBUTION, EMPTY, 2),
+        lambda: optimum_without_replacement(EMPTY, DISTRIBUTION, 2),
         lambda: optimum_mixed(EMPTY, EMPTY, torch.tensor([0])),
         lambda: optimum_iid(torch.zeros(0), torch.zeros(0), 1),
     ],
 )
-def test_an_empty_law_is_refused_where_it_means_nothing(call):
+def test_an_empty_distribution_is_refused_where_it_means_nothing(call):
     with pytest.raises(ConfigError, match="must"):
         call()

@@ -1,10 +1,11 @@
-"""Policies: invariants of every tree, exact shapes and laws, brute-force oracles, losslessness of sampled growth."""
+"""Policies: invariants of every tree, exact shapes and distributions, brute-force oracles, losslessness of sampled
+growth."""
 
 from itertools import product
 
 import pytest
 import torch
-from grown_trees import checked, emitted_law, g_test, pair_law, token_path
+from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,7 +65,7 @@ def test_every_tree_keeps_the_invariants(grown):
         assert max(tree.depths) <= depth
         for node in range(1, tree.num_nodes):
             parent = tree.parent_list[node]
-            prob = source.law(token_path(tree, parent))[tree.token(node)]
+            prob = source.probs(token_path(tree, parent))[tree.token(node)]
             assert prob > 0
             siblings = tree.children(parent)
             rank = siblings.index(node)
@@ -73,26 +74,26 @@ def test_every_tree_keeps_the_invariants(grown):
             if children != IID and (children == SELECTED or not isinstance(policy, BestFirst)):
                 assert batch.values[row, node] == pytest.approx(float(batch.values[row, parent] * prob), rel=1e-4)
             if children == SELECTED and rank > 0:
-                assert prob <= source.law(token_path(tree, parent))[tree.token(siblings[rank - 1])]
-            check_law(tree, node, source, children)
+                assert prob <= source.probs(token_path(tree, parent))[tree.token(siblings[rank - 1])]
+            check_distribution(tree, node, source, children)
 
 
-def check_law(tree, node, source, children):
-    """The stored law is the one that the node was drawn from given its earlier siblings."""
+def check_distribution(tree, node, source, children):
+    """The stored distribution is the one that the node was drawn from given its earlier siblings."""
     parent = tree.parent_list[node]
     siblings = tree.children(parent)
     rank = siblings.index(node)
-    law = source.law(token_path(tree, parent)).clone()
-    stored = tree.law(node)
-    is_all_selected = children == MIXED and stored is None and len(siblings) == int((law > 0).sum())
+    probs = source.probs(token_path(tree, parent)).clone()
+    stored = tree.draft_probs_of(node)
+    is_all_selected = children == MIXED and stored is None and len(siblings) == int((probs > 0).sum())
     if children == SELECTED or (children == MIXED and rank > 0) or is_all_selected:
         assert stored is None
         return
     if children == WITHOUT_REPLACEMENT:
-        law[[tree.token(i) for i in siblings[:rank]]] = 0
+        probs[[tree.token(i) for i in siblings[:rank]]] = 0
     if children == MIXED:
-        law[[tree.token(i) for i in siblings[1:]]] = 0
-    torch.testing.assert_close(stored, law / law.sum(), atol=1e-9, rtol=0)
+        probs[[tree.token(i) for i in siblings[1:]]] = 0
+    torch.testing.assert_close(stored, probs / probs.sum(), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("children", FAMILIES)
@@ -100,7 +101,7 @@ def test_paths_keep_their_shape(children):
     batch = Paths(SHAPE, children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
     for tree in batch.trees:
         assert sorted(tree.to_paths()) == sorted(SHAPE)
-        assert tree.families <= {children, IID}
+        assert tree.sampling_schemes <= {children, IID}
     assert batch.is_width_fixed
     literal = Paths(str(SHAPE), children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
     assert torch.equal(literal.tokens, batch.tokens)
@@ -112,7 +113,7 @@ def test_selected_paths_take_the_tokens_of_their_ranks():
     for node, ranks in enumerate(tree.to_paths(), start=1):
         path = (3,)
         for rank in ranks:
-            path = (*path, int(source.law(path).argsort(descending=True)[rank]))
+            path = (*path, int(source.probs(path).argsort(descending=True)[rank]))
         assert token_path(tree, node) == path
 
 
@@ -123,22 +124,22 @@ def test_k_ary_is_the_full_product():
     assert KAry((1, 2, 3)).max_nodes == batch.max_nodes == 10
 
 
-def test_chain_stores_the_law_of_each_token():
+def test_chain_stores_the_distribution_of_each_token():
     source = TableSource([0, 1, 2], TableLM(5))
     batch = Chain(4).grow(source, 3)
     assert batch.is_chain
-    assert batch.families == {IID}
+    assert batch.sampling_schemes == {IID}
     assert batch.tokens.shape == (3, 4)
-    assert Chain(4).grow(TableSource([0], TableLM(5), is_sampling=False), 3).families == {SELECTED}
+    assert Chain(4).grow(TableSource([0], TableLM(5), is_sampling=False), 3).sampling_schemes == {SELECTED}
 
 
 def test_mixed_puts_the_sample_first_and_excludes_the_selected():
     source = TableSource([0] * 500, TableLM(6))
     batch = KAry((3,), MIXED).grow(source, 1)
-    best = source.law((0,)).topk(2).indices
+    best = source.probs((0,)).topk(2).indices
     assert (batch.tokens[:, 2:] == best).all()
-    assert (batch.law_index[:, 1] >= 0).all()
-    assert (batch.law_index[:, 2:] == -1).all()
+    assert (batch.draft_index[:, 1] >= 0).all()
+    assert (batch.draft_index[:, 2:] == -1).all()
     assert not torch.isin(batch.tokens[:, 1], best).any()
 
 
@@ -151,7 +152,7 @@ def test_rows_without_enough_tokens_get_padding():
     one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
     mixed = KAry((3,), MIXED).grow(one_hot, 1)
     assert mixed.num_nodes.tolist() == [2]
-    assert mixed.families == {SELECTED}, "nothing is left to sample from"
+    assert mixed.sampling_schemes == {SELECTED}, "nothing is left to sample from"
 
 
 def best_paths(source, root, num_nodes, max_depth, vocab_size):
@@ -161,7 +162,7 @@ def best_paths(source, root, num_nodes, max_depth, vocab_size):
         for path in product(range(vocab_size), repeat=depth):
             prob = 1.0
             for i in range(depth):
-                prob *= float(source.law((root, *path[:i]))[path[i]])
+                prob *= float(source.probs((root, *path[:i]))[path[i]])
             probs[path] = prob
     return sorted(probs, key=lambda path: (-probs[path], len(path)))[: num_nodes - 1], probs
 
@@ -184,8 +185,8 @@ def test_heap_grows_the_same_trees():
     source = TableSource([2], model, is_sampling=False, num_candidates=4)
 
     def children_of(path):
-        law = source.law(path)
-        return [(float(law[t]), int(t), (*path, int(t))) for t in law.argsort(descending=True)[:4]]
+        probs = source.probs(path)
+        return [(float(probs[t]), int(t), (*path, int(t))) for t in probs.argsort(descending=True)[:4]]
 
     for num_nodes, depth in ((1, 3), (7, 2), (20, 6)):
         tree = grow_best_first(2, (2,), children_of, num_nodes, depth)
@@ -230,7 +231,7 @@ TOY_ROWS = 8_000
 def test_sampled_trees_decode_losslessly(name, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
     batch = SAMPLED[name].grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 2)
-    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
+    assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), TOY_ROWS) > 1e-3
 
 
 def test_trimming_drawn_nodes_by_their_probability_is_caught():
@@ -240,20 +241,20 @@ def test_trimming_drawn_nodes_by_their_probability_is_caught():
     order = batch.values.argsort(dim=1, descending=True, stable=True)[:, :3]
     trimmed = batch.keep_nodes(torch.zeros_like(batch.tokens, dtype=torch.bool).scatter(1, order, True))
     # A kept second draw whose first was cut counts as drawn first: exactly what a careless rerank would store.
-    assert g_test(emitted_law(trimmed, target, "recursive"), pair_law(target, 0), TOY_ROWS) < 1e-6
+    assert g_test(emitted_probs(trimmed, target, "recursive"), pair_probs(target, 0), TOY_ROWS) < 1e-6
 
 
 class VectorSource:
-    """A `DraftSource` of first-order laws without a Python loop, as on an accelerator."""
+    """A `DraftSource` of first-order distributions without a Python loop, as on an accelerator."""
 
-    def __init__(self, laws, num_rows, is_sampling, num_candidates=None):
-        self.laws, self.is_sampling, self.num_candidates = laws, is_sampling, num_candidates
+    def __init__(self, probs, num_rows, is_sampling, num_candidates=None):
+        self.draft_probs, self.is_sampling, self.num_candidates = probs, is_sampling, num_candidates
         self.root_tokens = torch.arange(num_rows)
         self.generator = torch.Generator().manual_seed(0)
 
     def expand(self, tokens, parents):
-        laws = self.laws[tokens]
-        return Proposal(laws) if self.num_candidates is None else Proposal(*laws.topk(self.num_candidates, dim=-1))
+        probs = self.draft_probs[tokens]
+        return Proposal(probs) if self.num_candidates is None else Proposal(*probs.topk(self.num_candidates, dim=-1))
 
 
 class NoWaiting(TorchDispatchMode):
@@ -281,14 +282,14 @@ class NoWaiting(TorchDispatchMode):
 )
 def test_accelerators_are_not_waited_for(policy, is_sampling, num_candidates, monkeypatch):
     """The same trees come without reading any value, with widths known beforehand."""
-    laws = (2 * torch.randn(6, 6, generator=torch.Generator().manual_seed(2))).softmax(-1)
-    here = policy.grow(VectorSource(laws, 3, is_sampling, num_candidates), 4)
+    probs = (2 * torch.randn(6, 6, generator=torch.Generator().manual_seed(2))).softmax(-1)
+    here = policy.grow(VectorSource(probs, 3, is_sampling, num_candidates), 4)
     monkeypatch.setattr(TreeBuilder, "is_on_host", False)
     with NoWaiting():
-        there = policy.grow(VectorSource(laws, 3, is_sampling, num_candidates), 4)
+        there = policy.grow(VectorSource(probs, 3, is_sampling, num_candidates), 4)
     assert there.max_nodes == policy.max_nodes
-    assert there.families == here.families
-    if here.laws is None:
+    assert there.sampling_schemes == here.sampling_schemes
+    if here.draft_probs is None:
         assert torch.equal(there.tokens[:, : here.max_nodes], here.tokens)
         assert torch.equal(there.parents[:, : here.max_nodes], here.parents)
         assert (there.parents[:, here.max_nodes :] == -2).all()
@@ -307,7 +308,7 @@ def test_builder_keeps_expanded_numbers_apart():
     for row in range(2):
         tree = checked(batch, row)
         for node in range(tree.num_nodes):
-            expected = source.law(token_path(tree, node)).argsort(descending=True).tolist()
+            expected = source.probs(token_path(tree, node)).argsort(descending=True).tolist()
             children = [tree.token(i) for i in tree.children(node)]
             assert children == expected[: len(children)]
 
@@ -320,7 +321,7 @@ def test_candidates_can_only_be_selected(children, family):
             with pytest.raises(ConfigError, match="must be selected"):
                 policy.grow(source, 3)
         else:
-            assert policy.grow(source, 3).families == {family}
+            assert policy.grow(source, 3).sampling_schemes == {family}
 
 
 def test_as_policy():

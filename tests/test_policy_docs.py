@@ -36,10 +36,10 @@ def test_children_are_what_the_table_says():
     for name, expression, children in table():
         code = EXAMPLES.get(name, expression.replace("(k", "(4").replace("(n)", "(6)"))
         policy = eval(code, {key: getattr(policies, key) for key in policies.__all__})
-        families = policy.grow(TableSource([0, 1], TableLM(5)), 3).families
-        assert ("selected" in families) == (children == "selected"), name
+        sampling_schemes = policy.grow(TableSource([0, 1], TableLM(5)), 3).sampling_schemes
+        assert ("selected" in sampling_schemes) == (children == "selected"), name
         if children != "sampled":
-            assert policy.grow(TableSource([0, 1], TableLM(5), num_candidates=3), 3).families == {"selected"}
+            assert policy.grow(TableSource([0, 1], TableLM(5), num_candidates=3), 3).sampling_schemes == {"selected"}
 
 
 def test_the_snippets_run(capsys):

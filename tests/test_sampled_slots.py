@@ -16,7 +16,14 @@ from toy_models import TableLM, TableSource
 from treespec.policies import BestFirst, dyspec
 from treespec.policies.children import Children
 from treespec.policies.slots import ACCEPTANCE, SAMPLING_GAIN, VISIT, slot_values
-from treespec.testing import ConditionalLaw, RandomLaws, ToyTree, assert_lossless, enumerate_traces, exact_law
+from treespec.testing import (
+    ConditionalProbs,
+    RandomDistributions,
+    ToyTree,
+    assert_lossless,
+    enumerate_traces,
+    exact_distribution,
+)
 from treespec.tree import IID, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
 
@@ -24,10 +31,10 @@ FAMILIES = [WITHOUT_REPLACEMENT, IID]
 RANKINGS = [ACCEPTANCE, VISIT]
 
 
-def without(law, drawn):
-    law = law.copy()
-    law[list(drawn)] = 0 * law[0]
-    return law / law.sum() if law.sum() > 0 else 0 * law
+def without(probs, drawn):
+    probs = probs.copy()
+    probs[list(drawn)] = 0 * probs[0]
+    return probs / probs.sum() if probs.sum() > 0 else 0 * probs
 
 
 def accepted(rest, rank):
@@ -35,11 +42,11 @@ def accepted(rest, rank):
     return [gain + (1 - gain) * prob for prob in rest]
 
 
-def read_values(law, drawn, children, ranking):
+def read_values(probs, drawn, children, ranking):
     """The value of the slot after the tokens `drawn`, and of every token in it, the parent's being 1: plain loops."""
 
     def rest(rank):
-        return law if children == IID else without(law, drawn[:rank])
+        return probs if children == IID else without(probs, drawn[:rank])
 
     come_to = 1
     for rank, token in enumerate(drawn):
@@ -54,38 +61,38 @@ def read_values(law, drawn, children, ranking):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking):
     rng = np.random.default_rng(seed)
-    law = rng.dirichlet(np.full(vocab_size, rng.choice([0.1, 1.0])))
+    distribution = rng.dirichlet(np.full(vocab_size, rng.choice([0.1, 1.0])))
     k = k if children == IID else min(k, vocab_size)
     drawn = rng.choice(vocab_size, k, replace=children == IID).tolist()
-    probs = torch.tensor(law[drawn]).view(1, 1, k)
-    chosen = Children(torch.tensor(drawn).view(1, 1, k), probs, probs > 0, torch.tensor(law).view(1, 1, -1), k)
+    probs = torch.tensor(distribution[drawn]).view(1, 1, k)
+    chosen = Children(torch.tensor(drawn).view(1, 1, k), probs, probs > 0, torch.tensor(distribution).view(1, 1, -1), k)
     values = slot_values(chosen, children, ranking)
     for rank, token in enumerate(drawn):
-        if children != IID and 1 - law[drawn[:rank]].sum() < 1e-6:
+        if children != IID and 1 - distribution[drawn[:rank]].sum() < 1e-6:
             break
-        law_ = law.astype(object)
-        slot, nodes = read_values(law_, drawn[:rank], children, ranking)
-        least = min(float(read_values(law_, drawn[:r], children, ranking)[0]) for r in range(rank + 1))
+        probs_ = distribution.astype(object)
+        slot, nodes = read_values(probs_, drawn[:rank], children, ranking)
+        least = min(float(read_values(probs_, drawn[:r], children, ranking)[0]) for r in range(rank + 1))
         assert values.slots[0, 0, rank] == pytest.approx(least if ranking == VISIT else float(slot), abs=1e-6)
         assert values.nodes[0, 0, rank] == pytest.approx(float(nodes[token]), abs=1e-6)
 
 
 def test_a_slots_value_knows_nothing_of_its_own_draw():
-    law = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     for children in FAMILIES:
         for ranking in RANKINGS:
             slots = []
             for last in (2, 3):
                 tokens = torch.tensor([[[1, last]]])
-                chosen = Children(tokens, law[tokens], tokens >= 0, law.view(1, 1, -1), 2)
+                chosen = Children(tokens, probs[tokens], tokens >= 0, probs.view(1, 1, -1), 2)
                 slots.append(slot_values(chosen, children, ranking).slots)
             assert torch.equal(*slots)
 
 
-def test_no_law_gives_nan():
-    """Laws whose mass is gone after the first draw, of float32 noise, or not of sum one."""
-    for law in ([1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]):
-        probs = torch.tensor(law).view(1, 1, -1)
+def test_no_distribution_gives_nan():
+    """Distributions whose mass is gone after the first draw, of float32 noise, or not of sum one."""
+    for distribution in ([1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]):
+        probs = torch.tensor(distribution).view(1, 1, -1)
         for children in FAMILIES:
             for ranking in RANKINGS:
                 values = slot_values(
@@ -101,41 +108,42 @@ class HeapDrafter:
     `num_dropped` is the planted bug: so many nodes of the least value of their own are dropped in the end.
     """
 
-    draft: ConditionalLaw
+    draft: ConditionalProbs
     budget: int
     children: str
     ranking: str
     max_depth: int = 2
     num_dropped: int = 0
 
-    def __call__(self, chooser: Any) -> ToyTree:
+    def __call__(self, rng: Any) -> ToyTree:
         tree = ToyTree(is_width_fixed=False)
         value, rank, key = {0: 1}, {0: 1}, {0: ()}
         while tree.num_nodes <= self.budget and (slots := self.slots(tree, value, rank, key)):
-            node_key, node, law, nodes = min(slots, key=lambda slot: slot[0])
-            token = chooser.pick(tree.num_nodes, law)
+            node_key, node, probs, nodes = min(slots, key=lambda slot: slot[0])
+            token = rng.pick(tree.num_nodes, probs)
             child = tree.num_nodes
             value[child], rank[child], key[child] = value[node] * nodes[token], -node_key[0], node_key
-            tree.add(node, token, law, self.draft(tree.contexts[node]))
+            tree.add(node, token, probs, self.draft(tree.contexts[node]))
         for _ in range(self.num_dropped):
             leaf = min((i for i in range(1, tree.num_nodes) if not tree.children(i)), key=lambda i: (value[i], -i))
             tree, value = drop(tree, leaf), {i - (i > leaf): v for i, v in value.items() if i != leaf}
         return tree
 
     def slots(self, tree: ToyTree, value: Any, rank: Any, key: Any) -> list[Any]:
-        """(key, node, law, values of the tokens); of equal slots the higher level first, then the better parent's."""
+        """(key, node, distribution, values of the tokens); of equal slots the higher level first, then the
+        better parent's."""
         found = []
         for node in range(tree.num_nodes):
             drawn = [tree.token(child) for child in tree.children(node)]
             base = self.draft(tree.contexts[node])
-            law = base if self.children == IID else without(base, drawn)
+            probs = base if self.children == IID else without(base, drawn)
             depth = len(tree.contexts[node])
-            if depth < self.max_depth and law.sum() > 0 and len(drawn) < self.budget:
+            if depth < self.max_depth and probs.sum() > 0 and len(drawn) < self.budget:
                 slot, nodes = read_values(base, drawn, self.children, self.ranking)
                 above = min(rank[tree.children(node)[-1]] if drawn else rank[node], rank[node])
                 capped = min(value[node] * slot, above)
                 place = (-capped, depth, -min(value[node], rank[node]), key[node], len(drawn))
-                found.append((place, node, law, nodes))
+                found.append((place, node, probs, nodes))
         return found
 
 
@@ -144,26 +152,28 @@ def drop(tree: ToyTree, leaf: int) -> ToyTree:
     for node in range(1, tree.num_nodes):
         if node != leaf:
             parent = tree.parents[node]
-            fewer.add(parent - (parent > leaf), tree.token(node), tree.law(node), tree.base_laws[node])
+            fewer.add(
+                parent - (parent > leaf), tree.token(node), tree.draft_probs_of(node), tree.base_distributions[node]
+            )
     return fewer
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("budget", [2, 4, 6])
-def test_best_first_has_the_law_of_the_heap(budget, ranking):
+def test_best_first_has_the_distribution_of_the_heap(budget, ranking):
     num_rows = 12_000
     source = TableSource([1] * num_rows, TableLM(3, seed=5, scale=1.2), dtype=torch.float64)
     policy = dyspec(budget + 1) if ranking == VISIT else BestFirst(budget + 1)
     batch = policy.grow(source, 3)
-    heap = HeapDrafter(lambda path: source.law((1, *path)).numpy(), budget, WITHOUT_REPLACEMENT, ranking, 3)
-    law: dict[Any, float] = defaultdict(float)
+    heap = HeapDrafter(lambda path: source.probs((1, *path)).numpy(), budget, WITHOUT_REPLACEMENT, ranking, 3)
+    probs: dict[Any, float] = defaultdict(float)
     for weight, tree in enumerate_traces(heap):
         contexts = [(1, *context) for context in tree.contexts]
         drawn = {contexts[n]: tuple(tree.token(c) for c in tree.children(n)) for n in range(tree.num_nodes)}
-        law[frozenset((path, tokens) for path, tokens in drawn.items() if tokens)] += float(weight)
-    assert sum(law.values()) == pytest.approx(1)
-    assert len(law) > 3
-    assert g_test(Counter(map(drawn_tree, batch.trees)), law, num_rows) > 1e-3
+        probs[frozenset((path, tokens) for path, tokens in drawn.items() if tokens)] += float(weight)
+    assert sum(probs.values()) == pytest.approx(1)
+    assert len(probs) > 3
+    assert g_test(Counter(map(drawn_tree, batch.trees)), probs, num_rows) > 1e-3
     assert not batch.is_width_fixed
 
 
@@ -173,24 +183,24 @@ def test_best_first_has_the_law_of_the_heap(budget, ranking):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_heap_is_exactly_lossless(seed, children, ranking, rule):
     """In rational arithmetic: the error is 0."""
-    draft, target = (RandomLaws(3, seed=s, is_exact=True) for s in (seed, seed + 50))
+    draft, target = (RandomDistributions(3, seed=s, is_exact=True) for s in (seed, seed + 50))
     assert_lossless(RULES[rule], HeapDrafter(draft, 3, children, ranking), target)
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
 def test_a_larger_heap_is_lossless(rule):
-    draft, target = RandomLaws(3, seed=7), RandomLaws(3, seed=8)
+    draft, target = RandomDistributions(3, seed=7), RandomDistributions(3, seed=8)
     assert_lossless(RULES[rule], HeapDrafter(draft, 5, WITHOUT_REPLACEMENT, ACCEPTANCE, 3), target)
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
 def test_dropping_by_a_nodes_own_value_is_caught(rule):
-    draft, target = RandomLaws(3, seed=7), RandomLaws(3, seed=8)
+    draft, target = RandomDistributions(3, seed=7), RandomDistributions(3, seed=8)
     heap = HeapDrafter(draft, 3, WITHOUT_REPLACEMENT, ACCEPTANCE, num_dropped=1)
-    assert exact_law(RULES[rule], heap, target).total_variation > 0.005
+    assert exact_distribution(RULES[rule], heap, target).total_variation > 0.005
 
 
-def test_ranked_by_acceptance_flat_laws_give_deeper_trees():
+def test_ranked_by_acceptance_flat_distributions_give_deeper_trees():
     """Ranked by visits most nodes hang off the root."""
     depths = []
     for policy in (BestFirst(8), dyspec(8)):

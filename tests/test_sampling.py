@@ -1,4 +1,4 @@
-"""Draws from given uniforms at their edges, and drawn sequences against their exact laws."""
+"""Draws from given uniforms at their edges, and drawn sequences against their exact distributions."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_boundaries_belong_to_the_next_token() -> None:
 
 
 def test_the_uniform_is_scaled_by_the_sum() -> None:
-    """Laws that sum to a little less, or to anything else, lose no token's share."""
+    """Distributions that sum to a little less, or to anything else, lose no token's share."""
     for scale in (0.9, 1 - 1e-5, 3.0, 1e-6):
         weights = torch.tensor([0.5, 0.5], dtype=torch.float64) * scale
         assert [pick(weights, u) for u in (0.0, 0.4999, 0.5001, ALMOST_ONE)] == [0, 0, 1, 1]
 
 
-def test_a_float32_law_over_a_large_vocabulary_ends_at_its_last_token_with_mass() -> None:
+def test_a_float32_distribution_over_a_large_vocabulary_ends_at_its_last_token_with_mass() -> None:
     logits = torch.randn(49_152, generator=torch.Generator().manual_seed(0))
-    law = logits.softmax(-1)
-    law[-100:] = 0
-    assert pick(law, ALMOST_ONE) == 49_152 - 101
-    middle = pick(law, 0.5)
-    exact = law.numpy().astype(np.longdouble)
+    probs = logits.softmax(-1)
+    probs[-100:] = 0
+    assert pick(probs, ALMOST_ONE) == 49_152 - 101
+    middle = pick(probs, 0.5)
+    exact = probs.numpy().astype(np.longdouble)
     assert exact[:middle].sum() <= exact.sum() / 2 < exact[: middle + 1].sum()
 
 
@@ -102,11 +102,11 @@ def test_sums_of_parallel_scans_are_made_monotone() -> None:
     assert flatten_at_zeros(weights.cumsum(0), weights).equal(weights.cumsum(0))
 
 
-def g_test(counts: dict, law: dict, num_draws: int) -> float:
-    """The p-value of counted outcomes under an exact law."""
-    assert set(counts) <= {outcome for outcome, prob in law.items() if prob > 0}
-    observed = np.array([counts.get(outcome, 0) for outcome in law])
-    expected = np.array([num_draws * prob for prob in law.values()])
+def g_test(counts: dict, probs: dict, num_draws: int) -> float:
+    """The p-value of counted outcomes under an exact distribution."""
+    assert set(counts) <= {outcome for outcome, prob in probs.items() if prob > 0}
+    observed = np.array([counts.get(outcome, 0) for outcome in probs])
+    expected = np.array([num_draws * prob for prob in probs.values()])
     assert expected.sum() == pytest.approx(num_draws)
     return stats.power_divergence(observed, expected, lambda_="log-likelihood").pvalue
 
@@ -116,69 +116,74 @@ def counted(draws: torch.Tensor) -> dict[tuple[int, ...], int]:
     return dict(zip((tuple(row) for row in outcomes.tolist()), numbers.tolist(), strict=True))
 
 
-LAW = [0.4, 0.3, 0.2, 0.1]
+DISTRIBUTION = [0.4, 0.3, 0.2, 0.1]
 NUM_DRAWS = 100_000
 
 
-def without_replacement_law(law: list[float], k: int) -> dict[tuple[int, ...], float]:
-    """The law of ordered draws from the renormalised rest, by the definition."""
+def without_replacement_probs(probs: list[float], k: int) -> dict[tuple[int, ...], float]:
+    """The distribution of ordered draws from the renormalised rest, by the definition."""
     exact = {}
-    for outcome in itertools.permutations(range(len(law)), k):
+    for outcome in itertools.permutations(range(len(probs)), k):
         prob, left = 1.0, 1.0
         for token in outcome:
-            prob *= law[token] / left
-            left -= law[token]
+            prob *= probs[token] / left
+            left -= probs[token]
         exact[outcome] = prob
     return exact
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_draws_without_replacement_have_their_exact_ordered_law(k: int) -> None:
-    laws = torch.tensor(LAW).expand(NUM_DRAWS, -1)
-    tokens, is_drawn = draw_without_replacement(laws, k, torch.Generator().manual_seed(k))
+def test_draws_without_replacement_have_their_exact_ordered_distribution(k: int) -> None:
+    probs = torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1)
+    tokens, is_drawn = draw_without_replacement(probs, k, torch.Generator().manual_seed(k))
     assert tokens.shape == (NUM_DRAWS, k)
     assert bool(is_drawn.all())
-    exact = without_replacement_law(LAW, k)
+    exact = without_replacement_probs(DISTRIBUTION, k)
     assert g_test(counted(tokens), exact, NUM_DRAWS) > SIGNIFICANCE
-    if k > 1:  # The test can fail: draws in ascending order of token are another law.
+    if k > 1:  # The test can fail: draws in ascending order of token are another distribution.
         biased = dict.fromkeys(exact, 0) | counted(tokens.sort(dim=1).values)
         assert g_test(biased, exact, NUM_DRAWS) < SIGNIFICANCE
 
 
 def test_draws_from_a_small_support_name_the_right_tokens(monkeypatch) -> None:
-    """Clocks are set for the tokens that any law has; rows of other supports beside it change nothing."""
-    monkeypatch.setattr("treespec.sampling.MIN_SPARSE", 0)
-    law = torch.tensor([[0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0]] * NUM_DRAWS)
-    law[-1] = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0])
-    tokens, is_drawn = draw_without_replacement(law, 2, torch.Generator().manual_seed(0))
+    """Clocks are set for the tokens that any distribution has; rows of other supports beside it change nothing."""
+    monkeypatch.setattr("treespec.sampling.draws.MIN_SPARSE", 0)
+    probs = torch.tensor([[0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0]] * NUM_DRAWS)
+    probs[-1] = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0])
+    tokens, is_drawn = draw_without_replacement(probs, 2, torch.Generator().manual_seed(0))
     assert bool(is_drawn.all())
     assert set(tokens[-1].tolist()) == {2, 5}
-    exact = without_replacement_law([0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0], 2)
+    exact = without_replacement_probs([0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0], 2)
     exact = {outcome: prob for outcome, prob in exact.items() if prob > 0}
     assert g_test(counted(tokens[:-1]), exact, NUM_DRAWS - 1) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_independent_draws_are_a_product_law(k: int) -> None:
-    laws = torch.tensor(LAW).expand(NUM_DRAWS, -1)
-    tokens = draw_independent(laws, k, torch.Generator().manual_seed(k))
-    exact = {outcome: math.prod(LAW[token] for token in outcome) for outcome in itertools.product(range(4), repeat=k)}
+def test_independent_draws_are_a_product_distribution(k: int) -> None:
+    probs = torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1)
+    tokens = draw_independent(probs, k, torch.Generator().manual_seed(k))
+    exact = {
+        outcome: math.prod(DISTRIBUTION[token] for token in outcome)
+        for outcome in itertools.product(range(4), repeat=k)
+    }
     assert g_test(counted(tokens), exact, NUM_DRAWS) > SIGNIFICANCE
 
 
 def test_draws_by_inverse_cdf_follow_the_weights() -> None:
     uniform = torch.rand(NUM_DRAWS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    tokens = inverse_cdf(torch.tensor(LAW).expand(NUM_DRAWS, -1) * 7, uniform).unsqueeze(1)
-    assert g_test(counted(tokens), {(token,): prob for token, prob in enumerate(LAW)}, NUM_DRAWS) > SIGNIFICANCE
+    tokens = inverse_cdf(torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1) * 7, uniform).unsqueeze(1)
+    assert (
+        g_test(counted(tokens), {(token,): prob for token, prob in enumerate(DISTRIBUTION)}, NUM_DRAWS) > SIGNIFICANCE
+    )
 
 
-def test_a_law_with_too_few_tokens_is_drawn_empty() -> None:
-    law = torch.tensor([[0.0, 0.7, 0.0, 0.3], [0.0, 0.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
-    tokens, is_drawn = draw_without_replacement(law, 3, torch.Generator().manual_seed(0))
+def test_a_distribution_with_too_few_tokens_is_drawn_empty() -> None:
+    probs = torch.tensor([[0.0, 0.7, 0.0, 0.3], [0.0, 0.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    tokens, is_drawn = draw_without_replacement(probs, 3, torch.Generator().manual_seed(0))
     assert is_drawn.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
     assert set(tokens[0, :2].tolist()) == {1, 3}
     assert int(tokens[1, 0]) == 2
-    tokens, is_drawn = draw_without_replacement(law, 9, torch.Generator().manual_seed(0))
+    tokens, is_drawn = draw_without_replacement(probs, 9, torch.Generator().manual_seed(0))
     assert tokens.shape == is_drawn.shape == (3, 4)
 
 
@@ -190,16 +195,16 @@ def test_independent_draws_keep_duplicates_and_skip_zero_mass() -> None:
 
 
 def test_the_same_generator_state_gives_the_same_draws() -> None:
-    law = torch.rand(5, 50, generator=torch.Generator().manual_seed(0))
+    probs = torch.rand(5, 50, generator=torch.Generator().manual_seed(0))
     for draw in (draw_independent, lambda *args: draw_without_replacement(*args)[0]):
-        first, second, third = (draw(law, 4, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+        first, second, third = (draw(probs, 4, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
         assert first.equal(second)
         assert not first.equal(third)
 
 
 def test_residual() -> None:
-    law, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.2, 0.7, 0.1]])
-    torch.testing.assert_close(residual(law, draft), torch.tensor([[0.3, 0.0, 0.0]]))
+    probs, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.2, 0.7, 0.1]])
+    torch.testing.assert_close(residual(probs, draft), torch.tensor([[0.3, 0.0, 0.0]]))
 
 
 def test_normalise_never_divides_by_zero() -> None:

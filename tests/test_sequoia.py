@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import TableLM, TableSource
 
+from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
 from treespec.policies import KAry, Paths, Sequoia, optimal_paths
 from treespec.policies.sequoia import non_increasing
-from treespec.stats import SpeculationStats
 from treespec.tree import TokenTree, Verdict, parse_paths
 
 
@@ -96,7 +96,7 @@ def test_the_policy_grows_this_tree():
         assert sorted(tree.to_paths()) == sorted(optimal_paths(probs, 9))
     assert Sequoia(probs, 9).max_nodes == 9
     assert batch.is_width_fixed
-    assert batch.families > {"without_replacement"}
+    assert batch.sampling_schemes > {"without_replacement"}
 
 
 def test_measured_acceptance_counts_children_of_accepted_nodes():
@@ -107,17 +107,17 @@ def test_measured_acceptance_counts_children_of_accepted_nodes():
     stats.record([tree], [Verdict((0, 2), 7, False)], [[2, 7]])
     stats.record([tree], [Verdict((0, 1, 3), 7, True)], [[1]])  # cut off: nothing is known of node 1's children
     stats.record([tree], [Verdict((0,), 7, False)], [[7]])
-    assert stats.acceptance_per_place == [[0.5, 0.25], [0.0, 1.0]]
+    assert stats.acceptance_per_depth_and_rank == [[0.5, 0.25], [0.0, 1.0]]
     other = SpeculationStats()
     other.add(stats)
-    assert other.acceptance_per_place == stats.acceptance_per_place
+    assert other.acceptance_per_depth_and_rank == stats.acceptance_per_depth_and_rank
     shape = Sequoia.from_stats(stats, 9).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths()
     assert sorted(shape) == sorted(KAry((2, 2)).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths())
     with pytest.raises(ConfigError, match="nothing was drafted"):
         Sequoia.from_stats(SpeculationStats(), 4)
 
 
-def test_measured_acceptance_recovers_the_law():
+def test_measured_acceptance_recovers_the_distribution():
     """Selected children judged by a target equal to the draft: rank r is accepted with the draft's own probability."""
     model = TableLM(4, seed=1)
     source = TableSource([2] * 4000, model, is_sampling=False)
@@ -127,8 +127,8 @@ def test_measured_acceptance_recovers_the_law():
     for tree in batch.trees:
         path = [0]
         while True:
-            law = source.law(tuple(tree.token(i) for i in path))
-            token = int(law.multinomial(1, generator=generator))
+            probs = source.probs(tuple(tree.token(i) for i in path))
+            token = int(probs.multinomial(1, generator=generator))
             found = [i for i in tree.children(path[-1]) if tree.token(i) == token]
             if not found:
                 break
@@ -137,10 +137,10 @@ def test_measured_acceptance_recovers_the_law():
         emitted.append([tree.token(i) for i in path[1:]] + [token])
     stats = SpeculationStats()
     stats.record(batch.trees, verdicts, emitted)
-    top = source.law((2,)).sort(descending=True)
-    below = source.law((2, int(top.indices[0]))).sort(descending=True).values
-    assert stats.acceptance_per_place[0] == pytest.approx(top.values[:3].tolist(), abs=0.03)
-    assert stats.acceptance_per_place[1] == pytest.approx(below[:2].tolist(), abs=0.04)
+    top = source.probs((2,)).sort(descending=True)
+    below = source.probs((2, int(top.indices[0]))).sort(descending=True).values
+    assert stats.acceptance_per_depth_and_rank[0] == pytest.approx(top.values[:3].tolist(), abs=0.03)
+    assert stats.acceptance_per_depth_and_rank[1] == pytest.approx(below[:2].tolist(), abs=0.04)
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import treespec
 from treespec.errors import CheckpointError
-from treespec.heads.checkpoint import read_checkpoint
+from treespec.heads.files.checkpoint import read_checkpoint
 
 NAME = "SmolLM2-135M-Instruct"
 MEASURED = "e071998cc5c11e362b4906b3fe225d62bd977eb87a2ae9d6d79cd6673996b49b"

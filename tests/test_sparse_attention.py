@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from treespec.heads.sparse import AnchoredMixing, UnrolledMixing
+from treespec.heads.modules.sparse import AnchoredMixing, UnrolledMixing
 
 ROWS, KEY_HEADS, SHARE, SIZE, TOKENS = 2, 2, 3, 4, 9
 

@@ -1,7 +1,7 @@
 """The statistics of hand-made steps, counted on fingers."""
 
 from treespec import TokenTree, Verdict
-from treespec.stats import SpeculationStats
+from treespec.engine.stats import SpeculationStats
 
 BUSH = TokenTree.from_paths([(0,), (1,), (0, 0)], tokens=[9, 1, 2, 3])
 CHAIN = TokenTree.from_paths([(0,), (0, 0)], tokens=[9, 1, 3])

@@ -5,7 +5,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from grown_trees import checked, emitted_law, g_test, pair_law, token_path
+from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import TableLM, TableSource
@@ -39,22 +39,22 @@ def test_trees_keep_the_invariants(width, depth, max_depth, vocab_size, seed, is
         assert max(levels) <= min(depth, max_depth)
         for level in range(1, max(levels) + 1):
             frontier = [node for node in range(tree.num_nodes) if tree.depths[node] == level - 1]
-            num_paths = sum(int((source.law(token_path(tree, node)) > 0).sum()) for node in frontier)
+            num_paths = sum(int((source.probs(token_path(tree, node)) > 0).sum()) for node in frontier)
             assert levels[level] == min(width, num_paths)
         for node in range(1, tree.num_nodes):
             parent = tree.parent_list[node]
             siblings = tree.children(parent)
             tokens = [tree.token(i) for i in siblings]
-            law = source.law(token_path(tree, parent)).clone()
-            assert law[tree.token(node)] > 0
+            probs = source.probs(token_path(tree, parent)).clone()
+            assert probs[tree.token(node)] > 0
             assert len(set(tokens)) == len(tokens)
-            value = batch.values[row, parent] * law[tree.token(node)]
+            value = batch.values[row, parent] * probs[tree.token(node)]
             assert batch.values[row, node] == pytest.approx(float(value), rel=1e-4)
             if is_sampling:
-                law[tokens[: siblings.index(node)]] = 0
-                torch.testing.assert_close(tree.law(node), law / law.sum(), atol=1e-9, rtol=0)
+                probs[tokens[: siblings.index(node)]] = 0
+                torch.testing.assert_close(tree.draft_probs_of(node), probs / probs.sum(), atol=1e-9, rtol=0)
             else:
-                assert tree.law(node) is None
+                assert tree.draft_probs_of(node) is None
 
 
 def path_probs(source, root, depth):
@@ -63,19 +63,19 @@ def path_probs(source, root, depth):
     for path in product(range(source._model.vocab_size), repeat=depth):
         probs[path] = 1.0
         for i, token in enumerate(path):
-            probs[path] *= float(source.law((root, *path[:i]))[token])
+            probs[path] *= float(source.probs((root, *path[:i]))[token])
     return probs
 
 
 def draws_of(probs, k):
-    """The law of k draws without replacement, by enumeration: ordered tuples to probabilities."""
-    law = {}
+    """The distribution of k draws without replacement, by enumeration: ordered tuples to probabilities."""
+    distribution = {}
     for drawn in permutations(probs, k):
-        left, law[drawn] = 1.0, 1.0
+        left, distribution[drawn] = 1.0, 1.0
         for path in drawn:
-            law[drawn] *= probs[path] / left
+            distribution[drawn] *= probs[path] / left
             left -= probs[path]
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize(("depth", "width"), [(1, 2), (2, 2), (3, 2), (2, 3)])
@@ -88,9 +88,9 @@ def test_a_level_holds_paths_drawn_without_replacement(depth, width):
         tuple(token_path(tree, node)[1:] for node in range(tree.num_nodes) if tree.depths[node] == depth)
         for tree in batch.trees
     )
-    law = draws_of(path_probs(source, 1, depth), width)
-    assert sum(law.values()) == pytest.approx(1)
-    assert g_test(counts, law, num_rows) > 1e-3
+    probs = draws_of(path_probs(source, 1, depth), width)
+    assert sum(probs.values()) == pytest.approx(1)
+    assert g_test(counts, probs, num_rows) > 1e-3
 
 
 def test_without_sampling_it_is_beam_search():
@@ -110,7 +110,7 @@ def test_a_beam_of_one_is_a_chain():
     source = TableSource([0] * num_rows, TableLM(3, seed=1), dtype=torch.float64)
     beam = StochasticBeam(1, 2).grow(source, 9)
     assert beam.is_chain
-    assert beam.families == {IID}
+    assert beam.sampling_schemes == {IID}
     counts = Counter(token_path(tree, 2)[1:] for tree in beam.trees)
     assert g_test(counts, path_probs(source, 0, 2), num_rows) > 1e-3
 
@@ -123,8 +123,8 @@ TOY_ROWS = 8_000
 def test_the_cut_by_arrival_is_lossless(width, depth, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
     batch = StochasticBeam(width, depth).grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 9)
-    assert WITHOUT_REPLACEMENT in batch.families
-    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), TOY_ROWS) > 1e-3
+    assert WITHOUT_REPLACEMENT in batch.sampling_schemes
+    assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), TOY_ROWS) > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
@@ -134,13 +134,13 @@ def test_a_cut_by_probability_is_caught(rule):
     batch = StochasticBeam(2, 1).grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 9)
     best = batch.values.argsort(dim=1, descending=True)[:, :2]
     trimmed = batch.keep_nodes(torch.zeros_like(batch.tokens, dtype=torch.bool).scatter(1, best, True))
-    assert g_test(emitted_law(trimmed, target, rule), pair_law(target, 0), TOY_ROWS) < 1e-6
+    assert g_test(emitted_probs(trimmed, target, rule), pair_probs(target, 0), TOY_ROWS) < 1e-6
 
 
 def test_options():
-    assert StochasticBeam(2, 2, SELECTED).grow(TableSource([0], TableLM(4)), 9).families == {SELECTED}
+    assert StochasticBeam(2, 2, SELECTED).grow(TableSource([0], TableLM(4)), 9).sampling_schemes == {SELECTED}
     candidates = TableSource([0], TableLM(4), num_candidates=3)
-    assert StochasticBeam(2, 2).grow(candidates, 9).families == {SELECTED}
+    assert StochasticBeam(2, 2).grow(candidates, 9).sampling_schemes == {SELECTED}
     for make in (lambda: StochasticBeam(0, 1), lambda: StochasticBeam(1, 0), lambda: StochasticBeam(2, 2, IID)):
         with pytest.raises(ConfigError):
             make()

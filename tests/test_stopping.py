@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from grown_trees import checked, emitted_law, g_test, pair_law, token_path
+from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_models import TableLM, TableSource, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.engine import speculate
+from treespec.engine.loop import speculate
+from treespec.engine.request import Request
 from treespec.errors import ConfigError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, LikelyRejection, LowConfidence
 from treespec.protocols import Capability, Scores, VerifiedStep
-from treespec.request import Request
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
 
 RULES = {
@@ -48,22 +48,24 @@ def test_chains_end_where_the_rule_says(name, is_sampling, is_sparse, k, max_dep
         roots = [0, 1, 2, 3]
         return TableSource(roots, model, is_sampling, num_candidates, is_sparse, seed, torch.float64)
 
-    laws = source()
+    distributions = source()
     batch = Chain(k, stop=RULES[name]).grow(source(), max_depth)
     full = Chain(k).grow(source(), max_depth)
     assert bool(batch.is_valid)
     assert batch.is_chain
     assert batch.is_width_fixed
-    assert batch.families <= full.families
+    assert batch.sampling_schemes <= full.sampling_schemes
     for row in range(4):
         tree, whole = checked(batch, row), full.trees[row]
         path = token_path(whole, whole.num_nodes - 1)
-        probs = [float(laws.law(path[:i])[path[i]]) for i in range(1, len(path))]
+        probs = [float(distributions.probs(path[:i])[path[i]]) for i in range(1, len(path))]
         assert tree.tokens.tolist() == list(path[: 1 + plain_length(name, probs)])
         for node in range(1, tree.num_nodes):
-            assert (tree.law(node) is None) == (whole.law(node) is None)
-            if tree.law(node) is not None:
-                torch.testing.assert_close(tree.law(node), laws.law(path[:node]), atol=1e-9, rtol=0)
+            assert (tree.draft_probs_of(node) is None) == (whole.draft_probs_of(node) is None)
+            if tree.draft_probs_of(node) is not None:
+                torch.testing.assert_close(
+                    tree.draft_probs_of(node), distributions.probs(path[:node]), atol=1e-9, rtol=0
+                )
 
 
 def test_stopping_saves_draft_passes():
@@ -88,7 +90,7 @@ def test_stopped_chains_decode_losslessly(name, rule):
     draft, target = toy_pair()
     batch = Chain(3, stop=RULES[name]).grow(draft, 3)
     assert len(set(batch.num_nodes.tolist())) > 1
-    assert g_test(emitted_law(batch, target, rule), pair_law(target, 0), ROWS) > 1e-3
+    assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), ROWS) > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
@@ -96,9 +98,9 @@ def test_dropping_the_unlikely_token_is_caught(rule):
     """The planted bug: the token of low confidence is taken back in place of being the last."""
     draft, target = toy_pair()
     batch = Chain(1).grow(draft, 1)
-    is_likely = batch.laws.gather(1, batch.tokens[:, 1:]) >= 0.35
+    is_likely = batch.draft_probs.gather(1, batch.tokens[:, 1:]) >= 0.35
     trimmed = batch.keep_nodes(torch.cat([torch.ones_like(is_likely), is_likely], 1))
-    assert g_test(emitted_law(trimmed, target, rule), pair_law(target, 0), ROWS) < 1e-6
+    assert g_test(emitted_probs(trimmed, target, rule), pair_probs(target, 0), ROWS) < 1e-6
 
 
 def step_of(lengths, accepted):
@@ -120,11 +122,11 @@ def test_adaptive_chain_follows_its_verdicts():
         ([6, 6, 0], [6, 2, 0], 6),
         ([6, 6, 6], [6, 2, 0], 5),
     ]:
-        policy.commit(step_of(lengths, accepted))
+        policy.update(step_of(lengths, accepted))
         assert policy.k == expected
         assert policy.grow(TableSource([0], TableLM(4)), 99).max_nodes == expected + 1
     for _ in range(9):
-        policy.commit(step_of([2], [0]))
+        policy.update(step_of([2], [0]))
     assert policy.k == 1
 
 
@@ -144,9 +146,9 @@ class FixedLength:
 class CountedChain(AdaptiveChain):
     num_told = 0
 
-    def commit(self, step):
+    def update(self, step):
         self.num_told += 1
-        super().commit(step)
+        super().update(step)
 
 
 PROMPTS = torch.tensor([[1, 2, 3, 1, 2], [2, 0, 1, 3, 0]])
@@ -196,7 +198,7 @@ def test_a_shared_policy_that_the_target_cannot_verify_learns_once_from_its_own_
     class CountedTree(BestFirst):
         num_told = 0
 
-        def commit(self, step):
+        def update(self, step):
             self.num_told += 1
 
     policy = CountedTree(4)

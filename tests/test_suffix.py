@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import SuffixLookup, SuffixStore
-from treespec.drafters import suffix_store as store_module
-from treespec.drafters.suffix_text import LOOK_BACK, MAX_OCCURRENCES, SuffixText
+from treespec.drafters.lookup import suffix_store as store_module
+from treespec.drafters.lookup.suffix_text import LOOK_BACK, MAX_OCCURRENCES, SuffixText
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import Scores, VerifiedStep
@@ -124,7 +124,7 @@ def test_suffix_lookup_drafts_what_followed(policy):
     prompts = [[1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], [1, 2, 3]]
     batch = Loop(SuffixLookup(doubt=0.0), prompts, policy).propose(max_depth=3)
     assert batch.num_nodes[1] == 1, "nothing was repeated"
-    assert batch.families == {SELECTED}
+    assert batch.sampling_schemes == {SELECTED}
     tree = batch.trees[0]
     first = tree.children(0)
     assert tree.token(first[0]) == 3
@@ -310,7 +310,7 @@ def test_suffix_lookup_is_fast(is_repetitive, is_warm):
         start = time.perf_counter()
         for _ in range(10):
             loop.drafter.propose(16)
-            loop.drafter.commit(VerifiedStep(trees, [], Scores(torch.empty(0)), [[int(text[0]), int(text[1])]]))
+            loop.drafter.update(VerifiedStep(trees, [], Scores(torch.empty(0)), [[int(text[0]), int(text[1])]]))
         rounds.append((time.perf_counter() - start) / 10)
     assert min(rounds) < 0.3e-3
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from treespec import tensor_file
+from treespec.data import tensor_file
+from treespec.data.tensor_file import read_tensors, write_tensors
 from treespec.errors import CheckpointError
-from treespec.tensor_file import read_tensors, write_tensors
 
 FORMAT = "test-1"
 

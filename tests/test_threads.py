@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import treespec
-from treespec.judge import judge
-from treespec.laws import NoProcessors, TargetLaws
+from treespec.engine.target_probs import TargetProbs
+from treespec.engine.threads import one_thread
+from treespec.engine.verify import verify_trees
 from treespec.protocols import History
-from treespec.threads import one_thread
+from treespec.sampling import NoProcessors
 from treespec.verification import RULES
 
 VOCAB_SIZE = 50_000
@@ -33,18 +34,18 @@ class Watching:
     def check(self, trees):
         """All trees will do."""
 
-    def walk(self, tree, target_law, chooser):
+    def verify(self, tree, target_probs, rng):
         self.seen = torch.get_num_threads()
         if self.error is not None:
             raise self.error
-        return RULES["target_walk"].walk(tree, target_law, chooser)
+        return RULES["target_walk"].verify(tree, target_probs, rng)
 
 
 def verified(rule):
     trees = treespec.TreeBatch(torch.tensor([[1, 2]]), torch.tensor([[-1, 0]]))
     history = History(torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
-    laws = TargetLaws(trees, torch.zeros(1, 2, VOCAB_SIZE), history, NoProcessors(), [0], is_sampling=True)
-    return judge(rule, trees, laws, torch.full((1, 2), 0.5), torch.full((1, 2), 0.5))
+    probs = TargetProbs(trees, torch.zeros(1, 2, VOCAB_SIZE), history, NoProcessors(), [0], is_sampling=True)
+    return verify_trees(rule, trees, probs, torch.full((1, 2), 0.5), torch.full((1, 2), 0.5))
 
 
 def test_a_walk_has_one_thread():

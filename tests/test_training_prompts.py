@@ -10,7 +10,7 @@ from benchmarks.overlap import shared, word_runs
 from benchmarks.training_prompts import build, build_openings, code, passages
 from benchmarks.training_prompts.__main__ import main
 from benchmarks.training_prompts.build import QUARTERS, draw_new
-from treespec.hf.chat import read_prompts
+from treespec.training.text.chat import read_prompts
 
 MESSAGES = build()
 POOLS = [

@@ -25,7 +25,7 @@ from treespec.tree import (
     parse_paths,
 )
 
-LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.25, 0.25, 0.5]])
+DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.25, 0.25, 0.5]])
 
 
 @st.composite
@@ -110,9 +110,9 @@ def test_limit_depth_cuts_what_networkx_cuts(listed: list[list[int]], first_limi
         assert set(relabelled.nodes) == kept
 
 
-def test_keeping_nodes_takes_their_laws_along() -> None:
+def test_keeping_nodes_takes_their_distributions_along() -> None:
     tree = TokenTree(
-        torch.tensor([0, 1, 2, 1, 2]), torch.tensor([-1, 0, 0, 1, 2]), LAWS, torch.tensor([-1, 0, 0, 1, -1]),
+        torch.tensor([0, 1, 2, 1, 2]), torch.tensor([-1, 0, 0, 1, 2]), DISTRIBUTIONS, torch.tensor([-1, 0, 0, 1, -1]),
         torch.tensor([False, True, True, False, False]),
     )  # fmt: skip
     batch = TreeBatch.from_trees([tree, tree_of([-1])])
@@ -120,8 +120,8 @@ def test_keeping_nodes_takes_their_laws_along() -> None:
     cut = batch.keep_nodes(keep)
     assert cut.parents.tolist() == [[-1, 0, 1], [-1, PADDING_PARENT, PADDING_PARENT]]
     assert cut.tokens[0].tolist() == [0, 2, 2]
-    assert cut.law_index is not None
-    assert cut.law_index[0].tolist() == [-1, 0, -1]
+    assert cut.draft_index is not None
+    assert cut.draft_index[0].tolist() == [-1, 0, -1]
     assert cut.is_without_replacement is not None
     assert cut.is_without_replacement[0].tolist() == [False, True, False]
     assert batch.keep_nodes(keep, width=4).max_nodes == 4
@@ -142,7 +142,7 @@ def test_the_literal_of_vllm() -> None:
     assert parse_paths("[(0,), (1,), (0, 0)]") == [(0,), (1,), (0, 0)]
     tree = TokenTree.from_paths("[(0,), (1,), (0, 0), (0, 1), (1, 0)]", [9, 1, 2, 3, 4, 5])
     assert tree.parent_list == [-1, 0, 0, 1, 1, 2]
-    assert tree.laws is None
+    assert tree.draft_probs is None
     assert TokenTree.from_paths([], [9]).num_nodes == 1
 
 
@@ -183,23 +183,28 @@ def test_wrong_tokens_raise() -> None:
             TokenTree.chain(tokens)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("name", ["tokens", "parents", "laws", "law_index", "is_without_replacement"])
+@pytest.mark.parametrize("name", ["tokens", "parents", "draft_probs", "draft_index", "is_without_replacement"])
 def test_arrays_are_tensors(name: str) -> None:
-    good = {**PAIR, "laws": LAWS, "law_index": INDEX, "is_without_replacement": torch.zeros(3, dtype=torch.bool)}
+    good = {
+        **PAIR,
+        "draft_probs": DISTRIBUTIONS,
+        "draft_index": INDEX,
+        "is_without_replacement": torch.zeros(3, dtype=torch.bool),
+    }
     with pytest.raises(InvalidTreeError, match=f"{name} must be a tensor, got list"):
         TokenTree(**good | {name: good[name].tolist()})
 
 
 def test_a_chain() -> None:
-    tree = TokenTree.chain([9, 1, 2], LAWS)
+    tree = TokenTree.chain([9, 1, 2], DISTRIBUTIONS)
     assert tree.is_chain
     assert tree.parent_list == [-1, 0, 1]
-    assert tree.families == {IID}
+    assert tree.sampling_schemes == {IID}
     for node in (1, 2):
-        law = tree.law(node)
-        assert law is not None
-        assert law.equal(LAWS[node - 1])
-    assert TokenTree.chain([9, 1, 2]).families == {SELECTED}
+        probs = tree.draft_probs_of(node)
+        assert probs is not None
+        assert probs.equal(DISTRIBUTIONS[node - 1])
+    assert TokenTree.chain([9, 1, 2]).sampling_schemes == {SELECTED}
 
 
 INDEX, FLAGS = torch.tensor([-1, 0, 0]), torch.tensor([False, True, True])
@@ -207,7 +212,7 @@ PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
 
 
 @pytest.mark.parametrize(
-    ("law_index", "flags", "family"),
+    ("draft_index", "flags", "family"),
     [
         ([-1, -1, -1], None, SELECTED),
         ([-1, 0, 0], None, IID),
@@ -217,44 +222,48 @@ PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
         ([-1, 0, 0], [False, False, True], MIXED),
     ],
 )
-def test_families_of_siblings(law_index: list[int], flags: list[bool] | None, family: str) -> None:
+def test_families_of_siblings(draft_index: list[int], flags: list[bool] | None, family: str) -> None:
     is_drawn_once = None if flags is None else torch.tensor(flags)
-    tree = TokenTree(**PAIR, laws=LAWS, law_index=torch.tensor(law_index), is_without_replacement=is_drawn_once)
-    assert tree.families == {family}
-    assert TreeBatch.from_trees([tree]).families == {family}
+    tree = TokenTree(
+        **PAIR, draft_probs=DISTRIBUTIONS, draft_index=torch.tensor(draft_index), is_without_replacement=is_drawn_once
+    )
+    assert tree.sampling_schemes == {family}
+    assert TreeBatch.from_trees([tree]).sampling_schemes == {family}
 
 
 def test_an_only_child_counts_as_independent() -> None:
     flags = torch.tensor([False, True])
-    tree = TokenTree(torch.tensor([9, 1]), torch.tensor([-1, 0]), LAWS, torch.tensor([-1, 0]), flags)
-    assert tree.families == {IID}
-    assert tree_of([-1]).families == frozenset()
+    tree = TokenTree(torch.tensor([9, 1]), torch.tensor([-1, 0]), DISTRIBUTIONS, torch.tensor([-1, 0]), flags)
+    assert tree.sampling_schemes == {IID}
+    assert tree_of([-1]).sampling_schemes == frozenset()
 
 
-def test_the_law_without_earlier_siblings() -> None:
+def test_the_distribution_without_earlier_siblings() -> None:
     """Only siblings from the same row are taken out."""
     tree = TokenTree(
-        torch.tensor([9, 0, 1, 0, 2]), torch.tensor([-1, 0, 0, 0, 0]), LAWS, torch.tensor([-1, 0, 0, 1, 1]),
+        torch.tensor([9, 0, 1, 0, 2]), torch.tensor([-1, 0, 0, 0, 0]), DISTRIBUTIONS, torch.tensor([-1, 0, 0, 1, 1]),
         torch.tensor([False, True, True, True, True]),
     )  # fmt: skip
-    laws = [tree.law(node) for node in range(1, 5)]
-    expected = [LAWS[0], torch.tensor([0, 0.6, 0.4]), LAWS[1], torch.tensor([0, 1 / 3, 2 / 3])]
-    for law, wanted in zip(laws, expected, strict=True):
-        assert law is not None
-        torch.testing.assert_close(law, wanted)
-    assert LAWS[0].tolist() == pytest.approx([0.5, 0.3, 0.2])
+    distributions = [tree.draft_probs_of(node) for node in range(1, 5)]
+    expected = [DISTRIBUTIONS[0], torch.tensor([0, 0.6, 0.4]), DISTRIBUTIONS[1], torch.tensor([0, 1 / 3, 2 / 3])]
+    for distribution, wanted in zip(distributions, expected, strict=True):
+        assert distribution is not None
+        torch.testing.assert_close(distribution, wanted)
+    assert DISTRIBUTIONS[0].tolist() == pytest.approx([0.5, 0.3, 0.2])
 
 
-def test_batched_laws_are_those_of_the_trees() -> None:
-    first = TokenTree(**PAIR, laws=LAWS[:1], law_index=INDEX, is_without_replacement=FLAGS)
-    second = TokenTree(**PAIR, laws=LAWS, law_index=torch.tensor([-1, 1, -1]), is_width_fixed=False)
+def test_batched_distributions_are_those_of_the_trees() -> None:
+    first = TokenTree(**PAIR, draft_probs=DISTRIBUTIONS[:1], draft_index=INDEX, is_without_replacement=FLAGS)
+    second = TokenTree(**PAIR, draft_probs=DISTRIBUTIONS, draft_index=torch.tensor([-1, 1, -1]), is_width_fixed=False)
     batch = TreeBatch.from_trees([first, tree_of([-1, 0]), second])
     assert not batch.is_width_fixed
-    assert batch.families == {WITHOUT_REPLACEMENT, SELECTED, MIXED}
+    assert batch.sampling_schemes == {WITHOUT_REPLACEMENT, SELECTED, MIXED}
     for tree, row in ((first, 0), (second, 2)):
         for node in (1, 2):
-            law, batched = tree.law(node), batch.trees[row].law(node)
-            assert (law is None and batched is None) or (law is not None and batched is not None and law.equal(batched))
+            probs, batched = tree.draft_probs_of(node), batch.trees[row].draft_probs_of(node)
+            assert (probs is None and batched is None) or (
+                probs is not None and batched is not None and probs.equal(batched)
+            )
 
 
 @pytest.mark.parametrize(
@@ -271,27 +280,36 @@ def test_batched_laws_are_those_of_the_trees() -> None:
         ({"tokens": [[9, 1, 2]]}, r"tokens must be int64 \[N\]"),
         ({"tokens": []}, "at least a root"),
         ({"tokens": [9.0, 1.0, 2.0]}, "tokens must be"),
-        ({"laws": [0.5, 0.3, 0.2]}, r"laws must be float \[R, V\]"),
-        ({"laws": [[1, 0, 0]]}, "laws must be float"),
-        ({"laws": torch.zeros(0, 3)}, "at least one"),
-        ({"laws": None}, "come together"),
-        ({"law_index": None}, "come together"),
-        ({"law_index": [-1, 0]}, "law_index must be"),
-        ({"law_index": [0, 0, 0]}, "-1 at the root"),
-        ({"law_index": [-1, 0, 2]}, r"in \[-1, 2\)"),
-        ({"law_index": [-1, 0, -2]}, r"in \[-1, 2\)"),
+        ({"draft_probs": [0.5, 0.3, 0.2]}, r"draft_probs must be float \[R, V\]"),
+        ({"draft_probs": [[1, 0, 0]]}, "draft_probs must be float"),
+        ({"draft_probs": torch.zeros(0, 3)}, "R >= 1"),
+        ({"draft_probs": None}, "come together"),
+        ({"draft_index": None}, "come together"),
+        ({"draft_index": [-1, 0]}, "draft_index must be"),
+        ({"draft_index": [0, 0, 0]}, "-1 at the root"),
+        ({"draft_index": [-1, 0, 2]}, r"in \[-1, 2\)"),
+        ({"draft_index": [-1, 0, -2]}, r"in \[-1, 2\)"),
         ({"is_without_replacement": [0, 1, 1]}, "is_without_replacement must be torch.bool"),
-        ({"laws": [[0.5, 0.3, 0.1], [1.0, 0.0, 0.0]]}, "law 0 is not a probability law.*0.9"),
-        ({"laws": [[0.5, 0.3, 0.2], [1.0, 0.5, -0.5]]}, "law 1 is not a probability law.*sum to 1, least -0.5"),
-        ({"laws": [[0.5, 0.3, 0.2], [1.0, float("nan"), 0.0]]}, "law 1 is not a probability law"),
-        ({"laws": [[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]}, "node 1 carries token 1, which .* zero"),
+        (
+            {"draft_probs": [[0.5, 0.3, 0.1], [1.0, 0.0, 0.0]]},
+            "distribution 0 is not a probability distribution.*0.9",
+        ),
+        (
+            {"draft_probs": [[0.5, 0.3, 0.2], [1.0, 0.5, -0.5]]},
+            "distribution 1 is not a probability distribution.*sum to 1, least -0.5",
+        ),
+        (
+            {"draft_probs": [[0.5, 0.3, 0.2], [1.0, float("nan"), 0.0]]},
+            "distribution 1 is not a probability distribution",
+        ),
+        ({"draft_probs": [[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]}, "node 1 carries token 1, which .* zero"),
         ({"tokens": [9, 1, 3]}, "node 2 carries token 3"),
         ({"tokens": [9, 1, -1]}, "node 2 carries token -1"),
         ({"tokens": [9, 1, 1], "is_without_replacement": [False, True, True]}, "node 2 carries token 1"),
     ],
 )
 def test_wrong_trees_raise(changes: dict, message: str) -> None:
-    good = {**PAIR, "laws": LAWS, "law_index": INDEX, "is_without_replacement": None}
+    good = {**PAIR, "draft_probs": DISTRIBUTIONS, "draft_index": INDEX, "is_without_replacement": None}
     TokenTree(**good)
     spoilt = {name: torch.tensor(value) if isinstance(value, list) else value for name, value in changes.items()}
     with pytest.raises(InvalidTreeError, match=message):
@@ -303,9 +321,12 @@ def test_wrong_trees_raise(changes: dict, message: str) -> None:
     [
         ({"tokens": torch.tensor([9, 1, 2])}, r"tokens must be int64 \[B, N\]"),
         ({"parents": torch.tensor([[-1, 0]])}, "parents must be"),
-        ({"laws": LAWS}, "come together"),
-        ({"law_index": torch.tensor([[-1, 0, 0]])}, "come together"),
-        ({"laws": LAWS.unsqueeze(0), "law_index": torch.tensor([[-1, 0, 0]])}, r"laws must be float \[R, V\]"),
+        ({"draft_probs": DISTRIBUTIONS}, "come together"),
+        ({"draft_index": torch.tensor([[-1, 0, 0]])}, "come together"),
+        (
+            {"draft_probs": DISTRIBUTIONS.unsqueeze(0), "draft_index": torch.tensor([[-1, 0, 0]])},
+            r"draft_probs must be float \[R, V\]",
+        ),
     ],
 )
 def test_wrong_batches_raise(changes: dict, message: str) -> None:
@@ -320,7 +341,9 @@ def test_batches_of_nothing_or_of_unlike_vocabularies_raise() -> None:
         with pytest.raises(InvalidTreeError, match="at least one TokenTree"):
             TreeBatch.from_trees(trees)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidTreeError, match="share V"):
-        TreeBatch.from_trees([TokenTree.chain([9, 1], LAWS[:1]), TokenTree.chain([9, 1], torch.full((1, 4), 0.25))])
+        TreeBatch.from_trees(
+            [TokenTree.chain([9, 1], DISTRIBUTIONS[:1]), TokenTree.chain([9, 1], torch.full((1, 4), 0.25))]
+        )
 
 
 @pytest.mark.parametrize(
@@ -334,17 +357,17 @@ def test_batches_of_nothing_or_of_unlike_vocabularies_raise() -> None:
         {"parents": [[-1, 0, -5]]},
         {"tokens": [[9, 1, 3]]},
         {"tokens": [[9, 1, -1]]},
-        {"law_index": [[-1, 0, 2]]},
-        {"law_index": [[-1, 0, -2]]},
-        {"laws": [[0.5, 0.3, 0.1], [1.0, 0.0, 0.0]]},
-        {"laws": [[0.5, 0.3, 0.2], [1.5, -0.5, 0.0]]},
-        {"laws": [[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]},
-        {"laws": [[0.5, 0.3, 0.2], [float("nan"), 0.5, 0.5]]},
+        {"draft_index": [[-1, 0, 2]]},
+        {"draft_index": [[-1, 0, -2]]},
+        {"draft_probs": [[0.5, 0.3, 0.1], [1.0, 0.0, 0.0]]},
+        {"draft_probs": [[0.5, 0.3, 0.2], [1.5, -0.5, 0.0]]},
+        {"draft_probs": [[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]},
+        {"draft_probs": [[0.5, 0.3, 0.2], [float("nan"), 0.5, 0.5]]},
         {"tokens": [[9, 1, 1]], "is_without_replacement": [[False, True, True]]},
     ],
 )
 def test_the_flag_of_a_batch_sees_what_construction_of_a_tree_sees(changes: dict) -> None:
-    batch = TreeBatch.from_trees([TokenTree(**PAIR, laws=LAWS, law_index=INDEX)])
+    batch = TreeBatch.from_trees([TokenTree(**PAIR, draft_probs=DISTRIBUTIONS, draft_index=INDEX)])
     assert bool(batch.is_valid)
     assert not dataclasses.replace(batch, **{name: torch.tensor(value) for name, value in changes.items()}).is_valid
 
@@ -352,11 +375,13 @@ def test_the_flag_of_a_batch_sees_what_construction_of_a_tree_sees(changes: dict
 def test_the_flag_lets_the_same_token_be_drawn_again_where_it_may() -> None:
     """From another row, below another parent, or with replacement."""
     tree = TokenTree(
-        torch.tensor([9, 1, 1, 1, 2]), torch.tensor([-1, 0, 0, 1, 1]), LAWS, torch.tensor([-1, 0, 1, 0, 0]),
+        torch.tensor([9, 1, 1, 1, 2]), torch.tensor([-1, 0, 0, 1, 1]), DISTRIBUTIONS, torch.tensor([-1, 0, 1, 0, 0]),
         torch.tensor([False, True, True, True, True]),
     )  # fmt: skip
     assert bool(TreeBatch.from_trees([tree]).is_valid)
-    assert bool(TreeBatch.from_trees([TokenTree(torch.tensor([9, 1, 1]), PAIR["parents"], LAWS, INDEX)]).is_valid)
+    assert bool(
+        TreeBatch.from_trees([TokenTree(torch.tensor([9, 1, 1]), PAIR["parents"], DISTRIBUTIONS, INDEX)]).is_valid
+    )
 
 
 def test_ancestor_mask_of_a_deep_chain() -> None:

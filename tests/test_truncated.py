@@ -1,8 +1,8 @@
-"""Truncated draft laws: what is stored is what was drawn from, and optimal transport verifies it end to end."""
+"""Truncated draft distributions are stored as drawn from, and optimal transport verifies them end to end."""
 
 import pytest
 import torch
-from grown_trees import emitted_law, g_test, pair_law
+from grown_trees import emitted_probs, g_test, pair_probs
 from tiny import noisy_copy, prompt, tiny_llama
 from toy_models import TableLM, TableSource
 
@@ -17,29 +17,29 @@ TRANSPORT = ["optimal_transport", "transport_traversal"]
 
 
 @pytest.mark.parametrize("children", [IID, WITHOUT_REPLACEMENT, SELECTED])
-def test_laws_are_those_of_the_most_probable_tokens(children):
+def test_distributions_are_those_of_the_most_probable_tokens(children):
     model = TableLM(9)
     batch = Truncated(KAry((2, 2), children), 3).grow(TableSource([0, 1], model, dtype=torch.float64), 2)
     assert bool(batch.is_valid)
     for row, tree in enumerate(batch.trees):
         for node in range(1, tree.num_nodes):
-            law = model.logits([tree.token(i) for i in tree.path_to(tree.parent_list[node])]).softmax(-1)
-            assert tree.token(node) in law.topk(3).indices
+            probs = model.logits([tree.token(i) for i in tree.path_to(tree.parent_list[node])]).softmax(-1)
+            assert tree.token(node) in probs.topk(3).indices
             if children != SELECTED:
-                assert batch.laws is not None
-                assert batch.law_index is not None
-                stored = batch.laws[batch.law_index[row, node]].float()
-                kept = torch.zeros(9).scatter(0, law.topk(3).indices, law.topk(3).values)
+                assert batch.draft_probs is not None
+                assert batch.draft_index is not None
+                stored = batch.draft_probs[batch.draft_index[row, node]].float()
+                kept = torch.zeros(9).scatter(0, probs.topk(3).indices, probs.topk(3).values)
                 assert torch.allclose(stored, kept / kept.sum())
 
 
 @pytest.mark.parametrize(("rule", "children"), [(TRANSPORT[0], WITHOUT_REPLACEMENT), (TRANSPORT[1], IID)])
-def test_the_targets_law_comes_out(rule, children):
+def test_the_targets_distribution_comes_out(rule, children):
     num_rows, target = 1500, TableSource([0], TableLM(4, seed=5), dtype=torch.float64)
     source = TableSource([0] * num_rows, TableLM(4, seed=6), dtype=torch.float64)
     batch = Truncated(KAry((2, 1), children), 3).grow(source, 2)
-    counts = emitted_law(batch, target, rule)
-    assert g_test(counts, pair_law(target, 0), num_rows) > 1e-3
+    counts = emitted_probs(batch, target, rule)
+    assert g_test(counts, pair_probs(target, 0), num_rows) > 1e-3
 
 
 @pytest.mark.parametrize("rule", TRANSPORT)
@@ -60,9 +60,9 @@ def test_a_policy_that_learns_is_told():
     told = []
 
     class Learning(AdaptiveChain):
-        def commit(self, step):
+        def update(self, step):
             told.append(step)
-            super().commit(step)
+            super().update(step)
 
     policy = Truncated(Learning())
     assert isinstance(policy, LearningPolicy)

@@ -1,4 +1,4 @@
-"""Draft models with other tokens than the target's, on toy vocabularies: maps, told texts, laws, trees."""
+"""Draft models with other tokens than the target's, on toy vocabularies: maps, told texts, distributions, trees."""
 
 import pytest
 import torch
@@ -6,11 +6,11 @@ from drafter_loop import Loop
 from toy_codec import ToyCodec
 from toy_models import TableLM, ToyScorer
 
-from benchmarks.joint_law import Case, run_case, tiny_models
-from benchmarks.joint_law_cases import PLAIN, WARPED
+from benchmarks.joint_distribution import Case, run_case, tiny_models
+from benchmarks.joint_distribution_cases import PLAIN, WARPED
 from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
-from treespec.drafters.codec import Translator, continue_text, shared_tokens, spell
-from treespec.drafters.reencoding import longest_path, tree_of_paths
+from treespec.drafters.model.reencoding import longest_path, tree_of_paths
+from treespec.drafters.model.token_map import Translator, continue_text, shared_tokens, spell
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.hf import make_scorer
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Paths
@@ -78,7 +78,7 @@ PROMPTS = [[0, 1, 4, 3], [0, 7], [2, 5, 1, 6, 3]]
 @pytest.mark.parametrize(
     "policy", [Chain(3), KAry((2, 2), WITHOUT_REPLACEMENT), BestFirst(7)], ids=lambda p: type(p).__name__
 )
-def test_stored_laws_are_the_restricted_ones(policy, processors):
+def test_stored_distributions_are_the_restricted_ones(policy, processors):
     scorer, translator = ToyScorer(TableLM(W)), Translator(TARGET, DRAFT, torch.tensor(DRAFT_IDS))
     drafter = DraftModel(scorer, vocabulary=intersection())
     loop = Loop(drafter, PROMPTS, policy, processors=processors, vocab_size=V)
@@ -94,10 +94,10 @@ def test_stored_laws_are_the_restricted_ones(policy, processors):
                 siblings = tree.children(tree.parent_list[node])
                 below = [[tree.token(i)] for i in tree.path_to(node)[1:-1]]
                 told = [PROMPTS[rows[row]], *emitted[rows[row]], *below]
-                law = restricted_law(scorer.model, translator, loop, row, told)
+                probs = restricted_probs(scorer.model, translator, loop, row, told)
                 if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
-                    law[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
-                torch.testing.assert_close(tree.law(node), law / law.sum(), atol=1e-5, rtol=0)
+                    probs[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
+                torch.testing.assert_close(tree.draft_probs_of(node), probs / probs.sum(), atol=1e-5, rtol=0)
                 assert DRAFT_IDS[tree.token(node)] >= 0
                 num_checked += 1
         for row, tokens in enumerate(loop.step(batch)):
@@ -106,13 +106,13 @@ def test_stored_laws_are_the_restricted_ones(policy, processors):
     assert scorer.num_prefills == 1
 
 
-def restricted_law(model, translator, loop, row, texts):
-    """The draft's law after a prompt and what came of it step by step, from nothing but the text."""
+def restricted_probs(model, translator, loop, row, texts):
+    """The draft's distribution after a prompt and what came of it step by step, from nothing but the text."""
     told = translator.start(texts[0]) + [token for tokens in texts[1:] for token in translator(tokens)]
     full = model.logits(tuple(told)).softmax(-1)
-    law = torch.tensor([float(full[own]) if own >= 0 else 0.0 for own in DRAFT_IDS])
+    probs = torch.tensor([float(full[own]) if own >= 0 else 0.0 for own in DRAFT_IDS])
     ids = torch.tensor([[*[0] * loop.history.num_padding[row], *(token for tokens in texts for token in tokens)]])
-    return loop.session.processors(ids, law.log().unsqueeze(0), loop.session.row_ids[row])[0].softmax(-1)
+    return loop.session.processors(ids, probs.log().unsqueeze(0), loop.session.row_ids[row])[0].softmax(-1)
 
 
 class OnlyNotShared:
@@ -124,15 +124,15 @@ class OnlyNotShared:
         return logits.float().masked_fill(torch.tensor(DRAFT_IDS) >= 0, -torch.inf)
 
 
-def test_processors_that_forbid_all_shared_tokens_leave_a_law():
+def test_processors_that_forbid_all_shared_tokens_leave_a_distribution():
     drafter = DraftModel(ToyScorer(TableLM(W)), vocabulary=intersection())
     batch = Loop(drafter, PROMPTS, KAry((2, 2)), processors=OnlyNotShared(), vocab_size=V).propose()
-    assert batch.laws is not None
-    assert batch.laws[0].tolist() == pytest.approx([0.2 if own >= 0 else 0.0 for own in DRAFT_IDS])
+    assert batch.draft_probs is not None
+    assert batch.draft_probs[0].tolist() == pytest.approx([0.2 if own >= 0 else 0.0 for own in DRAFT_IDS])
 
 
 def test_padded_heads_of_one_tokenizer():
-    """The longer head's last logits belong to no token: the law is the one of the shared size."""
+    """The longer head's last logits belong to no token: the distribution is the one of the shared size."""
     for num_target, num_draft in ((6, 9), (9, 6)):
         model = TableLM(num_draft)
         drafter = DraftModel(ToyScorer(model), vocabulary=SharedVocabulary.of_one_tokenizer(num_draft))
@@ -141,9 +141,9 @@ def test_padded_heads_of_one_tokenizer():
             batch = loop.propose()
             for row, tree in enumerate(batch.trees):
                 text = tuple(loop.history.tokens(row).tolist())
-                law = model.logits(tuple(t for t in text if t < num_draft))[:6].softmax(-1)
-                padded = torch.nn.functional.pad(law, (0, num_target - 6))
-                torch.testing.assert_close(tree.law(1), padded, atol=1e-6, rtol=0)
+                probs = model.logits(tuple(t for t in text if t < num_draft))[:6].softmax(-1)
+                padded = torch.nn.functional.pad(probs, (0, num_target - 6))
+                torch.testing.assert_close(tree.draft_probs_of(1), padded, atol=1e-6, rtol=0)
             loop.step(batch)
 
 
@@ -193,8 +193,8 @@ COLD = PLAIN | {"temperature": 0.6, "top_p": 1.0, "repetition_penalty": 1.0}
 
 @pytest.mark.parametrize("options", [PLAIN, COLD, WARPED], ids=["plain", "cold", "warped"])
 @pytest.mark.parametrize("rule", ["traversal", "recursive"])
-def test_sampled_law_is_the_targets(rule, options):
-    """G-tests of three tokens' joint law through the whole engine, see `benchmarks.joint_law`."""
+def test_sampled_distribution_is_the_targets(rule, options):
+    """G-tests of three tokens' joint distribution through the whole engine, see `benchmarks.joint_distribution`."""
     ids = shared_tokens(OWN, OTHER)
     vocabulary = SharedVocabulary(ids, Translator(OWN, OTHER, ids))
 
@@ -232,7 +232,7 @@ def test_the_most_valuable_paths_make_a_tree():
 
 
 class Reciter:
-    """Recites one text, for ever, as its tokenizer cuts it; the rest of the law lies on one wrong token."""
+    """Recites one text, for ever, as its tokenizer cuts it; the rest of the distribution lies on one wrong token."""
 
     def __init__(self, codec, text, scale=3.0):
         self.codec, self.text, self.scale, self.vocab_size = codec, text * 20, scale, len(codec.pieces)
@@ -265,7 +265,7 @@ def test_re_encoding_recites_what_the_target_recites(policy):
         if step == 8:
             loop.keep_rows([2, 0])
         batch = loop.propose()
-        assert batch.families <= {SELECTED}
+        assert batch.sampling_schemes <= {SELECTED}
         assert batch.max_nodes <= policy.max_nodes
         emitted = []
         for row, tree in enumerate(batch.trees):

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from treespec.data.tensor_file import read_tensors
 from treespec.drafters import SuffixStore, TokenRecycling, WarmStart
-from treespec.drafters.recycling_table import WARM_TRIALS, Table, count_table, pack_ids, unpack_ids
+from treespec.drafters.lookup.recycling_table import WARM_TRIALS, Table, count_table, pack_ids, unpack_ids
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
-from treespec.laws import NoProcessors
 from treespec.policies import BestFirst
 from treespec.protocols import History, Scores, Session, VerifiedStep
-from treespec.tensor_file import read_tensors
+from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
 
 VOCAB = 7
@@ -107,7 +107,7 @@ def test_the_table_is_updated_without_a_host_copy():
     drafter.start(session)
     nodes = torch.zeros(2, 4, dtype=torch.int64, device=meta)
     trees, verdicts = TreeBatch(nodes, nodes), [Verdict((0,), 1, False)] * 2
-    drafter.commit(VerifiedStep(trees, verdicts, Scores(torch.zeros(2, 4, VOCAB, device=meta)), [[1], [1]]))
+    drafter.update(VerifiedStep(trees, verdicts, Scores(torch.zeros(2, 4, VOCAB, device=meta)), [[1], [1]]))
     assert drafter.table.device == meta
     with pytest.raises(RuntimeError, match="meta tensor"):  # A host copy would have been noticed.
         drafter.table.tolist()

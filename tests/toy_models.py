@@ -1,4 +1,4 @@
-"""Toy language models over a table of random laws, and a scorer whose "cache" records (token, position)."""
+"""Toy language models over a table of random distributions, and a scorer whose "cache" records (token, position)."""
 
 from collections import Counter
 
@@ -93,7 +93,8 @@ class ToyScorer:
 
 
 class TableSource:
-    """A `DraftSource` whose laws depend on the whole path, so that a wrong parent shows as a wrong law.
+    """A `DraftSource` whose distributions depend on the whole path, so that a wrong parent shows as a wrong
+    distribution.
 
     `num_candidates` makes it a table drafter; `is_sparse` gives some tokens no mass.
     """
@@ -104,21 +105,23 @@ class TableSource:
         self.root_tokens, self.is_sampling, self.num_candidates = torch.tensor(roots), is_sampling, num_candidates
         self.generator = torch.Generator().manual_seed(seed)
         self._model, self._is_sparse, self._dtype = model, is_sparse, dtype
-        self._laws: dict[tuple[int, ...], torch.Tensor] = {}
+        self._probs: dict[tuple[int, ...], torch.Tensor] = {}
         self._paths: list[list[tuple[int, ...] | None]] = [[] for _ in roots]
         self.widths: list[int] = []
 
-    def law(self, path) -> torch.Tensor:
-        if path not in self._laws:
-            law = self._model.logits(path).to(self._dtype).softmax(-1)
+    def probs(self, path) -> torch.Tensor:
+        if path not in self._probs:
+            probs = self._model.logits(path).to(self._dtype).softmax(-1)
             if self._is_sparse:
-                law = torch.where(law < law.max() / 3, 0.0, law)
-            self._laws[path] = law / law.sum()
-        return self._laws[path]
+                probs = torch.where(probs < probs.max() / 3, 0.0, probs)
+            self._probs[path] = probs / probs.sum()
+        return self._probs[path]
 
     def expand(self, tokens, parents) -> Proposal:
         self.widths.append(tokens.shape[1])
-        laws = torch.full((*tokens.shape, self._model.vocab_size), 1 / self._model.vocab_size, dtype=self._dtype)
+        distributions = torch.full(
+            (*tokens.shape, self._model.vocab_size), 1 / self._model.vocab_size, dtype=self._dtype
+        )
         for row, known in enumerate(self._paths):
             level = []
             for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
@@ -131,9 +134,9 @@ class TableSource:
                 level.append(None if above is None else (*above, token))
             for slot, path in enumerate(level):
                 if path is not None:
-                    laws[row, slot] = self.law(path)
+                    distributions[row, slot] = self.probs(path)
             known += level
         if self.num_candidates is None:
-            return Proposal(laws)
-        probs, candidates = laws.topk(self.num_candidates, dim=-1)
+            return Proposal(distributions)
+        probs, candidates = distributions.topk(self.num_candidates, dim=-1)
         return Proposal(probs, candidates)

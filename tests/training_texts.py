@@ -2,7 +2,7 @@
 
 import torch
 
-from treespec.hf.texts import Texts
+from treespec.training.text.texts import Texts
 
 VOCAB, LENGTH = 48, 48
 

@@ -4,8 +4,8 @@ from treespec import errors, protocols
 from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.hf import (
-    CausalLM,
     SpeculativeDecoder,
+    TreeScorer,
     TreeSpeculation,
     commit_cache,
     from_config,
@@ -23,7 +23,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BestFirst",
-    "CausalLM",
     "Chain",
     "DraftModel",
     "Eagle3",
@@ -37,6 +36,7 @@ __all__ = [
     "TokenRecycling",
     "TokenTree",
     "TreeBatch",
+    "TreeScorer",
     "TreeSpeculation",
     "TreespecError",
     "TreespecWarning",

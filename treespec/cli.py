@@ -29,7 +29,7 @@ from treespec.errors import ConfigError, TreespecError
 if TYPE_CHECKING:
     import torch
 
-    from treespec.hf.writing import Writing
+    from treespec.training.text.writing import Writing
 
 PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
 OPENINGS_HELP = "How the model's own messages begin, in turn; it finishes them itself. A file like that of --prompts."
@@ -72,8 +72,8 @@ def warm_up(
 
     Run the same command again to go on where it stopped.
     """
-    from treespec.hf.warm_up import warm_up as make
-    from treespec.hf.writing import Writing
+    from treespec.training.text.warm_up import warm_up as make
+    from treespec.training.text.writing import Writing
 
     _use_threads(threads)
     folder, console = texts or out.with_name(f"{out.stem}-texts"), Console(stderr=True)
@@ -106,7 +106,7 @@ def write(
 
     Run the same command again to go on where it stopped.
     """
-    from treespec.hf.writing import Writing, write_texts
+    from treespec.training.text.writing import Writing, write_texts
 
     _use_threads(threads)
     console = Console(stderr=True)
@@ -137,12 +137,12 @@ def train(
     """Train a drafter on text that the target wrote. Run the same command again to go on where it stopped."""
     import torch
 
-    from treespec.hf.loading import load_model, load_tokenizer
-    from treespec.hf.texts import join, read_folder
+    from treespec.hf.loading.models import load_model, load_tokenizer
     from treespec.training import TrainingConfig, parse_settings
     from treespec.training import train as run_training
     from treespec.training.console import Reporter
     from treespec.training.report import acceptance_table
+    from treespec.training.text.texts import join, read_folder
 
     _use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [], kind)
@@ -184,8 +184,8 @@ def export(
     markov_rank: Annotated[int | None, typer.Option(min=1, help="Cut a block head's bigram bias to this rank.")] = None,
 ) -> None:
     """Write a trained head whole, in the speculators format, for readers that take nothing from the target."""
-    from treespec.hf.head_export import dtype_of, export_head
-    from treespec.hf.loading import load_model
+    from treespec.hf.loading.models import load_model
+    from treespec.training.export import dtype_of, export_head
 
     chosen = dtype_of(dtype)  # Checked before a model is loaded.
     export_head(head, load_model(model).eval(), out, chosen, whole, markov_rank)
@@ -230,8 +230,8 @@ def _let_write(
     **messages: Path | None,
 ) -> Made:
     """What `make`, `write_texts` or `warm_up`, makes of a model; a bar shows the tokens written."""
-    from treespec.hf.chat import read_prompts
-    from treespec.hf.loading import load_model, load_tokenizer
+    from treespec.hf.loading.models import load_model, load_tokenizer
+    from treespec.training.text.chat import read_prompts
 
     given = {name: read_prompts(path) for name, path in messages.items() if path}
     with console.status(f"loading {model}"):

@@ -6,15 +6,15 @@ class TreespecError(Exception):
 
 
 class InvalidTreeError(TreespecError, ValueError):
-    """A token tree whose structure, shapes or proposal laws are not those of a drafted tree."""
+    """A token tree whose structure, shapes or draft distributions are not those of a drafted tree."""
 
 
 class RuleMismatchError(TreespecError, ValueError):
-    """A verification rule applied to a tree whose proposal laws it does not fit."""
+    """A verification rule applied to a tree whose draft distributions it does not fit."""
 
 
 class LogitsError(TreespecError, ValueError):
-    """Logits from which no probability law can be made: NaN, +inf, or no token left with any mass."""
+    """Logits from which no probability distribution can be made: NaN, +inf, or no token left with any mass."""
 
 
 class VocabularyMismatchError(TreespecError, ValueError):

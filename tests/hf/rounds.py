@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from treespec.hf.cache import filled_layers
+from treespec.hf.cache.caches import filled_layers
 from treespec.protocols import Capability, CausalScorer
 
 VOCAB_SIZE, WINDOW, PROMPT_LENGTH, NUM_POSITIONS = 64, 8, 26, 128

@@ -16,8 +16,8 @@ from zoo import ARCHITECTURES, MIN_LOGIT_STD, VOCAB_SIZE, WINDOW, Architecture, 
 
 import treespec
 from treespec.errors import TreespecWarning
-from treespec.hf import capability as capability_module
 from treespec.hf import make_scorer
+from treespec.hf.models import capability as capability_module
 from treespec.protocols import Capability, CausalScorer
 from treespec.tree import TokenTree
 

@@ -1,4 +1,5 @@
-"""What is special about block-parallel drafts: one law per depth, the best trees there are, the depth of a block."""
+"""What is special about block-parallel drafts: one distribution per depth, the best trees there are, the depth of a
+block."""
 
 from itertools import product
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from block_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
 from head_files import layer_keys
-from head_runs import check_laws, left_padded, make, run
+from head_runs import check_distributions, left_padded, make, run
 from tiny import prompt, tiny_llama
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation import DFlashTokenCandidateGenerator
@@ -19,8 +20,8 @@ def target():
     return tiny_llama(num_layers=3)
 
 
-def test_warped_laws_are_shared_by_a_depth(tmp_path, target):
-    """Temperature and top-k look at no path: then a head without a Markov bias has one law per depth."""
+def test_warped_distributions_are_shared_by_a_depth(tmp_path, target):
+    """Temperature and top-k look at no path: then a head without a Markov bias has one distribution per depth."""
     drafter, plain = make(tmp_path, target, shape(), policy=KAry((3, 2, 2)))
     run(target, drafter, left_padded([9, 4]), 7, True, temperature=0.7, top_k=9)
 
@@ -28,7 +29,7 @@ def test_warped_laws_are_shared_by_a_depth(tmp_path, target):
         kept = logits / 0.7
         return kept.masked_fill(kept < kept.topk(9).values[-1], -torch.inf)
 
-    assert check_laws(target, drafter, plain, process) > 40
+    assert check_distributions(target, drafter, plain, process) > 40
 
 
 def test_a_window_holds_for_one_text_alone(tmp_path, target):
@@ -36,7 +37,7 @@ def test_a_window_holds_for_one_text_alone(tmp_path, target):
     llama, flags = {"layer_types": [FULL, SLIDING], "sliding_window": 3}, {"sliding_window_non_causal": True}
     drafter, plain = make(tmp_path, target, shape(llama=llama, flags=flags), policy=KAry((3, 2)))
     run(target, drafter, {"input_ids": prompt(1, 2)}, 7)
-    assert check_laws(target, drafter, plain) > 20
+    assert check_distributions(target, drafter, plain) > 20
 
 
 def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):
@@ -48,8 +49,8 @@ def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):
     values = {(): 1.0}
     for depth in range(num_depths):
         for path in product(ids, repeat=depth):
-            law = plain.logits(beside, text, path).softmax(-1)
-            values |= {(*path, token): values[path] * float(law[token]) for token in ids}
+            probs = plain.logits(beside, text, path).softmax(-1)
+            values |= {(*path, token): values[path] * float(probs[token]) for token in ids}
     del values[()]
     return sorted(values.items(), key=lambda item: -item[1])[:num_nodes]
 
@@ -59,7 +60,7 @@ def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):
 def test_a_budget_gives_the_most_probable_paths(tmp_path, target, monkeypatch, made, is_heap):
     """DDTree's and PCTree's trees against all products there are: 8 + 64 + 512 paths."""
     if not is_heap:
-        monkeypatch.setattr("treespec.drafters.block.can_use_heap", lambda policy: False)
+        monkeypatch.setattr("treespec.drafters.heads.dflash.can_use_heap", lambda policy: False)
     drafter, plain = make(tmp_path, target, made(draft_vocab=8), policy=BestFirst(14), seed=3)
     run(target, drafter, left_padded([9, 4, 6, 2]), 5)
     first = drafter.steps[0]

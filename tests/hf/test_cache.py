@@ -7,10 +7,11 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf import CausalLM, compaction
-from treespec.hf.cache import check_cache, is_filled, new_cache
-from treespec.hf.compaction import commit_cache
-from treespec.hf.mask import tree_attention_mask
+from treespec.hf import TreeScorer
+from treespec.hf.attention.mask import tree_attention_mask
+from treespec.hf.cache import compaction
+from treespec.hf.cache.caches import check_cache, is_filled, new_cache
+from treespec.hf.cache.compaction import commit_cache
 from treespec.tree import TokenTree, TreeBatch
 
 TOLERANCE = 1e-4
@@ -81,7 +82,7 @@ def test_forgotten_compaction_is_seen(monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_six_ragged_rounds_keep_the_cache_whole(name, is_static):
     model = build(name)
-    scorer = CausalLM(model, max_cache_len=128 if is_static else None)
+    scorer = TreeScorer(model, max_cache_len=128 if is_static else None)
     game = Game(model, scorer, [14, 9, 12])
     for number in range(6):
         game.round()
@@ -94,7 +95,7 @@ def test_six_ragged_rounds_keep_the_cache_whole(name, is_static):
 def test_holes_do_not_pile_up_in_growing_caches():
     """Rows that accept unequally leave holes; a repack closes them before they are more than an eighth."""
     model = build("llama")
-    scorer = CausalLM(model)
+    scorer = TreeScorer(model)
     ids = torch.ones(2, 8, dtype=torch.int64)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     chain = torch.tensor([[-1, 0, 1]]).expand(2, -1)
@@ -109,7 +110,7 @@ def test_holes_do_not_pile_up_in_growing_caches():
 
 def test_rows_left_alone_lose_their_padding_and_with_it_their_mask():
     model = build("llama")
-    scorer = CausalLM(model)
+    scorer = TreeScorer(model)
     game = Game(model, scorer, [14, 9])
     game.round()
     game.select_rows([1])
@@ -119,7 +120,7 @@ def test_rows_left_alone_lose_their_padding_and_with_it_their_mask():
 
 
 def test_padding_shared_by_all_rows_is_not_computed():
-    scorer = CausalLM(build("llama"))
+    scorer = TreeScorer(build("llama"))
     ids = torch.ones(2, 10, dtype=torch.int64)
     scorer.prefill(ids, torch.arange(10).expand(2, -1) >= torch.tensor([[4], [6]]))
     assert scorer.cache.get_seq_length() == 6
@@ -128,7 +129,7 @@ def test_padding_shared_by_all_rows_is_not_computed():
 
 def test_one_row_is_compacted_in_place():
     model = build("llama")
-    scorer = CausalLM(model)
+    scorer = TreeScorer(model)
     ids = torch.ones(1, 20, dtype=torch.int64)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     for path in ([0, 2], [0, 1]):
@@ -140,7 +141,7 @@ def test_one_row_is_compacted_in_place():
 
 def test_storage_does_not_grow_beyond_the_text_and_one_tree():
     model = build("llama")
-    scorer = CausalLM(model)
+    scorer = TreeScorer(model)
     ids = torch.ones(2, 4, dtype=torch.int64)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     parents = torch.tensor([[-1, *range(15)]]).expand(2, -1)

@@ -18,7 +18,7 @@ from transformers import (
 from zoo import ARCHITECTURES, build
 
 from treespec.errors import UnsupportedModelError
-from treespec.hf.capability import detect, keeps_states
+from treespec.hf.models.capability import detect, keeps_states
 from treespec.protocols import Capability
 
 ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}

@@ -1,4 +1,4 @@
-"""`CausalLM`: six rounds of tree and commit stay equal to uncached passes, and planted bugs do not."""
+"""`TreeScorer`: six rounds of tree and commit stay equal to uncached passes, and planted bugs do not."""
 
 import accelerate
 import pytest
@@ -8,8 +8,9 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
-from treespec.hf import CausalLM, compaction, make_scorer, slot_cache
-from treespec.hf import mask as mask_module
+from treespec.hf import TreeScorer, make_scorer
+from treespec.hf.attention import mask as mask_module
+from treespec.hf.cache import compaction, slot_cache
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
@@ -17,7 +18,7 @@ STATIC_LENGTH = 160
 
 
 def scorer_for(model, is_static=False, **options):
-    return CausalLM(model, max_cache_len=STATIC_LENGTH if is_static else None, **options)
+    return TreeScorer(model, max_cache_len=STATIC_LENGTH if is_static else None, **options)
 
 
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
@@ -161,7 +162,7 @@ class TestGivenCache:
     def test_is_continued(self, length):
         model = build("mistral")
         cache = self.filled(model, length)
-        scorer = CausalLM(model, cache=cache)
+        scorer = TreeScorer(model, cache=cache)
         scorer.prefill(self.PROMPT, torch.ones_like(self.PROMPT, dtype=torch.bool))
         assert scorer.cache is cache
         logits = scorer.extend(torch.tensor([[3, 4]]), torch.tensor([[-1, -1]])).logits[0]
@@ -170,7 +171,7 @@ class TestGivenCache:
 
     def test_serves_one_prefill(self):
         model = build("llama")
-        scorer = CausalLM(model, cache=self.filled(model, 5))
+        scorer = TreeScorer(model, cache=self.filled(model, 5))
         for _ in range(2):
             scorer.prefill(self.PROMPT, torch.ones_like(self.PROMPT, dtype=torch.bool))
             assert scorer.cache.get_seq_length() == 16
@@ -178,14 +179,14 @@ class TestGivenCache:
     def test_empty_ones_are_not_used(self):
         model = build("mistral")
         cache = DynamicCache(config=model.config)
-        scorer = CausalLM(model, cache=cache)
+        scorer = TreeScorer(model, cache=cache)
         scorer.prefill(self.PROMPT, torch.ones_like(self.PROMPT, dtype=torch.bool))
         assert scorer.cache is not cache
 
     @pytest.mark.parametrize(("length", "num_rows"), [(16, 1), (5, 2)], ids=["too long", "other rows"])
     def test_of_another_prompt_is_refused(self, length, num_rows):
         model = build("llama")
-        scorer = CausalLM(model, cache=self.filled(model, length, num_rows))
+        scorer = TreeScorer(model, cache=self.filled(model, length, num_rows))
         with pytest.raises(UnsupportedModelError, match="prefix of the prompt"):
             scorer.prefill(self.PROMPT[:, :8], torch.ones(1, 8, dtype=torch.bool))
 
@@ -196,11 +197,11 @@ class TestGivenCache:
             model(input_ids=self.PROMPT, past_key_values=cache, use_cache=True)
         assert isinstance(cache.layers[0], DynamicSlidingWindowLayer)
         with pytest.raises(UnsupportedModelError, match="DynamicSlidingWindowLayer"):
-            CausalLM(model, cache=cache)
+            TreeScorer(model, cache=cache)
 
     def test_of_another_kind_is_refused(self):
         with pytest.raises(UnsupportedModelError, match="tuple"):
-            CausalLM(build("llama"), cache=((),))  # pyright: ignore[reportArgumentType]
+            TreeScorer(build("llama"), cache=((),))  # pyright: ignore[reportArgumentType]
 
 
 class TestLimits:
@@ -224,14 +225,14 @@ class TestLimits:
         assert scorer_for(build(name)).max_positions is None
 
     def test_static_cache_is_full(self):
-        scorer = CausalLM(build("llama"), max_cache_len=12)
+        scorer = TreeScorer(build("llama"), max_cache_len=12)
         ids = torch.ones(1, 8, dtype=torch.int64)
         scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
         with pytest.raises(ContextFullError, match="12 slots has 4 free"):
             scorer.extend(torch.ones(1, 5, dtype=torch.int64), torch.tensor([[-1, 0, 0, 0, 0]]))
         scorer.extend(torch.ones(1, 4, dtype=torch.int64), torch.tensor([[-1, 0, 0, 0]]))
         with pytest.raises(ContextFullError):
-            CausalLM(build("llama"), max_cache_len=5).prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+            TreeScorer(build("llama"), max_cache_len=5).prefill(ids, torch.ones_like(ids, dtype=torch.bool))
 
     def test_static_cache_is_repacked_when_holes_fill_it(self, monkeypatch):
         repack, moves = slot_cache.SlotCache._repack, []
@@ -239,7 +240,7 @@ class TestLimits:
             slot_cache.SlotCache, "_repack", lambda slots: moves.append(slots.num_holes) or repack(slots)
         )
         model, num_slots = build("mistral"), 48
-        game = Game(model, CausalLM(model, max_cache_len=num_slots), [10, 12])
+        game = Game(model, TreeScorer(model, max_cache_len=num_slots), [10, 12])
         while max(len(row) for row in game.rows) + 6 <= num_slots:
             game.round(max_nodes=6)
         assert game.worst <= TOLERANCE
@@ -303,7 +304,7 @@ class TestPlantedBugs:
             first = slots.lengths.unsqueeze(1) + parents.shape[1] - num_new
             return mask_module.TreeAttention(attention.mask, first + torch.arange(num_new), attention.key_positions)
 
-        monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", by_slot)
+        monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", by_slot)
         assert self.worst() > 0.1
 
     def test_window_forgotten(self, monkeypatch):

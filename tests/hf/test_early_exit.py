@@ -10,19 +10,19 @@ from rounds import cache_error
 from tiny import padded, prompt, tiny_llama
 
 import treespec
-from benchmarks.joint_law import run_case
-from benchmarks.joint_law_cases import PLAIN, VOCAB_SIZE, WARPED, Case, Models, kary
+from benchmarks.joint_distribution import run_case
+from benchmarks.joint_distribution_cases import PLAIN, VOCAB_SIZE, WARPED, Case, Models, kary
 from treespec import TreeSpeculation
 from treespec.drafters import EarlyExit
-from treespec.engine import speculate
+from treespec.engine.loop import speculate
+from treespec.engine.request import Request
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf import CausalLM, make_exit_scorer, make_scorer
-from treespec.hf.early_exit import EarlyExitLM
-from treespec.hf.layers import decoder_layers
-from treespec.hf.stopping import TreeStopping
+from treespec.hf import TreeScorer, make_exit_scorer, make_scorer
+from treespec.hf.generation.stopping import TreeStopping
+from treespec.hf.models.exit_scorer import ExitScorer
+from treespec.hf.models.layers import decoder_layers
 from treespec.policies import BestFirst, Chain, KAry, SpecExec
 from treespec.protocols import Capability
-from treespec.request import Request
 
 GREEDY = {"max_new_tokens": 24, "do_sample": False}
 SHARE_KEYS = ("gemma3n_text", "gemma4_text")
@@ -79,7 +79,7 @@ def test_rows_that_end_early_leave(deep, ragged):
 def test_tree_logits_and_cache_are_those_of_the_whole_model(deep, exit_layer):
     """Random trees, in part drafted in random pieces, then committed to random paths."""
     random = torch.Generator().manual_seed(exit_layer)
-    split, whole = EarlyExitLM(deep, exit_layer, hidden_layers=(-1,)), CausalLM(deep, hidden_layers=(-1,))
+    split, whole = ExitScorer(deep, exit_layer, hidden_layers=(-1,)), TreeScorer(deep, hidden_layers=(-1,))
     ids, mask = prompt(2, 9), torch.ones(2, 9, dtype=torch.bool)
     mask[1, :3] = False
     states = [scorer.prefill(ids, mask)[-1] for scorer in (split, whole)]
@@ -153,20 +153,24 @@ def test_no_layer_sees_a_node_twice(deep, tree):
 
 @pytest.mark.parametrize("options", [PLAIN, WARPED], ids=["plain", "warped"])
 @pytest.mark.parametrize("children", ["iid", "without_replacement"])
-def test_joint_law_is_the_targets(two_layers, options, children):
+def test_joint_distribution_is_the_targets(two_layers, options, children):
     case = Case("traversal", kary(children), children, options, drafter=lambda _: EarlyExit(1))
     result = run_case(case, two_layers, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-4
     assert result["block_efficiency"] > 1.1
 
 
-def test_another_stored_law_would_be_found(two_layers):
+def test_another_stored_distribution_would_be_found(two_layers):
     class Flatter(EarlyExit):
         def propose(self, max_depth):
             trees = super().propose(max_depth)
-            return trees if trees.laws is None else replace(trees, laws=trees.laws.sqrt().softmax(-1))
+            return (
+                trees if trees.draft_probs is None else replace(trees, draft_probs=trees.draft_probs.sqrt().softmax(-1))
+            )
 
-    case = Case("traversal", kary("iid"), "iid", PLAIN, drafter=lambda _: Flatter(1), bug="another law is stored")
+    case = Case(
+        "traversal", kary("iid"), "iid", PLAIN, drafter=lambda _: Flatter(1), bug="another distribution is stored"
+    )
     assert run_case(case, two_layers, num_batches=1, num_rows=2000)["p"] < 1e-6
 
 

@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationConfig
 import treespec
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError
-from treespec.hf import capability
+from treespec.hf.models import capability
 from treespec.verification import Traversal
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
@@ -220,7 +220,7 @@ def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule,
         return target.generate(ids, **options, custom_generate=speculation)
 
     dense = run()
-    monkeypatch.setattr("treespec.judge.DENSE_ON_CPU", 0)
+    monkeypatch.setattr("treespec.engine.verify.DENSE_ON_CPU", 0)
     assert torch.equal(run(), dense)
 
 
@@ -232,8 +232,8 @@ def test_stop_strings_of_a_generation_config_need_the_tokenizer(target, draft):
 
 @pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])
 @pytest.mark.parametrize("options", [{"top_k": 20, "temperature": 0.2, "top_p": 0.9}, {"top_k": 1}])
-def test_transport_rules_with_laws_of_few_tokens(target, draft, rule, options):
-    """Slots that are never filled leave law rows that no node was drawn from: they decide nothing."""
+def test_transport_rules_with_distributions_of_few_tokens(target, draft, rule, options):
+    """Slots that are never filled leave distribution rows that no node was drawn from: they decide nothing."""
     tree = KAry((2, 2), children="without_replacement")
     for seed in range(3):
         speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=seed)

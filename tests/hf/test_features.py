@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from treespec import TokenRecycling, TreeSpeculation
-from treespec.engine import speculate
+from treespec.engine.loop import speculate
+from treespec.engine.request import Request
 from treespec.errors import ConfigError
 from treespec.hf import make_scorer
-from treespec.hf.stopping import TreeStopping
-from treespec.request import Request
+from treespec.hf.generation.stopping import TreeStopping
 
 
 class Reader(TokenRecycling):
@@ -20,8 +20,8 @@ class Reader(TokenRecycling):
         super().start(session)
         self.states = {layer: [session.prompt_states[layer][0]] for layer in self.hidden_layers}
 
-    def commit(self, step):
-        super().commit(step)
+    def update(self, step):
+        super().update(step)
         path = list(step.verdicts[0].path[: len(step.emitted[0])])
         for layer in self.hidden_layers:
             self.states[layer].append(step.scores.hidden_states[layer][0, path])

@@ -5,7 +5,7 @@ import torch
 from tiny import tiny_llama
 from transformers import AutoModelForCausalLM
 
-from treespec.hf.fingerprint import fingerprint
+from treespec.training.text.fingerprint import fingerprint
 
 
 def test_it_is_the_same_wherever_the_files_lie(tmp_path):

@@ -1,4 +1,5 @@
-"""What holds for drafts of all heads on hidden states: laws equal to a slow plain reading of the files, output the
+"""What holds for drafts of all heads on hidden states: distributions equal to a slow plain reading of the files, output
+the
 target's own."""
 
 import block_files
@@ -9,12 +10,12 @@ from block_files import AUTHORS, FULL, SLIDING, dspark
 from doc_snippets import run_snippet
 from eagle_files import SAFEAILAB
 from head_files import SPECULATORS
-from head_runs import check_laws, left_padded, make, run
+from head_runs import check_distributions, left_padded, make, run
 from tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
-from benchmarks.joint_law import Case, run_case, tiny_models
-from benchmarks.joint_law_cases import PLAIN, VOCAB_SIZE, WARPED
+from benchmarks.joint_distribution import Case, run_case, tiny_models
+from benchmarks.joint_distribution_cases import PLAIN, VOCAB_SIZE, WARPED
 from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
 from treespec.policies import SpecExec, StochasticBeam
 
@@ -62,12 +63,12 @@ HEADS = {
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", HEADS)
-def test_laws_equal_the_plain_reading(tmp_path, target, name, do_sample):
+def test_distributions_equal_the_plain_reading(tmp_path, target, name, do_sample):
     format_name, made = HEADS[name]
     drafter, plain = make(tmp_path, target, made, format_name, policy=KAry((3, 2, 1)))
     options = {"top_k": 0} if do_sample else {}
     run(target, drafter, left_padded([9, 4, 6]), 7, do_sample, **options)
-    assert check_laws(target, drafter, plain) > 60
+    assert check_distributions(target, drafter, plain) > 60
 
 
 class Early(LogitsProcessor):
@@ -84,7 +85,7 @@ class Early(LogitsProcessor):
 
 @every_kind
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-def test_laws_hold_the_callers_processors(tmp_path, target, made, do_sample):
+def test_distributions_hold_the_callers_processors(tmp_path, target, made, do_sample):
     drafter, plain = make(tmp_path, target, made, policy=KAry((3, 3, 1)))
     early = Early(torch.tensor(plain.target_ids))
 
@@ -95,7 +96,7 @@ def test_laws_hold_the_callers_processors(tmp_path, target, made, do_sample):
     inputs = left_padded([9, 9])  # no padding, which processors would see
     inputs["input_ids"][0, -1] = 7
     run(target, drafter, inputs, 9, do_sample, top_k=0, logits_processor=LogitsProcessorList([early]))
-    assert check_laws(target, drafter, plain, process) > 40
+    assert check_distributions(target, drafter, plain, process) > 40
 
 
 POLICIES = {
@@ -126,7 +127,7 @@ def test_merged_with_a_drafter_that_reads_no_states(tmp_path, target, made):
     inputs = left_padded([9, 5])
     out, _ = run(target, Merge([drafter, TokenRecycling()]), inputs, 16)
     assert torch.equal(out, target.generate(**inputs, max_new_tokens=16, do_sample=False))
-    assert check_laws(target, drafter, plain) > 20
+    assert check_distributions(target, drafter, plain) > 20
 
 
 @every_kind
@@ -135,7 +136,7 @@ def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target, made):
     inputs = left_padded([9, 5])
     out, _ = run(target, drafter, inputs, 6, cache_implementation="static")
     assert torch.equal(out, target.generate(**inputs, max_new_tokens=6, do_sample=False))
-    assert check_laws(target, drafter, plain) > 10
+    assert check_distributions(target, drafter, plain) > 10
 
 
 @every_kind
@@ -144,16 +145,16 @@ def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([1, 1]), 6)
     assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made is not EAGLE, True]
-    assert check_laws(target, drafter, plain) > 10
+    assert check_distributions(target, drafter, plain) > 10
 
 
 @every_kind
 def test_long_prompts_are_read_in_parts(tmp_path, target, monkeypatch, made):
-    monkeypatch.setattr("treespec.drafters.committed.MAX_COLUMNS", 4)
-    monkeypatch.setattr("treespec.heads.row_keys.FIRST_SLOTS", 4)
+    monkeypatch.setattr("treespec.drafters.heads.unread_features.MAX_COLUMNS", 4)
+    monkeypatch.setattr("treespec.heads.modules.kv_cache.FIRST_SLOTS", 4)
     drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([15, 6, 1]), 6)
-    assert check_laws(target, drafter, plain) > 20
+    assert check_distributions(target, drafter, plain) > 20
 
 
 @every_kind
@@ -164,7 +165,7 @@ def test_a_cache_that_held_the_first_tokens_leaves_positions_right(tmp_path, tar
         target(ids[:, :6], past_key_values=cache)
     out, _ = run(target, drafter, {"input_ids": ids, "past_key_values": cache}, 8)
     assert torch.equal(out, target.generate(ids, max_new_tokens=8, do_sample=False))
-    assert check_laws(target, drafter, plain, first=6) > 20
+    assert check_distributions(target, drafter, plain, first=6) > 20
 
 
 @pytest.mark.parametrize("made", [EAGLE, dflash(block=8)], ids=["eagle3", "dflash"])
@@ -192,7 +193,7 @@ JOINT = {
 
 
 @pytest.mark.parametrize("name", JOINT)
-def test_joint_law_is_the_targets(tmp_path, name):
+def test_joint_distribution_is_the_targets(tmp_path, name):
     """Three tokens sampled by a head that lacks three of eight tokens."""
     rule, policy, options, kind = JOINT[name]
     models = tiny_models()

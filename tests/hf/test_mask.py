@@ -9,9 +9,9 @@ from rounds import CONFIGS, NAMES, WINDOW
 from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError
-from treespec.hf import mask as mask_module
-from treespec.hf.attention_layout import AttentionLayout, Reach, attention_layout
-from treespec.hf.mask import CachedSlots, is_known_chain, pending_attention, tree_attention_mask
+from treespec.hf.attention import mask as mask_module
+from treespec.hf.attention.layout import AttentionLayout, Reach, attention_layout
+from treespec.hf.attention.mask import CachedSlots, is_known_chain, pending_attention, tree_attention_mask
 from treespec.tree import TokenTree, TreeBatch
 
 FULL = {None: Reach("full")}

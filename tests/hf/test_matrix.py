@@ -10,7 +10,7 @@ from toy_codec import ToyCodec
 import treespec
 from treespec import policies
 from treespec.drafters import (
-    BlockDrafter,
+    DFlash,
     DraftModel,
     EarlyExit,
     Medusa,
@@ -66,7 +66,7 @@ DRAFTERS = {
     "re-encoding": lambda draft: ReEncoding(draft, CODEC, CODEC),
     "early exit": lambda draft: EarlyExit(1),
     "medusa": lambda draft: Medusa(random_heads(3)),
-    "block": lambda draft: BlockDrafter(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
+    "block": lambda draft: DFlash(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
     "recycling": lambda draft: TokenRecycling(),
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
@@ -95,7 +95,7 @@ def plain(target, inputs):
 
 @pytest.fixture(scope="module")
 def draft(target):
-    return treespec.CausalLM(noisy_copy(target))
+    return treespec.TreeScorer(noisy_copy(target))
 
 
 @pytest.mark.parametrize(("drafter", "policy"), PAIRS, ids=lambda name: name.replace(" ", "-"))
@@ -121,13 +121,13 @@ def test_auto_admits_what_every_policy_samples(target, inputs, draft, policy):
     speculation = treespec.TreeSpeculation(DraftModel(draft), tree=POLICIES[policy](), seed=1, record_steps=True)
     out = target.generate(**inputs, **options, custom_generate=speculation)
     assert out.shape == (2, 30)
-    families = frozenset().union(*(tree.families for step in speculation.steps for tree in step.trees))
+    sampling_schemes = frozenset().union(*(tree.sampling_schemes for step in speculation.steps for tree in step.trees))
     if policy in ("eagle2", "opt_tree", "SpecExec"):
-        assert families == {"selected"}
+        assert sampling_schemes == {"selected"}
     elif policy != "mixed":
-        assert "selected" not in families
+        assert "selected" not in sampling_schemes
     if policy in ("dyspec", "StochasticBeam", "BestFirst", "KAry"):
-        assert WITHOUT_REPLACEMENT in families
+        assert WITHOUT_REPLACEMENT in sampling_schemes
 
 
 def test_every_policy_is_here():

@@ -64,13 +64,18 @@ def test_greedy_equals_plain_in_a_ragged_batch(target, heads, ragged, tree, is_p
 
 
 def slow_trees(heads, features, num_nodes):
-    """The `num_nodes - 1` best token paths by brute force over products of the heads' laws."""
-    laws = [head.logits(features.unsqueeze(0)).softmax(-1)[0].tolist() for head in heads.heads]
+    """The `num_nodes - 1` best token paths by brute force over products of the heads' distributions."""
+    distributions = [head.logits(features.unsqueeze(0)).softmax(-1)[0].tolist() for head in heads.heads]
     values = {}
-    for depth in range(1, len(laws) + 1):
-        tops = [sorted(range(len(law)), key=lambda t, law=law: -law[t])[:num_nodes] for law in laws[:depth]]
+    for depth in range(1, len(distributions) + 1):
+        tops = [
+            sorted(range(len(distribution)), key=lambda t, distribution=distribution: -distribution[t])[:num_nodes]
+            for distribution in distributions[:depth]
+        ]
         for path in product(*tops):
-            values[path] = torch.tensor([laws[i][t] for i, t in enumerate(path)], dtype=torch.float64).prod().item()
+            values[path] = (
+                torch.tensor([distributions[i][t] for i, t in enumerate(path)], dtype=torch.float64).prod().item()
+            )
     return set(sorted(values, key=lambda path: -values[path])[: num_nodes - 1])
 
 
@@ -101,8 +106,9 @@ def path_to(tree, node):
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5], ids=["path-free", "along-paths"])
-def test_sampled_children_keep_the_heads_laws(target, heads, penalty):
-    """The stored law of every child is its depth's head under the caller's processors, and the output has a seed."""
+def test_sampled_children_keep_the_heads_distributions(target, heads, penalty):
+    """The stored distribution of every child is its depth's head under the caller's processors, and the output
+    has a seed."""
     options = {"do_sample": True, "temperature": 1.3, "top_k": 9, "repetition_penalty": penalty}
     speculation = TreeSpeculation(Medusa(heads), tree=KAry((2, 2, 1)), seed=4, record_steps=True)
     ids = prompt(1, 8)
@@ -123,14 +129,14 @@ def test_sampled_children_keep_the_heads_laws(target, heads, penalty):
                     logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
                 logits = logits / 1.3
                 logits[logits < logits.topk(9).values[-1]] = -torch.inf
-                torch.testing.assert_close(grown.law(node), logits.softmax(-1), atol=1e-4, rtol=0)
+                torch.testing.assert_close(grown.draft_probs_of(node), logits.softmax(-1), atol=1e-4, rtol=0)
                 num_checked += 1
         root += len(step.emitted[0])
     assert num_checked > 20
 
 
 def is_first(tree, node):
-    """Whether a child is the first of its parent's, whose law has nothing taken out."""
+    """Whether a child is the first of its parent's, whose distribution has nothing taken out."""
     return tree.parent_list.index(tree.parent_list[node]) == node
 
 

@@ -9,10 +9,10 @@ import torch
 from tiny import prompt, tiny_llama
 
 from treespec import Chain, DraftModel, TreeSpeculation
-from treespec.hf import CausalLM, make_scorer
+from treespec.hf import TreeScorer, make_scorer
 
 
-def cache_bytes(scorer: CausalLM) -> int:
+def cache_bytes(scorer: TreeScorer) -> int:
     """What the cache's tensors hold, by their storages: a narrow view of a large storage counts in full."""
     storages = {}
     for layer in scorer.cache.layers:
@@ -41,7 +41,8 @@ class Scale:
 def weigh(monkeypatch, num_tokens: int, every: int) -> dict[int, int]:
     """Resident memory less the caches' bytes, by the number of emitted tokens, over one sampled generation.
 
-    With 8,192 words a law of one node is 32 KiB, so that keeping one per step shows: some 50 MiB over 20,000 tokens.
+    With 8,192 words a distribution of one node is 32 KiB, so that keeping one per step shows: some 50 MiB over 20,000
+    tokens.
     """
     sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
     target = tiny_llama(vocab_size=8192, num_layers=1, max_position_embeddings=num_tokens + 100, **sizes)
@@ -51,7 +52,7 @@ def weigh(monkeypatch, num_tokens: int, every: int) -> dict[int, int]:
         scorers.append(make_scorer(model, **options))
         return scorers[-1]
 
-    monkeypatch.setattr("treespec.hf.call.make_scorer", remembering)
+    monkeypatch.setattr("treespec.hf.generation.call.make_scorer", remembering)
     scale = Scale(scorers, every)
     speculation = TreeSpeculation(DraftModel(remembering(target)), tree=Chain(12), streamer=scale, seed=0)
     ids = prompt(1)
@@ -74,14 +75,14 @@ def test_resident_memory_stays_level_over_20_000_tokens(monkeypatch):
 
 
 def test_logits_that_pile_up_are_seen(monkeypatch):
-    leak, extend = [], CausalLM.extend
+    leak, extend = [], TreeScorer.extend
 
     def leaking(scorer, tokens, parents):
         scores = extend(scorer, tokens, parents)
         leak.append(scores.logits)
         return scores
 
-    monkeypatch.setattr(CausalLM, "extend", leaking)
+    monkeypatch.setattr(TreeScorer, "extend", leaking)
     rest = weigh(monkeypatch, num_tokens=3000, every=200)
     assert not is_level(rest, warm_up=1000), f"resident memory less the caches: {rest}"
 

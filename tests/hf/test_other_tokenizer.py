@@ -21,10 +21,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 import treespec
-from treespec.drafters.codec import shared_tokens, spell
+from treespec.drafters.model.token_map import shared_tokens, spell
 from treespec.errors import CheckpointError, ConfigError, TreespecWarning, VocabularyMismatchError
 from treespec.hf import draft_model
-from treespec.hf.tokenizers import Spelling
+from treespec.hf.loading.tokenizers import Spelling
 
 TOKENIZERS = {
     "bytes 300": lambda: byte_level(300),

@@ -10,8 +10,8 @@ from transformers import (
 )
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, TopKLogitsWarper
 
-from treespec.hf.processors import FastTopP, TreeProcessors
-from treespec.laws import TargetLaws
+from treespec.engine.target_probs import TargetProbs
+from treespec.hf.generation.processors import FastTopP, TreeProcessors
 from treespec.protocols import History
 from treespec.tree import TokenTree, TreeBatch
 
@@ -56,13 +56,13 @@ def test_dense_scores_equal_those_on_demand():
         [RepetitionPenaltyLogitsProcessor(1.7), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.7)]
     )
     logits = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
-    laws = TargetLaws(trees, logits, history, TreeProcessors(processors, 3), [0, 1, 2], is_sampling=True)
-    dense = laws.dense_scores()
+    probs = TargetProbs(trees, logits, history, TreeProcessors(processors, 3), [0, 1, 2], is_sampling=True)
+    dense = probs.dense_scores()
     for row, tree in enumerate(trees.trees):
         for node in range(tree.num_nodes):
             path = [tree.token(i) for i in tree.path_to(node)[1:]]
             alone = processors(torch.tensor([[*history.row(row).tolist(), *path]]), logits[row, node].unsqueeze(0))[0]
-            assert torch.equal(laws.scores(row, node), alone)
+            assert torch.equal(probs.scores(row, node), alone)
             assert torch.equal(dense[row, node], alone)
 
 

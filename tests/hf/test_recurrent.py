@@ -5,8 +5,8 @@ import torch
 from zoo import ARCHITECTURES, build, prompts
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.cache import restore, snapshot
-from treespec.hf.recurrent import RecurrentLM
+from treespec.hf.cache.caches import restore, snapshot
+from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
@@ -25,7 +25,7 @@ def mamba():
 
 
 def filled(model, ids, **options):
-    scorer = RecurrentLM(model, **options)
+    scorer = RecurrentScorer(model, **options)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     return scorer
 
@@ -109,7 +109,7 @@ def test_snapshot_is_not_touched_by_later_passes(hybrid):
 def test_ragged_rows_and_selection(hybrid):
     ids, mask = prompts(3, 26), torch.ones(3, 26, dtype=torch.bool)
     mask[1, :7] = False
-    scorer = RecurrentLM(hybrid, hidden_layers=(0, -1))
+    scorer = RecurrentScorer(hybrid, hidden_layers=(0, -1))
     states = scorer.prefill(ids, mask)
     with torch.no_grad():
         expected = hybrid(input_ids=ids[1:2, 7:], output_hidden_states=True, use_cache=False).hidden_states
@@ -155,7 +155,7 @@ def test_wrong_paths_are_refused(hybrid, paths):
 
 def test_wrong_use_is_refused(hybrid):
     with pytest.raises(UnsupportedModelError, match="scores no trees"):
-        RecurrentLM(hybrid, capability=Capability.TREE)
+        RecurrentScorer(hybrid, capability=Capability.TREE)
     scorer = filled(hybrid, prompts(1, 26))
     with pytest.raises(TreespecError, match="expected int64"):
         scorer.extend(prompts(2, 2), torch.tensor([[-1, 0], [-1, 0]]))

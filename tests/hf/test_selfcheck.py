@@ -12,18 +12,19 @@ from zoo import ARCHITECTURES
 from zoo import build as build_architecture
 
 from treespec.errors import LogitsError, TreespecWarning, UnsupportedModelError
-from treespec.hf import CausalLM, make_scorer, selfcheck
-from treespec.hf import capability as capability_module
-from treespec.hf.mask import TreeAttention, pending_attention
-from treespec.hf.recurrent import RecurrentLM
-from treespec.hf.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, self_check
+from treespec.hf import TreeScorer, make_scorer
+from treespec.hf.attention.mask import TreeAttention, pending_attention
+from treespec.hf.models import capability as capability_module
+from treespec.hf.models import selfcheck
+from treespec.hf.models.recurrent_scorer import RecurrentScorer
+from treespec.hf.models.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, self_check
 from treespec.protocols import Capability
 
 MODES = (Capability.TREE, Capability.CHAIN)
 
 
 def check(model, is_static=False):
-    return self_check(model, [(mode, partial(CausalLM, model, capability=mode)) for mode in MODES], is_static)
+    return self_check(model, [(mode, partial(TreeScorer, model, capability=mode)) for mode in MODES], is_static)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ class Planted:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bug", [Planted.causal, Planted.slots], ids=lambda bug: bug.__name__)
 def test_wrong_trees_are_found_in_every_dtype(bug, dtype, monkeypatch):
-    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", bug)
+    monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", bug)
     for name in ("llama", "mistral"):
         result = check(build(name).to(dtype))
         assert result.capability == Capability.CHAIN
@@ -89,7 +90,7 @@ def test_forgotten_compaction_is_found(monkeypatch):
             layer.keys = layer.keys[..., : num_slots + len(paths[0]), :]
             layer.values = layer.values[..., : num_slots + len(paths[0]), :]
 
-    monkeypatch.setattr("treespec.hf.slot_cache.keep_paths", cut_only)
+    monkeypatch.setattr("treespec.hf.cache.slot_cache.keep_paths", cut_only)
     assert check(build("llama")).capability == Capability.CHAIN
 
 
@@ -98,12 +99,12 @@ def test_nan_from_masks_is_found(monkeypatch):
         right = pending_attention(slots, parents, num_new, layout, dtype)
         return TreeAttention(torch.full_like(right.mask, torch.nan, dtype=dtype), right.position_ids)
 
-    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", empty)
+    monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", empty)
     assert check(build("llama", "eager")).capability == Capability.CHAIN
 
 
 def test_models_that_fail_decode_otherwise_and_say_why(monkeypatch):
-    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", Planted.nothing)
+    monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", Planted.nothing)
     model = build("llama")
     with pytest.warns(
         TreespecWarning, match=r"llama.* by chains because tree passes fail: mask shapes differ$"
@@ -116,14 +117,14 @@ def test_models_that_fail_decode_otherwise_and_say_why(monkeypatch):
 
 
 def test_models_whose_chains_are_wrong_decode_plainly(monkeypatch):
-    monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", Planted.causal)
-    forward = CausalLM._forward
+    monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", Planted.causal)
+    forward = TreeScorer._forward
 
     def without_positions(self, tokens, attention, is_prefill=False):
         shifted = TreeAttention(attention.mask, attention.position_ids // 2)
         return forward(self, tokens, attention if is_prefill else shifted, is_prefill)
 
-    monkeypatch.setattr(CausalLM, "_forward", without_positions)
+    monkeypatch.setattr(TreeScorer, "_forward", without_positions)
     with pytest.warns(TreespecWarning, match="one token at a time because tree logits differ.*; chain logits differ"):
         scorer = make_scorer(build("llama"))
     assert scorer.capability == Capability.PLAIN
@@ -136,7 +137,7 @@ def test_attention_without_masks_verifies_chains():
     scorer = make_scorer(model)
     assert scorer.capability == Capability.TREE
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treespec.hf.attention_layout.MASK_IMPLEMENTATIONS", ("eager",))
+        patch.setattr("treespec.hf.attention.layout.MASK_IMPLEMENTATIONS", ("eager",))
         result = check(model)
     assert result.capability == Capability.CHAIN
     assert "'sdpa' takes no tree mask" in result.reason
@@ -176,7 +177,7 @@ def test_recurrent_models_get_their_own_scorer():
     lfm2 = next(a for a in ARCHITECTURES if a.model_type == "lfm2")
     with pytest.warns(TreespecWarning, match="lfm2"):
         scorer = make_scorer(build_architecture(lfm2))
-    assert isinstance(scorer, RecurrentLM)
+    assert isinstance(scorer, RecurrentScorer)
     assert scorer.max_positions is None
 
 
@@ -245,7 +246,7 @@ class TestUndisturbed:
         def full(*_):
             raise torch.OutOfMemoryError("no memory")
 
-        monkeypatch.setattr("treespec.hf.causal_lm.pending_attention", full)
+        monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", full)
         with pytest.raises(torch.OutOfMemoryError):
             check(build("llama"))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from zoo import ARCHITECTURES, build, prompts
 
-from treespec.hf import CausalLM
-from treespec.hf.slot_readers import SlotReaders
+from treespec.hf import TreeScorer
+from treespec.hf.attention.position_patches import SlotReaders
 from treespec.tree import TokenTree
 
 ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
@@ -23,7 +23,7 @@ def tree_error(model, num_prompt=26):
     """The largest difference of a tree's logits from uncached passes along its paths."""
     ids = prompts(1, num_prompt)
     tree = TokenTree.from_paths(PATHS, prompts(1, len(PATHS) + 1, seed=1)[0])
-    scorer = CausalLM(model)
+    scorer = TreeScorer(model)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     logits = scorer.extend(tree.tokens.unsqueeze(0), tree.parents.unsqueeze(0)).logits[0]
     worst = 0.0
@@ -90,7 +90,7 @@ def _fail(*_):
 
 
 def _extend_once(model):
-    scorer = CausalLM(model)
+    scorer = TreeScorer(model)
     scorer.prefill(torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0, dtype=torch.bool))
     scorer.extend(prompts(1, 3), torch.tensor([[-1, 0, 0]]))
 

@@ -8,7 +8,7 @@ from toy_models import TableLM, ToyScorer
 import treespec
 from treespec.errors import ConfigError, ContextFullError
 from treespec.hf import draft_model, make_scorer
-from treespec.hf.static import StaticLM
+from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies import BestFirst, Chain, KAry
 
 OPTIONS = {"max_new_tokens": 24, "do_sample": False}
@@ -104,7 +104,7 @@ def test_drafting_stops_when_the_static_cache_is_full(target, draft, inputs):
 def test_padding_renumbers_nodes():
     """Passes of 3 and 5 nodes, on each other and within themselves, over a scorer that rejects wrong parents."""
     plain, padded = ToyScorer(TableLM(6)), ToyScorer(TableLM(6))
-    static = StaticLM(padded)
+    static = StaticScorer(padded)
     for scorer in (plain, static):
         scorer.prefill(torch.tensor([[1, 2], [3, 4]]), torch.ones(2, 2, dtype=torch.bool))
     passes = [
@@ -129,7 +129,7 @@ def test_wrong_options_are_refused(draft):
         draft_model(draft, compile=True)
     with pytest.raises(ConfigError, match="static_cache_len"):
         draft_model(draft, static_cache_len=0)
-    scorer = StaticLM(make_scorer(tiny_llama(), max_cache_len=9))
+    scorer = StaticScorer(make_scorer(tiny_llama(), max_cache_len=9))
     scorer.prefill(prompt(1, 6), torch.ones(1, 6, dtype=torch.bool))
     with pytest.raises(ContextFullError, match="9 slots"):
         scorer.extend(prompt(1, 3), torch.tensor([[-1, 0, 1]]))

@@ -16,14 +16,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from treespec.cli import app, main
+from treespec.data.tensor_file import write_tensors
 from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
-from treespec.hf import CausalLM
-from treespec.hf.chat import Turns, chat_turns, end_tokens, read_prompts
-from treespec.hf.texts import FORMAT, Texts, read_folder, read_texts, save_texts
-from treespec.hf.warm_up import warm_up
-from treespec.hf.writing import Message, Writing, draw, write_batch, write_texts
-from treespec.tensor_file import write_tensors
+from treespec.hf import TreeScorer
+from treespec.training.text.chat import Turns, chat_turns, end_tokens, read_prompts
+from treespec.training.text.texts import FORMAT, Texts, read_folder, read_texts, save_texts
+from treespec.training.text.warm_up import warm_up
+from treespec.training.text.writing import Message, Writing, draw, write_batch, write_texts
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -71,7 +71,7 @@ def test_turns_are_the_templates_own_tokens():
 def test_texts_are_the_models_own():
     turns, given = chat_turns(TOKENIZER), spell("What is a licence?")
     counts, messages = [], [Message(given, is_open=False), Message(), Message(), Message()]
-    texts = write_batch(CausalLM(TARGET), turns, [END], messages, WRITING, on_tokens=counts.append)
+    texts = write_batch(TreeScorer(TARGET), turns, [END], messages, WRITING, on_tokens=counts.append)
     assert int(texts.lengths.sum()) == len(texts.tokens) == len(texts.top)
     written = split(texts)
     assert len(written) == 4
@@ -169,15 +169,15 @@ def test_texts_are_no_longer_than_the_model_has_positions(tmp_path):
         write_texts(GPT2LMHeadModel(config).eval(), TOKENIZER, 10, tmp_path, writing=Writing(max_length=18))
 
 
-def test_draws_follow_the_law_at_every_temperature():
+def test_draws_follow_the_distribution_at_every_temperature():
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     temperatures = torch.tensor([0.0, 0.5, 1.0]).repeat(20_000)
     drawn = draw(logits.expand(60_000, 4).contiguous(), temperatures, torch.Generator().manual_seed(0)).view(-1, 3)
     assert (drawn[:, 0] == 3).all()
     for column, temperature in ((1, 0.5), (2, 1.0)):
-        law = dict(enumerate((logits / temperature).softmax(0).tolist()))
+        probs = dict(enumerate((logits / temperature).softmax(0).tolist()))
         counts = dict(enumerate(drawn[:, column].bincount(minlength=4).tolist()))
-        assert g_test(counts, law, 20_000) > 1e-3
+        assert g_test(counts, probs, 20_000) > 1e-3
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path):

@@ -5,7 +5,7 @@ import torch
 from tiny import tiny_llama
 from training_texts import VOCAB, write
 
-from treespec.hf.texts import Texts
+from treespec.training.text.texts import Texts
 
 
 @pytest.fixture(scope="session")

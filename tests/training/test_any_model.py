@@ -17,10 +17,9 @@ import treespec
 from benchmarks.settings import settings as benchmark_settings
 from treespec.cli import _command, app
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf import export_head
-from treespec.hf.texts import Texts, read_folder, save_texts
-from treespec.training import TrainingConfig, parse_settings, train
+from treespec.training import TrainingConfig, export_head, parse_settings, train
 from treespec.training.report import machine
+from treespec.training.text.texts import Texts, read_folder, save_texts
 
 NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
 SMALL = {"num_steps": 2, "num_depths": 2, "num_anchors": 6, "draft_vocab_size": 60, "num_held_out": 2, "batch_size": 4}

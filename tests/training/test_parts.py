@@ -10,24 +10,26 @@ from tiny import tiny_llama
 from training_texts import LENGTH, VOCAB, write
 
 from treespec.errors import ConfigError
-from treespec.hf.features import FeatureReader
-from treespec.hf.head_shape import usual_layers
-from treespec.hf.pruned import prune, spread_layers
 from treespec.training import TrainingConfig, losses, parse_settings
-from treespec.training.block import draw_anchors
 from treespec.training.data import Batch
+from treespec.training.dflash import draw_anchors
 from treespec.training.evaluate import JudgedText, best_tree, evaluate, greedy_start, histogram, play_rounds
+from treespec.training.features import FeatureReader
+from treespec.training.head_shape import usual_layers
 from treespec.training.loop import learning_rate, with_noise
-from treespec.training.losses import Laws, law_loss
+from treespec.training.losses import Distributions, distribution_loss
+from treespec.training.pruned import prune, spread_layers
 from treespec.training.report import acceptance_table
 from treespec.training.sampler import Sampler
 from treespec.training.vocabulary import choose_vocabulary, draft_ids, unused_token
 
 
-def plain_loss(outputs, weight, laws, shares, tv_weight):
+def plain_loss(outputs, weight, distributions, shares, tv_weight):
     """The loss from whole logits, row by row, with autograd's own gradients."""
     total = torch.zeros((), dtype=outputs.dtype)
-    for row, ids, probs, share in zip(outputs, laws.ids.tolist(), laws.probs.tolist(), shares.tolist(), strict=True):
+    for row, ids, probs, share in zip(
+        outputs, distributions.ids.tolist(), distributions.probs.tolist(), shares.tolist(), strict=True
+    ):
         log_draft = (weight @ row).log_softmax(-1)
         known = [(i, p) for i, p in zip(ids, probs, strict=True) if i >= 0]
         divergence = sum(p * (torch.tensor(p).log() - log_draft[i]) for i, p in known)
@@ -47,10 +49,10 @@ def test_loss_and_gradients_are_those_of_whole_logits(monkeypatch, tv_weight, is
     ids = torch.stack([torch.randperm(13, generator=generator)[:4] for _ in range(11)])
     probs = torch.rand(11, 4, generator=generator) / 4
     ids[3, 1], probs[3, 1] = -1, 0.0
-    laws, shares = Laws(ids, probs), torch.rand(11, generator=generator)
+    distributions, shares = Distributions(ids, probs), torch.rand(11, generator=generator)
     inputs = [outputs] if is_frozen else [outputs, weight]
-    loss = law_loss(outputs, weight, laws, shares, tv_weight)
-    expected = plain_loss(outputs, weight, laws, shares, tv_weight)
+    loss = distribution_loss(outputs, weight, distributions, shares, tv_weight)
+    expected = plain_loss(outputs, weight, distributions, shares, tv_weight)
     torch.testing.assert_close(loss, expected)
     found = torch.autograd.grad(3 * loss, inputs)
     torch.testing.assert_close(found, torch.autograd.grad(3 * expected, inputs), atol=1e-6, rtol=1e-4)

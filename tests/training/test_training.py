@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM
 
 import treespec
 from treespec.errors import CheckpointError, ConfigError, TreespecError
-from treespec.hf.features import FeatureReader
-from treespec.hf.texts import Texts
 from treespec.policies import Chain
 from treespec.training import TrainingConfig, train
 from treespec.training.data import FeatureSet
 from treespec.training.evaluate import play_rounds
+from treespec.training.features import FeatureReader
 from treespec.training.sampler import Split
+from treespec.training.text.texts import Texts
 
 CONFIG = TrainingConfig(
     num_steps=16,
@@ -79,17 +79,17 @@ def test_rounds_played_along_texts_are_what_the_saved_drafter_does(trained, targ
         assert speculation.stats.acceptance_histogram == Counter(accepted)
 
 
-def test_overlaps_are_those_of_the_laws_at_the_drafts_places(trained, target, tmp_path):
+def test_overlaps_are_those_of_the_distributions_at_the_drafts_places(trained, target, tmp_path):
     written = write(target, 2, seed=6)
     reader = FeatureReader(target, (0, 1, 2), VOCAB, dtype=torch.float32)
     batch = FeatureSet(written, reader, tmp_path, LENGTH, 0, torch.device("cpu")).batch(range(2))
     objective = trained.runs[0].objective
     judged, learner = objective.judge(batch), objective.learner
     with torch.no_grad():
-        laws = target(batch.tokens).logits.softmax(-1)[..., learner.target_ids]
+        distributions = target(batch.tokens).logits.softmax(-1)[..., learner.target_ids]
         for depth, draft in enumerate(learner.drafts(batch, None)):
             probs = (draft.outputs @ learner.output_weight.T).softmax(-1)
-            expected = torch.minimum(probs, laws[draft.texts, draft.anchors + depth]).sum(-1)
+            expected = torch.minimum(probs, distributions[draft.texts, draft.anchors + depth]).sum(-1)
             found = judged.overlaps[draft.texts, draft.anchors, depth]
             torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
         assert judged.is_judged.sum() == sum(len(draft.texts) for draft in learner.drafts(batch, None))

@@ -18,6 +18,8 @@ def pytest_terminal_summary(terminalreporter) -> None:
         for (rule, *_), number in counts.items():
             by_rule[rule] += number
         listed = ", ".join(f"{rule} {number}" for rule, number in sorted(by_rule.items()))
-        terminalreporter.write_line(f"exact laws enumerated: {counts.total()} (rule, law, shape) cases ({listed})")
+        terminalreporter.write_line(
+            f"exact distributions enumerated: {counts.total()} (rule, distribution, shape) cases ({listed})"
+        )
     for table in tables:
         terminalreporter.write_line(table)

@@ -16,17 +16,17 @@ from treespec.testing import (
     SEVERAL_DRAFTERS,
     WITHOUT_REPLACEMENT,
     AdaptiveWidth,
-    ConditionalLaw,
+    ConditionalProbs,
     Context,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     ToyDrafter,
-    exact_law,
+    exact_distribution,
 )
 from treespec.verification import RULES
 from treespec.verification.dense import scan_rejection, scan_traversal
 
-# Family, vocabulary and branching: 1,000 pairs of laws are spread over these.
+# Family, vocabulary and branching: 1,000 pairs of distributions are spread over these.
 CONFIGURATIONS = [
     (IID, 3, (2, 1)),
     (IID, 2, (2, 2)),
@@ -60,7 +60,7 @@ def test_traversal_is_never_below_recursive_rejection(
 
 def gain(family: str, vocab_size: int, branching: tuple[int, ...], seed: int) -> float:
     zero_share = 0.3 * (seed % 2)
-    target, *drafts = (RandomLaws(vocab_size, 3 * seed + i, zero_share=zero_share) for i in range(3))
+    target, *drafts = (RandomDistributions(vocab_size, 3 * seed + i, zero_share=zero_share) for i in range(3))
     drafter = ToyDrafter(family, FixedShape.kary(*branching), tuple(drafts))
     weights, trees, target_probs = drafted_batch(drafter, target)
     means = []
@@ -74,22 +74,28 @@ def gain(family: str, vocab_size: int, branching: tuple[int, ...], seed: int) ->
 
 @pytest.mark.parametrize(("family", "vocab_size", "branching"), CONFIGURATIONS[:2] + CONFIGURATIONS[4:7])
 def test_closed_expectation_equals_enumeration(family: str, vocab_size: int, branching: tuple[int, ...]) -> None:
-    target, *drafts = (RandomLaws(vocab_size, seed) for seed in (1, 2, 3))
+    target, *drafts = (RandomDistributions(vocab_size, seed) for seed in (1, 2, 3))
     drafter = ToyDrafter(family, FixedShape.kary(*branching), tuple(drafts))
     weights, trees, target_probs = drafted_batch(drafter, target)
     by_rejection = weights @ mean_accepted_by_rejection(scan_rejection(trees, target_probs), trees)
     by_traversal = weights @ mean_accepted_by_traversal(scan_traversal(trees, target_probs), trees)
-    assert float(by_rejection) == pytest.approx(exact_law(RULES["recursive"], drafter, target).mean_accepted, abs=1e-12)
-    assert float(by_traversal) == pytest.approx(exact_law(RULES["traversal"], drafter, target).mean_accepted, abs=1e-12)
+    assert float(by_rejection) == pytest.approx(
+        exact_distribution(RULES["recursive"], drafter, target).mean_accepted, abs=1e-12
+    )
+    assert float(by_traversal) == pytest.approx(
+        exact_distribution(RULES["traversal"], drafter, target).mean_accepted, abs=1e-12
+    )
 
 
 def test_traversal_may_be_below_recursive_rejection_on_adaptive_trees() -> None:
     """Recorded as a fact about the rule: both stay lossless there."""
     gains = []
     for seed in range(40):
-        target, draft = RandomLaws(3, 2 * seed), RandomLaws(3, 2 * seed + 1)
+        target, draft = RandomDistributions(3, 2 * seed), RandomDistributions(3, 2 * seed + 1)
         drafter = ToyDrafter(MIXED, AdaptiveWidth(), (draft,))
-        accepted = [exact_law(RULES[name], drafter, target).mean_accepted for name in ("recursive", "traversal")]
+        accepted = [
+            exact_distribution(RULES[name], drafter, target).mean_accepted for name in ("recursive", "traversal")
+        ]
         gains.append(accepted[1] / accepted[0] - 1)
     assert -0.05 < min(gains) < -1e-3
 
@@ -98,16 +104,16 @@ def test_traversal_may_be_below_recursive_rejection_on_adaptive_trees() -> None:
 def test_block_verification_attains_the_chain_optimum(length: int) -> None:
     for seed in range(40):
         zero_share = 0.3 * (seed % 2)
-        target, draft = (RandomLaws(3, 2 * seed + i, is_exact=True, zero_share=zero_share) for i in range(2))
+        target, draft = (RandomDistributions(3, 2 * seed + i, is_exact=True, zero_share=zero_share) for i in range(2))
         drafter = ToyDrafter(IID, FixedShape.kary(*[1] * length), (draft,))
         best = chain_optimum(target, draft, (), Fraction(1), Fraction(1), length)
-        assert exact_law(RULES["block"], drafter, target).mean_accepted == best
-        assert exact_law(RULES["traversal"], drafter, target).mean_accepted == best
-        assert exact_law(RULES["token"], drafter, target).mean_accepted <= best
+        assert exact_distribution(RULES["block"], drafter, target).mean_accepted == best
+        assert exact_distribution(RULES["traversal"], drafter, target).mean_accepted == best
+        assert exact_distribution(RULES["token"], drafter, target).mean_accepted <= best
 
 
 def chain_optimum(
-    target: ConditionalLaw, draft: ConditionalLaw, context: Context, kept: Fraction, drawn: Fraction, length: int
+    target: ConditionalProbs, draft: ConditionalProbs, context: Context, kept: Fraction, drawn: Fraction, length: int
 ) -> Fraction:
     """Sum over prefixes of `U(s x) = min(P(x|s) U(s), Q(s x))`: the bound on every lossless rule (Sun et al. 2025)."""
     if length == 0:
@@ -123,7 +129,7 @@ def chain_optimum(
 def test_selected_trees_are_accepted_with_the_mass_of_their_paths(name: str) -> None:
     """On deterministic trees no lossless rule accepts more than the sum of the target's path probabilities."""
     for seed in range(20):
-        target, draft = (RandomLaws(3, 2 * seed + i, is_exact=True) for i in range(2))
+        target, draft = (RandomDistributions(3, 2 * seed + i, is_exact=True) for i in range(2))
         drafter = ToyDrafter(SELECTED, FixedShape.from_paths("[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"), (draft,))
         _, trees, target_probs = drafted_batch(drafter, target)
         (tree,) = trees.trees
@@ -131,5 +137,5 @@ def test_selected_trees_are_accepted_with_the_mass_of_their_paths(name: str) -> 
         for node in range(1, tree.num_nodes):
             parent = tree.parent_list[node]
             probs[node] = probs[parent] * target_probs[0, parent, tree.token(node)]
-        accepted = exact_law(RULES[name], drafter, target).mean_accepted
+        accepted = exact_distribution(RULES[name], drafter, target).mean_accepted
         assert float(accepted) == pytest.approx(float(probs[1:].sum()), abs=1e-12)

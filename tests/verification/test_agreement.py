@@ -1,7 +1,7 @@
 """Every form of a rule decides coin for coin as its reference does: the rule's walk over a toy tree in numpy.
 
-On a CPU the engine runs the same walk over a stored tree in torch, whose laws are kept compactly; for accelerators five
-rules have a dense form besides.
+On a CPU the engine runs the same walk over a stored tree in torch, whose distributions are kept compactly; for
+accelerators five rules have a dense form besides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from verification.toys import as_batch, random_chain, random_drafted, random_pairs
 
 from treespec.tree import TreeBatch, Verdict
-from treespec.verification import RULES, GivenChooser, verify_dense
+from treespec.verification import RULES, GivenUniforms, verify_dense
 from treespec.verification.dense import has_dense_form
 from treespec.verification.rows import walk_rows
 
@@ -26,7 +26,7 @@ NUM_EXAMPLES, NUM_ROWS = 250, 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")
 DENSE_ON_CHAINS = (*DENSE_ON_TREES, "token", "block")
 KINDS: tuple[Callable, ...] = (random_drafted, random_chain, random_pairs)
-LAWS = given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
+DISTRIBUTIONS = given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
 options = settings(max_examples=NUM_EXAMPLES, deadline=None, database=None)
 
 
@@ -38,14 +38,14 @@ def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor
 
 @seed(0)
 @options
-@LAWS
+@DISTRIBUTIONS
 def test_dense_forms_on_10_000_trees(random_seed: int, vocab_size: int) -> None:
     check_dense_forms(DENSE_ON_TREES, random_drafted, random_seed, vocab_size)
 
 
 @seed(0)
 @options
-@LAWS
+@DISTRIBUTIONS
 def test_dense_forms_on_10_000_chains(random_seed: int, vocab_size: int) -> None:
     check_dense_forms(("token", "block"), random_chain, random_seed, vocab_size)
 
@@ -72,11 +72,11 @@ def test_every_rule_on_stored_trees_is_the_rule_on_toy_trees(kind: Callable) -> 
         toy, target = kind(rng, 2 + number % 5)
         trees, target_probs = as_batch([(toy, target)])
         coins, draws = uniforms(rng, trees)
-        laws = [target(context).copy() for context in toy.contexts]
+        probs = [target(context).copy() for context in toy.contexts]
         for name, rule in RULES.items():
-            if rule.admission.objection(trees) is None:
+            if rule.requirements.reason_against(trees) is None:
                 counts[name] += 1
-                expected = rule.walk(toy, laws.__getitem__, GivenChooser(coins[0], draws[0]))
+                expected = rule.verify(toy, probs.__getitem__, GivenUniforms(coins[0], draws[0]))
                 assert walk_rows(rule, trees, target_probs, coins, draws) == [expected], name
     served = {random_drafted: {*DENSE_ON_TREES, "typical_acceptance", "threshold"}, random_chain: set(DENSE_ON_CHAINS)}
     expected_rules = served.get(kind, set(RULES) - {"token", "block"})

@@ -16,15 +16,15 @@ from transformers.generation.logits_process import (
 )
 from verification.toys import as_batch, drafted_batch, random_chain, random_drafted
 
+from treespec.engine.stats import SpeculationStats
+from treespec.engine.target_probs import TargetProbs
+from treespec.engine.verify import verify_trees
 from treespec.errors import InvalidTreeError, LogitsError
-from treespec.hf.processors import TreeProcessors
-from treespec.judge import judge
-from treespec.laws import TargetLaws
+from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
-from treespec.stats import SpeculationStats
-from treespec.testing import MIXED, FixedShape, ToyDrafter, law_pairs
+from treespec.testing import MIXED, FixedShape, ToyDrafter, distribution_pairs
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
-from treespec.verification import RULES, ArgmaxChooser, TargetWalk, resolve, verify_dense
+from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify_dense
 from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy
 from treespec.verification.rows import walk_rows
 
@@ -39,8 +39,8 @@ HOST_READS = {
 def test_greedy_agrees_with_the_argmax_walk() -> None:
     rng = np.random.default_rng(0)
     trees, target_probs = as_batch([random_drafted(rng, 5) for _ in range(500)])
-    scores = target_probs.log()  # -inf where the law is zero, as processors leave it.
-    expected = [TargetWalk().walk(t, scores[b].__getitem__, ArgmaxChooser()) for b, t in enumerate(trees.trees)]
+    scores = target_probs.log()  # -inf where the distribution is zero, as processors leave it.
+    expected = [TargetWalk().verify(t, scores[b].__getitem__, ArgmaxSource()) for b, t in enumerate(trees.trees)]
     assert decode(pack_greedy(trees, scores)) == expected
     assert max(verdict.num_accepted for verdict in expected) >= 2
 
@@ -49,10 +49,10 @@ def test_greedy_agrees_with_the_argmax_walk() -> None:
 def test_dtypes_may_differ(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(1)
     trees, target_probs = as_batch([random_drafted(rng, 4) for _ in range(300)])
-    assert trees.laws is not None
+    assert trees.draft_probs is not None
     coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
-    for laws_dtype in (torch.float32, torch.float64):
-        cast = dataclasses.replace(trees, laws=trees.laws.to(laws_dtype))
+    for distributions_dtype in (torch.float32, torch.float64):
+        cast = dataclasses.replace(trees, draft_probs=trees.draft_probs.to(distributions_dtype))
         for name in TREE_RULES:
             args = (RULES[name], cast, target_probs.to(dtype), coins, draws)
             assert verify_dense(*args) == walk_rows(*args)
@@ -78,7 +78,9 @@ class NoHostReads(TorchDispatchMode):
 def test_never_waits_for_the_device(name: str) -> None:
     rng = np.random.default_rng(2)
     shape = FixedShape.kary(1, 1) if name in CHAIN_RULES else FixedShape.kary(2, 2)
-    _, trees, target_probs = drafted_batch(ToyDrafter(MIXED, shape, law_pairs(3, False)["generic"][1]), *targets())
+    _, trees, target_probs = drafted_batch(
+        ToyDrafter(MIXED, shape, distribution_pairs(3, False)["generic"][1]), *targets()
+    )
     coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
     fresh = dataclasses.replace(trees)  # Nothing derived is cached yet.
     with NoHostReads():
@@ -109,7 +111,8 @@ TOP_P, PENALTY = TopPLogitsWarper(0.95), RepetitionPenaltyLogitsProcessor(1.2)
 def test_a_whole_step_waits_once(
     name: str, last: LogitsProcessor, is_sampling: bool, num_copies: int, monkeypatch
 ) -> None:
-    """Choice of the rule, processors, laws and verdicts: nothing waits but the copies, of which there is one."""
+    """Choice of the rule, processors, distributions and verdicts: nothing waits but the copies, of which there is
+    one."""
     rng = np.random.default_rng(6)
     kind = random_chain if name == "block" else random_drafted
     trees, target_probs = as_batch([kind(rng, 4) for _ in range(30)])
@@ -117,7 +120,7 @@ def test_a_whole_step_waits_once(
     coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
     history = History(torch.zeros(30, 1, dtype=torch.int64), torch.ones(30, 1, dtype=torch.bool))
     warpers = TreeProcessors([TemperatureLogitsWarper(0.8), last], num_rows=30)
-    laws = TargetLaws(dataclasses.replace(trees), logits, history, warpers, list(range(30)), is_sampling)
+    probs = TargetProbs(dataclasses.replace(trees), logits, history, warpers, list(range(30)), is_sampling)
     copies: list[torch.Size] = []
     read = torch.Tensor.tolist
 
@@ -127,12 +130,12 @@ def test_a_whole_step_waits_once(
 
     monkeypatch.setattr(torch.Tensor, "tolist", counted)
     with NoHostReads():
-        verdicts = judge(resolve(name, is_sampling, laws.trees), laws.trees, laws, coins, draws)
+        verdicts = verify_trees(resolve(name, is_sampling, probs.trees), probs.trees, probs, coins, draws)
     assert len(copies) == num_copies
     monkeypatch.undo()
     if is_sampling:
         rule = RULES["traversal" if name == "auto" else name]
-        assert verdicts == walk_rows(rule, trees, laws.dense(), coins, draws)
+        assert verdicts == walk_rows(rule, trees, probs.dense(), coins, draws)
     assert max(verdict.num_accepted for verdict in verdicts) >= 2
 
 
@@ -172,12 +175,14 @@ def test_the_watch_sees_host_reads() -> None:
 
 
 def targets() -> tuple:
-    return (law_pairs(3, False)["generic"][0],)
+    return (distribution_pairs(3, False)["generic"][0],)
 
 
 def two_rows() -> tuple[TreeBatch, torch.Tensor]:
-    laws = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    pair = TokenTree(torch.tensor([0, 1, 2]), torch.tensor([ROOT_PARENT, 0, 0]), laws, torch.tensor([POINT_MASS, 0, 0]))
+    probs = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
+    pair = TokenTree(
+        torch.tensor([0, 1, 2]), torch.tensor([ROOT_PARENT, 0, 0]), probs, torch.tensor([POINT_MASS, 0, 0])
+    )
     single = TokenTree(torch.tensor([0]), torch.tensor([ROOT_PARENT]))
     target_probs = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
     target_probs[1, 1:] = torch.nan  # Padding is never read.
@@ -200,12 +205,12 @@ def spoilt(trees: TreeBatch, **changes: list) -> TreeBatch:
         {"parents": [[-1, 0, -3], [-1, -2, -2]]},
         {"tokens": [[0, 1, 3], [0, 0, 0]]},
         {"tokens": [[0, 1, -1], [0, 0, 0]]},
-        {"law_index": [[-1, 0, 1], [-1, -1, -1]]},
-        {"law_index": [[-1, 0, -2], [-1, -1, -1]]},
-        {"laws": [[0.5, 0.3, 0.1]]},
-        {"laws": [[0.5, 0.6, -0.1]]},
-        {"laws": [[0.5, 0.0, 0.5]]},
-        {"laws": [[0.5, float("nan"), 0.5]]},
+        {"draft_index": [[-1, 0, 1], [-1, -1, -1]]},
+        {"draft_index": [[-1, 0, -2], [-1, -1, -1]]},
+        {"draft_probs": [[0.5, 0.3, 0.1]]},
+        {"draft_probs": [[0.5, 0.6, -0.1]]},
+        {"draft_probs": [[0.5, 0.0, 0.5]]},
+        {"draft_probs": [[0.5, float("nan"), 0.5]]},
         {"is_without_replacement": [[False, True, True], [False, False, False]], "tokens": [[0, 1, 1], [0, 0, 0]]},
     ],
 )
@@ -218,13 +223,15 @@ def test_invalid_trees_raise_from_the_copy(name: str, changes: dict) -> None:
 
 
 @pytest.mark.parametrize("name", TREE_RULES)
-@pytest.mark.parametrize("law", [[torch.nan, 0.5, 0.5], [torch.inf, 0, 0], [0.5, 0.5, 0.5], [1.5, -0.5, 0], [0, 0, 0]])
-def test_laws_that_are_none_raise_from_the_copy(name: str, law: list[float]) -> None:
+@pytest.mark.parametrize(
+    "probs", [[torch.nan, 0.5, 0.5], [torch.inf, 0, 0], [0.5, 0.5, 0.5], [1.5, -0.5, 0], [0, 0, 0]]
+)
+def test_distributions_that_are_none_raise_from_the_copy(name: str, probs: list[float]) -> None:
     trees, target_probs = two_rows()
     uniforms = torch.full((2, 3), 0.5)
     for row, node in ((0, 0), (0, 2), (1, 0)):
         spoilt_probs = target_probs.clone()
-        spoilt_probs[row, node] = torch.tensor(law, dtype=torch.float64)
+        spoilt_probs[row, node] = torch.tensor(probs, dtype=torch.float64)
         with pytest.raises(LogitsError):
             verify_dense(RULES[name], trees, spoilt_probs, uniforms, uniforms)
 

@@ -1,4 +1,5 @@
-"""From raw logits, whatever they hold, to a verdict or a named error: processors, laws and rules as in the engine.
+"""From raw logits, whatever they hold, to a verdict or a named error: processors, distributions and rules as in the
+engine.
 
 Small vocabularies take the dense forms, large ones the walks and the fast top-p.
 """
@@ -15,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
+from treespec.engine.target_probs import TargetProbs
+from treespec.engine.verify import DENSE_ON_CPU, verify_trees
 from treespec.errors import LogitsError
-from treespec.hf.processors import TreeProcessors
-from treespec.judge import DENSE_ON_CPU, judge
-from treespec.laws import TargetLaws
+from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
-from treespec.sampling import truncate_law
+from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 from treespec.verification import RULES
 
@@ -40,13 +41,13 @@ def odd_logits(rng: np.random.Generator, shape: tuple[int, ...], values: list[fl
 
 
 def drafted(rng: np.random.Generator, vocab_size: int, is_chain: bool) -> TreeBatch:
-    """Tokens drawn from laws of two to twenty tokens; laws of odd logits where those give any."""
+    """Tokens drawn from distributions of two to twenty tokens; distributions of odd logits where those give any."""
     logits = odd_logits(rng, (3, vocab_size), ODD_VALUES).softmax(-1)
-    laws = truncate_law(torch.where(logits.isnan(), 1 / vocab_size, logits), int(rng.integers(2, 21)))
+    probs = truncate_probs(torch.where(logits.isnan(), 1 / vocab_size, logits), int(rng.integers(2, 21)))
     parents, index = ([-1, 0, 1, 2], [-1, 0, 1, 2]) if is_chain else ([-1, 0, 0, 1], [-1, 0, 0, 1])
-    double = laws.double() / laws.double().sum(-1, keepdim=True)
+    double = probs.double() / probs.double().sum(-1, keepdim=True)
     tokens = [0, *(int(rng.choice(vocab_size, p=double[row].numpy())) for row in index[1:])]
-    return TreeBatch(torch.tensor([tokens]), torch.tensor([parents]), laws, torch.tensor([index]))
+    return TreeBatch(torch.tensor([tokens]), torch.tensor([parents]), probs, torch.tensor([index]))
 
 
 def processors(rng: np.random.Generator) -> TreeProcessors:
@@ -64,33 +65,33 @@ def test_a_verdict_or_a_named_error(random_seed: int, vocab_size: int, is_chain:
     history = History(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
     apply = processors(rng)
     coins, draws = (torch.from_numpy(rng.choice([0.0, rng.random(), 1 - 2**-53], size=(1, 4))) for _ in range(2))
-    laws = TargetLaws(trees, logits, history, apply, [0], is_sampling=True)
-    is_lawful = [is_law_or_error(laws, node) for node in range(NUM_NODES)]
+    target_probs = TargetProbs(trees, logits, history, apply, [0], is_sampling=True)
+    is_usable = [is_probs_or_error(target_probs, node) for node in range(NUM_NODES)]
     for rule in RULES.values():
-        if rule.admission.objection(trees) is not None:
+        if rule.requirements.reason_against(trees) is not None:
             continue
-        fresh = TargetLaws(trees, logits, history, apply, [0], is_sampling=True)
+        fresh = TargetProbs(trees, logits, history, apply, [0], is_sampling=True)
         try:
-            (verdict,) = judge(rule, trees, fresh, coins, draws)
+            (verdict,) = verify_trees(rule, trees, fresh, coins, draws)
         except LogitsError:
-            assert not all(is_lawful), rule.name
+            assert not all(is_usable), rule.name
             continue
         tokens = [*(trees.trees[0].token(node) for node in verdict.path[1:]), verdict.next_token]
-        assert all(is_lawful[node] for node in verdict.path), rule.name
+        assert all(is_usable[node] for node in verdict.path), rule.name
         if rule.is_lossless:
-            assert all(laws.law(0, node)[token] > 0 for node, token in zip(verdict.path, tokens, strict=True)), (
-                rule.name
-            )
+            assert all(
+                target_probs.probs(0, node)[token] > 0 for node, token in zip(verdict.path, tokens, strict=True)
+            ), rule.name
 
 
-def is_law_or_error(laws: TargetLaws, node: int) -> bool:
-    """True for a law that sums to one, False for logits that are refused by name."""
+def is_probs_or_error(target_probs: TargetProbs, node: int) -> bool:
+    """True for a distribution that sums to one, False for logits that are refused by name."""
     try:
-        law = laws.law(0, node)
+        distribution = target_probs.probs(0, node)
     except LogitsError:
         return False
-    assert (law >= 0).all()
-    assert float(law.sum()) == pytest.approx(1, abs=1e-4)
+    assert (distribution >= 0).all()
+    assert float(distribution.sum()) == pytest.approx(1, abs=1e-4)
     return True
 
 

@@ -1,4 +1,4 @@
-"""K-SEQ: its exact law, its share of the optimum, and what its conditions are for."""
+"""K-SEQ: its exact distribution, its share of the optimum, and what its conditions are for."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ import torch
 from verification.toys import SamplingChooser, as_batch
 
 from treespec.errors import ConfigError, RuleMismatchError
-from treespec.optimum import optimum_iid
 from treespec.testing import (
     SHAPES,
     AdaptiveWidth,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     ToyDrafter,
     assert_lossless,
-    exact_law,
-    law_pairs,
+    distribution_pairs,
+    exact_distribution,
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenChooser, KSeq, TokenVerification, kseq, verify
+from treespec.verification import GivenUniforms, KSeq, TokenVerification, kseq, verify
+from treespec.verification.optimum import optimum_iid
 
 FIXED_SHAPES = [name for name in SHAPES if name != "adaptive width"]
 
 
 @pytest.mark.parametrize("shape", FIXED_SHAPES)
 @pytest.mark.parametrize("vocab_size", [1, 2, 3])
-def test_exact_law_in_float64(shape, vocab_size, record_property):
+def test_exact_distribution_in_float64(shape, vocab_size, record_property):
     if shape in ("3-1-1", "unbalanced") and vocab_size == 3:
         vocab_size = 2  # The cost grows as V^nodes: 3-1-1 over three tokens has 3^9 drafts.
-    for name, (target, drafts) in law_pairs(vocab_size, is_exact=False).items():
+    for name, (target, drafts) in distribution_pairs(vocab_size, is_exact=False).items():
         assert_lossless(KSeq(), ToyDrafter(IID, SHAPES[shape], drafts), target)
         record_property("exact_case", ("k_seq", IID, shape, f"{name}, {vocab_size} tokens", False))
 
 
-@pytest.mark.parametrize("name", list(law_pairs(3, is_exact=True)))
+@pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
 @pytest.mark.parametrize("num_bisections", [0, 1, 4])
-def test_exact_law_in_rational_arithmetic_however_coarse_the_bisection(name, num_bisections, record_property):
-    target, drafts = law_pairs(3, is_exact=True)[name]
+def test_exact_distribution_in_rational_arithmetic_however_coarse_the_bisection(name, num_bisections, record_property):
+    target, drafts = distribution_pairs(3, is_exact=True)[name]
     rule = KSeq(num_bisections)
     assert assert_lossless(rule, ToyDrafter(IID, FixedShape.kary(3), drafts), target).error == 0
-    target, drafts = law_pairs(2, is_exact=True)[name]
+    target, drafts = distribution_pairs(2, is_exact=True)[name]
     assert assert_lossless(rule, ToyDrafter(IID, FixedShape.kary(2, 2), drafts), target).error == 0
     for shape in ("3", "2x2"):
         record_property("exact_case", ("k_seq", IID, shape, f"{name}, {num_bisections} bisections", True))
@@ -54,14 +54,14 @@ def test_exact_law_in_rational_arithmetic_however_coarse_the_bisection(name, num
 RATIONAL_CASES = [
     (shape, vocab_size, edge)
     for shape, vocab_size in (("chain", 3), ("3-1-1", 2), ("unbalanced", 2), ("adaptive depth", 2))
-    for edge in law_pairs(2, is_exact=True)
+    for edge in distribution_pairs(2, is_exact=True)
 ] + [("adaptive depth", 3, "zeros")]
 
 
 @pytest.mark.parametrize(("shape", "vocab_size", "edge"), RATIONAL_CASES)
-def test_exact_law_in_rational_arithmetic(shape, vocab_size, edge, record_property):
+def test_exact_distribution_in_rational_arithmetic(shape, vocab_size, edge, record_property):
     """Over two tokens where three would take seconds: Fractions grow with every bisection."""
-    target, drafts = law_pairs(vocab_size, is_exact=True)[edge]
+    target, drafts = distribution_pairs(vocab_size, is_exact=True)[edge]
     assert assert_lossless(KSeq(4), ToyDrafter(IID, SHAPES[shape], drafts), target).error == 0
     record_property("exact_case", ("k_seq", IID, shape, f"{edge}, {vocab_size} tokens, 4 bisections", True))
 
@@ -72,11 +72,11 @@ def record_mutant(record_property, name: str, total_variation: Fraction) -> None
 
 def test_a_ratio_below_the_least_is_caught(monkeypatch, record_property):
     """The bisection must keep its upper end: with the lower one the rest would be negative somewhere."""
-    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
+    target, draft = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3, 2, is_exact=True)
     drafter = ToyDrafter(IID, FixedShape.kary(2), (draft,))
-    assert exact_law(KSeq(), drafter, target).error == 0
-    monkeypatch.setattr(kseq, "tightening", lambda law, draft_law, k, n: Fraction(1))
-    shift = exact_law(KSeq(), drafter, target).total_variation
+    assert exact_distribution(KSeq(), drafter, target).error == 0
+    monkeypatch.setattr(kseq, "tightening", lambda probs, draft_probs, k, n: Fraction(1))
+    shift = exact_distribution(KSeq(), drafter, target).total_variation
     record_mutant(record_property, "k_seq with a ratio below the least", shift)
     assert shift > Fraction(1, 100)
 
@@ -96,8 +96,8 @@ def test_acceptance_is_within_a_factor_of_the_optimum(record_property):
 
 
 def test_acceptance_of_one_node_is_the_closed_form():
-    target, draft = RandomLaws(4, 5), RandomLaws(4, 6)
-    result = exact_law(KSeq(40), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    target, draft = RandomDistributions(4, 5), RandomDistributions(4, 6)
+    result = exact_distribution(KSeq(40), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
     ratio = kseq.tightening(target(()), draft(()), 2, 40)
     beta = np.minimum(draft(()), target(()) / ratio).sum()
     assert result.mean_accepted == pytest.approx(1 - (1 - beta) ** 2, abs=1e-12)
@@ -105,46 +105,51 @@ def test_acceptance_of_one_node_is_the_closed_form():
 
 
 def test_on_a_chain_it_is_token_verification():
-    target, draft = RandomLaws(3, 7), RandomLaws(3, 8)
+    target, draft = RandomDistributions(3, 7), RandomDistributions(3, 8)
     rng = np.random.default_rng(0)
     for _ in range(200):
         tree = ToyDrafter(IID, FixedShape.kary(1, 1, 1), (draft,))(SamplingChooser(rng))
-        laws = [target(context).copy() for context in tree.contexts]
-        chooser = GivenChooser(rng.random(4), rng.random(4))
-        assert KSeq().walk(tree, laws.__getitem__, chooser) == TokenVerification().walk(tree, laws.__getitem__, chooser)
+        probs = [target(context).copy() for context in tree.contexts]
+        source = GivenUniforms(rng.random(4), rng.random(4))
+        assert KSeq().verify(tree, probs.__getitem__, source) == TokenVerification().verify(
+            tree, probs.__getitem__, source
+        )
 
 
 def test_torch_agrees_with_numpy_coin_for_coin():
     rng = np.random.default_rng(1)
     for seed in range(300):
-        target, draft = RandomLaws(6, seed, zero_share=0.3), RandomLaws(6, seed + 1000, zero_share=0.3)
+        target, draft = (
+            RandomDistributions(6, seed, zero_share=0.3),
+            RandomDistributions(6, seed + 1000, zero_share=0.3),
+        )
         toy = ToyDrafter(IID, FixedShape.kary(3, 2), (draft,))(SamplingChooser(rng))
         trees, target_probs = as_batch([(toy, target)])
         coins, draws = rng.random((2, toy.num_nodes))
-        laws = [target(context).copy() for context in toy.contexts]
-        expected = KSeq().walk(toy, laws.__getitem__, GivenChooser(coins, draws))
+        probs = [target(context).copy() for context in toy.contexts]
+        expected = KSeq().verify(toy, probs.__getitem__, GivenUniforms(coins, draws))
         actual = verify(trees, target_probs, "k_seq", coins=torch.tensor(coins)[None], draws=torch.tensor(draws)[None])
         assert actual == [expected]
 
 
 def test_what_it_does_not_admit_is_named():
-    law = torch.full((1, 4), 0.25)
+    probs = torch.full((1, 4), 0.25)
     flags = torch.tensor([False, True, True])
     index = torch.tensor([-1, 0, 0])
     tokens, parents = torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0])
-    without = TokenTree(tokens, parents, law, index, flags)
+    without = TokenTree(tokens, parents, probs, index, flags)
     with pytest.raises(RuleMismatchError, match=r"iid.*without_replacement.*recursive.*traversal"):
         KSeq().check(TreeBatch.from_trees([without]))
-    adaptive = TokenTree(tokens, parents, law, index, is_width_fixed=False)
+    adaptive = TokenTree(tokens, parents, probs, index, is_width_fixed=False)
     with pytest.raises(RuleMismatchError, match=r"is_width_fixed.*recursive"):
         KSeq().check(TreeBatch.from_trees([adaptive]))
-    KSeq().check(TreeBatch.from_trees([TokenTree(tokens, parents, law, index)]))
+    KSeq().check(TreeBatch.from_trees([TokenTree(tokens, parents, probs, index)]))
 
 
 def test_its_conditions_are_needed(record_property):
-    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
-    adaptive = exact_law(KSeq(), ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
-    without = exact_law(KSeq(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2), (draft,)), target)
+    target, draft = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3, 2, is_exact=True)
+    adaptive = exact_distribution(KSeq(), ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
+    without = exact_distribution(KSeq(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2), (draft,)), target)
     record_property("table", f"k_seq forced on adaptive widths: off by {float(adaptive.total_variation):.4f}")
     record_property("table", f"k_seq forced on draws without replacement: off by {float(without.total_variation):.4f}")
     assert adaptive.total_variation > Fraction(1, 200)
@@ -157,7 +162,7 @@ class _DuplicatesRemoved:
 
     rule: KSeq
 
-    def walk(self, tree, target_law, chooser):
+    def verify(self, tree, target_probs, rng):
         full = tree.children
 
         def children(node):
@@ -166,14 +171,14 @@ class _DuplicatesRemoved:
 
         tree.children = children
         try:
-            return self.rule.walk(tree, target_law, chooser)
+            return self.rule.verify(tree, target_probs, rng)
         finally:
             tree.children = full
 
 
 def test_removing_duplicates_is_caught(record_property):
-    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
-    mutant = exact_law(_DuplicatesRemoved(KSeq()), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    target, draft = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3, 2, is_exact=True)
+    mutant = exact_distribution(_DuplicatesRemoved(KSeq()), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
     record_mutant(record_property, "duplicates removed under k_seq", mutant.total_variation)
     assert mutant.total_variation > Fraction(1, 1000)
 

@@ -11,25 +11,25 @@ import torch
 
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.testing import (
-    TOY_FAMILIES,
+    TOY_SCHEMES,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     ToyDrafter,
     assert_lossless,
+    distribution_pairs,
     enumerate_traces,
-    exact_law,
-    law_pairs,
+    exact_distribution,
 )
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import (
     RULES,
     EnsembleVerification,
-    GivenChooser,
+    GivenUniforms,
     TargetWalk,
     ThresholdAcceptance,
     TypicalAcceptance,
-    admissible_rules,
     resolve,
+    supporting_rules,
 )
 
 LOSSY = [TypicalAcceptance(), EnsembleVerification(), ThresholdAcceptance()]
@@ -38,9 +38,9 @@ TREE = FixedShape.kary(2, 2)
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
 def test_the_deviation_is_measured_and_not_zero(rule, record_property):
-    target, draft = RandomLaws(3, 1), RandomLaws(3, 2)
-    result = exact_law(rule, ToyDrafter(IID, TREE, (draft,)), target)
-    lossless = exact_law(RULES["traversal"], ToyDrafter(IID, TREE, (draft,)), target)
+    target, draft = RandomDistributions(3, 1), RandomDistributions(3, 2)
+    result = exact_distribution(rule, ToyDrafter(IID, TREE, (draft,)), target)
+    lossless = exact_distribution(RULES["traversal"], ToyDrafter(IID, TREE, (draft,)), target)
     record_property(
         "table",
         f"{rule.name} is lossy: total variation {result.total_variation:.4f}, accepts {result.mean_accepted:.3f} "
@@ -52,33 +52,35 @@ def test_the_deviation_is_measured_and_not_zero(rule, record_property):
 
 def test_none_is_ever_chosen_or_recommended():
     tokens, parents = torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0])
-    law, index = torch.full((1, 4), 0.25), torch.tensor([-1, 0, 0])
-    for tree in (TokenTree(tokens, parents), TokenTree(tokens, parents, law, index)):
+    probs, index = torch.full((1, 4), 0.25), torch.tensor([-1, 0, 0])
+    for tree in (TokenTree(tokens, parents), TokenTree(tokens, parents, probs, index)):
         batch = TreeBatch.from_trees([tree])
         assert resolve("auto", True, batch).is_lossless
-        assert not {rule.name for rule in LOSSY} & set(admissible_rules(batch))
+        assert not {rule.name for rule in LOSSY} & set(supporting_rules(batch))
     assert not any(rule.is_lossless for rule in LOSSY)
     assert all(RULES[rule.name] == rule for rule in LOSSY)
 
 
-@pytest.mark.parametrize("family", TOY_FAMILIES)
+@pytest.mark.parametrize("family", TOY_SCHEMES)
 def test_thresholds_of_one_are_the_target_walk(family):
     rule = ThresholdAcceptance(single=1, accumulated=1)
-    for target, drafts in law_pairs(3, is_exact=True).values():
+    for target, drafts in distribution_pairs(3, is_exact=True).values():
         drafter = ToyDrafter(family, FixedShape.kary(2, 1), drafts)
-        ours, walk = assert_lossless(rule, drafter, target), exact_law(TargetWalk(), drafter, target)
+        ours, walk = assert_lossless(rule, drafter, target), exact_distribution(TargetWalk(), drafter, target)
         assert ours.mean_accepted == walk.mean_accepted
 
 
 def test_thresholds_accept_what_they_say():
-    law = np.array([0.5, 0.3, 0.15, 0.05])
-    tree = next(tree for _, tree in enumerate_traces(ToyDrafter(SELECTED, FixedShape.kary(3), (lambda c: law[::-1],))))
+    probs = np.array([0.5, 0.3, 0.15, 0.05])
+    tree = next(
+        tree for _, tree in enumerate_traces(ToyDrafter(SELECTED, FixedShape.kary(3), (lambda c: probs[::-1],)))
+    )
     assert [tree.token(c) for c in tree.children(0)] == [3, 2, 1]
 
     def accepts(rule):
-        """Probability of each child, and the law of the next token after the rejection of all."""
+        """Probability of each child, and the distribution of the next token after the rejection of all."""
         children, rest = [Fraction(0)] * 3, np.zeros(4)
-        for weight, verdict in enumerate_traces(lambda chooser: rule.walk(tree, lambda node: law, chooser)):
+        for weight, verdict in enumerate_traces(lambda rng: rule.verify(tree, lambda node: probs, rng)):
             if verdict.num_accepted:
                 children[verdict.path[1] - 1] += weight
             else:
@@ -96,8 +98,8 @@ def test_thresholds_accept_what_they_say():
 
 
 @pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
-def test_the_ensemble_has_exactly_the_ensembles_law(family):
-    for target, drafts in law_pairs(3, is_exact=True).values():
+def test_the_ensemble_has_exactly_the_ensembles_distribution(family):
+    for target, drafts in distribution_pairs(3, is_exact=True).values():
         weight = Fraction(2, 3)
 
         def ensemble(context, target=target, draft=drafts[0], weight=weight):
@@ -105,21 +107,21 @@ def test_the_ensemble_has_exactly_the_ensembles_law(family):
             return weight * target(context) + (1 - weight) * draft(context) if len(context) < 2 else target(context)
 
         drafter = ToyDrafter(family, FixedShape.kary(2, 1), drafts)
-        emitted = exact_law(EnsembleVerification(weight), drafter, target)
-        truth = exact_law(TargetWalk(), drafter, ensemble)
-        accepted = exact_law(RULES["recursive"], drafter, ensemble)
+        emitted = exact_distribution(EnsembleVerification(weight), drafter, target)
+        truth = exact_distribution(TargetWalk(), drafter, ensemble)
+        accepted = exact_distribution(RULES["recursive"], drafter, ensemble)
         assert emitted.mean_accepted == accepted.mean_accepted
-        first = emitted.law.sum((1, 2)), truth.target_law.sum((1, 2))
+        first = emitted.probs.sum((1, 2)), truth.target_probs.sum((1, 2))
         assert abs(first[0] - first[1]).max() == 0
 
 
 def test_the_ensemble_with_all_weight_on_the_target_is_lossless():
-    for target, drafts in law_pairs(3, is_exact=True).values():
+    for target, drafts in distribution_pairs(3, is_exact=True).values():
         assert_lossless(EnsembleVerification(1), ToyDrafter(WITHOUT_REPLACEMENT, TREE, drafts), target)
 
 
 def test_typical_acceptance_keeps_the_longest_then_the_likeliest_path():
-    laws = {
+    probs = {
         (): np.array([0.45, 0.45, 0.1]),
         (0,): np.array([0.05, 0.05, 0.9]),
         (1,): np.array([0.8, 0.1, 0.1]),
@@ -129,8 +131,8 @@ def test_typical_acceptance_keeps_the_longest_then_the_likeliest_path():
         tree = TokenTree.from_paths("[(0,), (1,), (0, 0), (1, 0)]", [9, *drafts])
         contexts = [(), (drafts[0],), (drafts[1],), (drafts[0], drafts[2]), (drafts[1], drafts[3])]
         rule = TypicalAcceptance(epsilon, delta)
-        rows = [torch.tensor(laws.get(context, [0.0, 0.0, 1.0])) for context in contexts]
-        return rule.walk(tree, rows.__getitem__, GivenChooser([0.0] * 5, [0.5] * 5))
+        rows = [torch.tensor(probs.get(context, [0.0, 0.0, 1.0])) for context in contexts]
+        return rule.verify(tree, rows.__getitem__, GivenUniforms([0.0] * 5, [0.5] * 5))
 
     assert verdict([0, 1, 1, 0]) == ((0, 2, 4), 2, True)  # Only the second path is typical throughout.
     assert verdict([0, 1, 2, 0]) == ((0, 1, 3), 2, True)  # Both are: .45 * .9 beats .45 * .8.
@@ -139,13 +141,13 @@ def test_typical_acceptance_keeps_the_longest_then_the_likeliest_path():
 
 
 def test_typical_acceptance_compares_with_the_entropy():
-    law = torch.tensor([0.2, 0.3, 0.5])
-    entropy = -sum(p * math.log(p) for p in law.tolist())
+    probs = torch.tensor([0.2, 0.3, 0.5])
+    entropy = -sum(p * math.log(p) for p in probs.tolist())
     tree = TokenTree.from_paths("[(0,)]", [0, 0])
 
     def is_accepted(delta, epsilon=1.0):
-        chooser = GivenChooser([0.0] * 2, [0.0] * 2)
-        return TypicalAcceptance(epsilon, delta).walk(tree, lambda node: law, chooser).num_accepted == 1
+        rng = GivenUniforms([0.0] * 2, [0.0] * 2)
+        return TypicalAcceptance(epsilon, delta).verify(tree, lambda node: probs, rng).num_accepted == 1
 
     edge = 0.2 * math.exp(entropy)
     assert is_accepted(edge - 1e-4)
@@ -156,12 +158,12 @@ def test_typical_acceptance_compares_with_the_entropy():
 
 @pytest.mark.parametrize("rule", [TypicalAcceptance(), ThresholdAcceptance()], ids=lambda rule: rule.name)
 def test_on_one_hot_targets_they_are_the_target_walk(rule):
-    target, drafts = law_pairs(3, is_exact=True)["one-hot target"]
+    target, drafts = distribution_pairs(3, is_exact=True)["one-hot target"]
     for family in (SELECTED, WITHOUT_REPLACEMENT):
         drafter = ToyDrafter(family, TREE, drafts)
         assert (
             assert_lossless(rule, drafter, target).mean_accepted
-            == exact_law(TargetWalk(), drafter, target).mean_accepted
+            == exact_distribution(TargetWalk(), drafter, target).mean_accepted
         )
 
 

@@ -1,4 +1,4 @@
-"""Every known mistake shifts the output law, and the exact oracle sees by how much."""
+"""Every known mistake shifts the output distribution, and the exact oracle sees by how much."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from verification.mutants import (
     MistakenBlock,
     MistakenTraversal,
     as_if_sampled,
-    sorted_by_law,
-    whole_law,
+    sorted_by_probs,
+    whole_probs,
     with_selected_kept,
     without_duplicates,
     without_siblings,
     without_unlikely,
 )
 
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.testing import (
     IID,
     MIXED,
@@ -29,36 +29,36 @@ from treespec.testing import (
     SHAPES,
     WITHOUT_REPLACEMENT,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     Shape,
     ToyDrafter,
-    WalkingRule,
+    VerifyingRule,
     assert_lossless,
-    exact_law,
+    exact_distribution,
 )
 from treespec.tree import Verdict
 from treespec.verification import RULES
 
-TARGET = RandomLaws(3, seed=13, is_exact=True)
-DRAFTS = (RandomLaws(3, seed=113, is_exact=True), RandomLaws(3, seed=213, is_exact=True))
+TARGET = RandomDistributions(3, seed=13, is_exact=True)
+DRAFTS = (RandomDistributions(3, seed=113, is_exact=True), RandomDistributions(3, seed=213, is_exact=True))
 CHAIN, PAIR, SQUARE = SHAPES["chain"], FixedShape.kary(2), FixedShape.kary(2, 2)
 RECURSIVE, TRAVERSAL, WALK, BLOCK = RULES["recursive"], RULES["traversal"], RULES["target_walk"], RULES["block"]
 
 # Name, the mutant, the sound rule, the family and the shape on which both are run.
-MUTANTS: dict[str, tuple[WalkingRule, WalkingRule, str, Shape]] = {
+MUTANTS: dict[str, tuple[VerifyingRule, VerifyingRule, str, Shape]] = {
     "correction drawn from the target instead of the residual": (CorrectionFromTarget(), RECURSIVE, IID, CHAIN),
-    "draws without replacement, law not renormalised": (
-        Misread(RECURSIVE, whole_law),
+    "draws without replacement, distribution not renormalised": (
+        Misread(RECURSIVE, whole_probs),
         RECURSIVE,
         WITHOUT_REPLACEMENT,
         SQUARE,
     ),
-    "the same under traversal": (Misread(TRAVERSAL, whole_law), TRAVERSAL, WITHOUT_REPLACEMENT, SQUARE),
-    "independent draws, law renormalised": (Misread(RECURSIVE, without_siblings), RECURSIVE, IID, PAIR),
+    "the same under traversal": (Misread(TRAVERSAL, whole_probs), TRAVERSAL, WITHOUT_REPLACEMENT, SQUARE),
+    "independent draws, distribution renormalised": (Misread(RECURSIVE, without_siblings), RECURSIVE, IID, PAIR),
     "duplicate i.i.d. siblings removed": (Misread(RECURSIVE, without_duplicates), RECURSIVE, IID, SQUARE),
     "the same duplicates removed under traversal": (Misread(TRAVERSAL, without_duplicates), TRAVERSAL, IID, SQUARE),
     "siblings re-sorted by draft probability": (
-        Misread(RECURSIVE, sorted_by_law),
+        Misread(RECURSIVE, sorted_by_probs),
         RECURSIVE,
         WITHOUT_REPLACEMENT,
         SQUARE,
@@ -75,7 +75,7 @@ MUTANTS: dict[str, tuple[WalkingRule, WalkingRule, str, Shape]] = {
     "a fresh target sample for every path": (FreshSamplePerPath(), WALK, SELECTED, SQUARE),
     "bonus token drawn from the parent's residual": (BonusFromParent(), RECURSIVE, IID, SQUARE),
     "top-k children treated as sampled": (Misread(RECURSIVE, as_if_sampled(DRAFTS[0])), RECURSIVE, SELECTED, SQUARE),
-    "mixed: sample treated as drawn from the whole law": (
+    "mixed: sample treated as drawn from the whole distribution": (
         Misread(RECURSIVE, with_selected_kept(DRAFTS[0])),
         RECURSIVE,
         MIXED,
@@ -97,7 +97,7 @@ def test_mutant_is_caught(name: str, record_property) -> None:
     mutant, sound, family, shape = MUTANTS[name]
     drafter = ToyDrafter(family, shape, DRAFTS)
     assert_lossless(sound, drafter, TARGET)
-    shift = exact_law(mutant, drafter, TARGET).total_variation
+    shift = exact_distribution(mutant, drafter, TARGET).total_variation
     record_property("table", f"mutant: {name:<58} total variation {float(shift):.6f}")
     assert shift > 0
     with pytest.raises(AssertionError, match="total variation"):
@@ -107,13 +107,13 @@ def test_mutant_is_caught(name: str, record_property) -> None:
 class OneCoinForAll:
     """A rule that judges siblings by one coin."""
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         for child in tree.children(0):
-            if chooser.flip(0, target_law(0)[tree.token(child)]):
-                return Verdict((0, child), chooser.pick(child, target_law(child)), True)
-        return Verdict((0,), chooser.pick(0, target_law(0)), False)
+            if rng.flip(0, target_probs(0)[tree.token(child)]):
+                return Verdict((0, child), rng.pick(child, target_probs(child)), True)
+        return Verdict((0,), rng.pick(0, target_probs(0)), False)
 
 
 def test_a_coin_used_twice_is_caught() -> None:
     with pytest.raises(AssertionError, match="used twice"):
-        exact_law(OneCoinForAll(), ToyDrafter(SELECTED, PAIR, DRAFTS), TARGET)
+        exact_distribution(OneCoinForAll(), ToyDrafter(SELECTED, PAIR, DRAFTS), TARGET)

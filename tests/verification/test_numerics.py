@@ -14,7 +14,7 @@ from torch import Tensor
 from treespec.errors import InvalidTreeError, LogitsError, RuleMismatchError
 from treespec.testing import ToyTree
 from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import RULES, ArgmaxChooser, GivenChooser, admissible_rules, verify, verify_dense
+from treespec.verification import RULES, ArgmaxSource, GivenUniforms, supporting_rules, verify, verify_dense
 from treespec.verification.rows import walk_rows
 from treespec.verification.steps import likelihood_ratio, residual_weights
 
@@ -29,14 +29,14 @@ def rows_of(logits: st.SearchStrategy[float], num_rows: int) -> st.SearchStrateg
 
 
 def drafted(draft_logits: list[list[float]], is_chain: bool, rng: np.random.Generator) -> TokenTree | None:
-    """A tree of four nodes sampled from softmaxes in float32; None where the logits give no law."""
-    laws = torch.tensor(draft_logits).softmax(-1)
-    if laws.isnan().any():
+    """A tree of four nodes sampled from softmaxes in float32; None where the logits give no distribution."""
+    probs = torch.tensor(draft_logits).softmax(-1)
+    if probs.isnan().any():
         return None
     index = [0, 1, 2] if is_chain else [0, 0, 1]
-    tokens = [int(rng.choice(4, p=(laws[i].double() / laws[i].double().sum()).numpy())) for i in index]
+    tokens = [int(rng.choice(4, p=(probs[i].double() / probs[i].double().sum()).numpy())) for i in index]
     parents = [-1, 0, 1, 2] if is_chain else [-1, 0, 0, 1]
-    return TokenTree(torch.tensor([0, *tokens]), torch.tensor(parents), laws, torch.tensor([-1, *index]))
+    return TokenTree(torch.tensor([0, *tokens]), torch.tensor(parents), probs, torch.tensor([-1, *index]))
 
 
 @seed(0)
@@ -50,7 +50,7 @@ def test_fuzzed_logits(target_logits: list, draft_logits: list, is_chain: bool, 
     target_probs = torch.tensor(target_logits).softmax(-1)
     coins, draws = (torch.tensor(rng.choice([0.0, rng.random(), 1 - 2**-53], size=4)) for _ in range(2))
     trees = TreeBatch.from_trees([tree])
-    names = admissible_rules(trees)
+    names = supporting_rules(trees)
     assert set(names) >= {*TREE_RULES, "k_seq", *(CHAIN_RULES if is_chain else ())}
     for name in names:
         batch = (RULES[name], trees, target_probs[None], coins[None], draws[None])
@@ -68,9 +68,11 @@ def test_fuzzed_logits(target_logits: list, draft_logits: list, is_chain: bool, 
 @pytest.mark.parametrize("name", TREE_RULES + CHAIN_RULES)
 def test_nan_that_reaches_a_decision_of_the_walk_raises(name: str) -> None:
     tree = TokenTree.chain([0, 1], torch.full((1, 3), 1 / 3))
-    for law in ([math.nan] * 3, [0.5, math.nan, 0.5], [math.nan, 0.0, 0.5], [math.inf, 0.0, 0.0], [0.0, 0.0, 0.0]):
+    for probs in ([math.nan] * 3, [0.5, math.nan, 0.5], [math.nan, 0.0, 0.5], [math.inf, 0.0, 0.0], [0.0, 0.0, 0.0]):
         with pytest.raises(LogitsError):
-            RULES[name].walk(tree, lambda node, law=law: torch.tensor(law), GivenChooser([0.9, 0.9], [0.5, 0.5]))
+            RULES[name].verify(
+                tree, lambda node, probs=probs: torch.tensor(probs), GivenUniforms([0.9, 0.9], [0.5, 0.5])
+            )
 
 
 def assert_possible(verdict: Verdict, tree: TokenTree, target_probs: Tensor) -> None:
@@ -82,26 +84,26 @@ def assert_possible(verdict: Verdict, tree: TokenTree, target_probs: Tensor) -> 
 @pytest.mark.parametrize("name", ["block", "traversal", "transport_traversal"])
 def test_nan_of_an_inner_node_decides_nothing(name: str) -> None:
     """It is not taken for a node that has nothing left, which would be rejected in silence."""
-    draft_laws = torch.tensor([[0.5, 0.25, 0.25]]).repeat(2, 1)
-    target_laws = torch.tensor([[0.9, 0.05, 0.05], [0.1, math.nan, 0.5], [1.0, 0.0, 0.0]])
-    tree = TokenTree.chain([9, 0, 0], draft_laws)
+    draft_distributions = torch.tensor([[0.5, 0.25, 0.25]]).repeat(2, 1)
+    target_distributions = torch.tensor([[0.9, 0.05, 0.05], [0.1, math.nan, 0.5], [1.0, 0.0, 0.0]])
+    tree = TokenTree.chain([9, 0, 0], draft_distributions)
     with pytest.raises(LogitsError):
-        RULES[name].walk(tree, target_laws.__getitem__, GivenChooser([0.99] * 3, [0.5] * 3))
+        RULES[name].verify(tree, target_distributions.__getitem__, GivenUniforms([0.99] * 3, [0.5] * 3))
 
 
 @pytest.mark.parametrize("name", ["block", "traversal", "transport_traversal", "recursive", "optimal_transport"])
 def test_chains_deeper_than_the_recursion_limit(name: str) -> None:
     depth = 1500
     tree = TokenTree.chain([0] * (depth + 1), torch.full((depth, 2), 0.5))
-    verdict = RULES[name].walk(
-        tree, torch.full((depth + 1, 2), 0.5).__getitem__, GivenChooser([0.5] * (depth + 1), [0.5] * (depth + 1))
+    verdict = RULES[name].verify(
+        tree, torch.full((depth + 1, 2), 0.5).__getitem__, GivenUniforms([0.5] * (depth + 1), [0.5] * (depth + 1))
     )
     assert verdict.num_accepted == depth
 
 
 @pytest.mark.parametrize("vocab_size", [3, 5000])
 @pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
-def test_zero_residual_mass_falls_back_to_the_law_before(name: str, vocab_size: int) -> None:
+def test_zero_residual_mass_falls_back_to_the_distribution_before(name: str, vocab_size: int) -> None:
     """The target lies below the draft everywhere, by rounding: a rejection leaves nothing."""
     draft = torch.rand(vocab_size, generator=torch.Generator().manual_seed(0)).softmax(-1)
     target_probs = (draft * (1 - 1e-6)).expand(3, -1)
@@ -118,14 +120,14 @@ def test_zero_residual_mass_falls_back_to_the_law_before(name: str, vocab_size: 
 @pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
 def test_coins_are_strict(name: str) -> None:
     """Probability zero never happens, not even at coin 0; probability one always does, and the root has no coin."""
-    laws = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
-    chooser = GivenChooser([math.nan, 0.0], [0.0, 0.0])
-    impossible = RULES[name].walk(TokenTree.chain([9, 1], laws[:1]), lambda node: torch.eye(3)[0], chooser)
+    probs = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
+    rng = GivenUniforms([math.nan, 0.0], [0.0, 0.0])
+    impossible = RULES[name].verify(TokenTree.chain([9, 1], probs[:1]), lambda node: torch.eye(3)[0], rng)
     assert impossible == Verdict((0,), 0, is_bonus=False)
-    sure = RULES[name].walk(
-        TokenTree.chain([9, 1], laws[:1]),
+    sure = RULES[name].verify(
+        TokenTree.chain([9, 1], probs[:1]),
         lambda node: torch.eye(3)[1],
-        GivenChooser([math.nan, 1 - 2**-53], [0.0, 0.0]),
+        GivenUniforms([math.nan, 1 - 2**-53], [0.0, 0.0]),
     )
     assert sure == Verdict((0, 1), 1, is_bonus=True)
 
@@ -133,24 +135,24 @@ def test_coins_are_strict(name: str) -> None:
 @pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
 def test_a_drawn_token_of_probability_zero_raises(name: str) -> None:
     tree = ToyTree()
-    law = np.array([0.5, 0.5, 0.0])
-    tree.add(0, 2, law, law)
+    probs = np.array([0.5, 0.5, 0.0])
+    tree.add(0, 2, probs, probs)
     with pytest.raises(InvalidTreeError, match="token 2 was drafted"):
-        RULES[name].walk(tree, lambda node: np.full(3, 1 / 3), GivenChooser([0.5, 0.5], [0.5, 0.5]))
+        RULES[name].verify(tree, lambda node: np.full(3, 1 / 3), GivenUniforms([0.5, 0.5], [0.5, 0.5]))
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array])
 def test_steps_change_no_argument(make) -> None:
-    law, draft = make([0.5, 0.25, 0.25]), make([0.2, 0.8, 0.0])
-    assert float(likelihood_ratio(law, draft, 0)) == pytest.approx(2.5)
-    assert float(likelihood_ratio(law, None, 1)) == 0.25
-    assert residual_weights(law, None, 0).tolist() == [0.0, 0.25, 0.25]
-    assert residual_weights(law, draft, 0).tolist() == pytest.approx([0.3, 0.0, 0.25])
-    assert law.tolist() == [0.5, 0.25, 0.25]
+    probs, draft = make([0.5, 0.25, 0.25]), make([0.2, 0.8, 0.0])
+    assert float(likelihood_ratio(probs, draft, 0)) == pytest.approx(2.5)
+    assert float(likelihood_ratio(probs, None, 1)) == 0.25
+    assert residual_weights(probs, None, 0).tolist() == [0.0, 0.25, 0.25]
+    assert residual_weights(probs, draft, 0).tolist() == pytest.approx([0.3, 0.0, 0.25])
+    assert probs.tolist() == [0.5, 0.25, 0.25]
 
 
 class AskedNodes:
-    """A target law that remembers for which nodes it was asked."""
+    """A target distribution that remembers for which nodes it was asked."""
 
     def __init__(self, target_probs: Tensor) -> None:
         self.target_probs = target_probs
@@ -163,9 +165,9 @@ class AskedNodes:
 
 def two_branches() -> TokenTree:
     """Root 0; children 1 (token 0) and 2 (token 1); 3 below 1, 4 below 3, 5 below 2."""
-    laws = torch.tensor([[0.5, 0.5, 0.0]])
+    probs = torch.tensor([[0.5, 0.5, 0.0]])
     return TokenTree(
-        torch.tensor([9, 0, 1, 0, 1, 0]), torch.tensor([-1, 0, 0, 1, 3, 2]), laws, torch.tensor([-1, 0, 0, 0, 0, 0])
+        torch.tensor([9, 0, 1, 0, 1, 0]), torch.tensor([-1, 0, 0, 1, 3, 2]), probs, torch.tensor([-1, 0, 0, 0, 0, 0])
     )
 
 
@@ -181,42 +183,42 @@ def test_only_the_nodes_that_matter_are_asked_for(name: str, expected: set[int])
     target_probs = torch.full((6, 3), 1 / 3)
     target_probs[0] = torch.tensor([0.0, 1.0, 0.0])
     target_probs[2] = torch.tensor([0.0, 0.0, 1.0])
-    law = AskedNodes(target_probs)
-    verdict = RULES[name].walk(two_branches(), law, GivenChooser([0.5] * 6, [0.5] * 6))
+    probs = AskedNodes(target_probs)
+    verdict = RULES[name].verify(two_branches(), probs, GivenUniforms([0.5] * 6, [0.5] * 6))
     assert verdict == Verdict((0, 2), 2, is_bonus=False)
-    assert law.nodes == expected
+    assert probs.nodes == expected
 
 
 def test_block_asks_for_nothing_below_mass_zero() -> None:
-    law = AskedNodes(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
-    verdict = RULES["block"].walk(
-        TokenTree.chain([9, 0, 0, 0], torch.full((3, 3), 1 / 3)), law, GivenChooser([0.0] * 4, [0.0] * 4)
+    probs = AskedNodes(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    verdict = RULES["block"].verify(
+        TokenTree.chain([9, 0, 0, 0], torch.full((3, 3), 1 / 3)), probs, GivenUniforms([0.0] * 4, [0.0] * 4)
     )
     assert verdict == Verdict((0,), 1, is_bonus=False)
-    assert law.nodes == {0}
+    assert probs.nodes == {0}
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
-def test_the_chooser_draws_from_laws_only(weights: list[float]) -> None:
+def test_the_chooser_draws_from_distributions_only(weights: list[float]) -> None:
     with pytest.raises(LogitsError, match="after node 1"):
-        GivenChooser([0.5, 0.5], [0.5, 0.5]).pick(1, torch.tensor(weights))
+        GivenUniforms([0.5, 0.5], [0.5, 0.5]).pick(1, torch.tensor(weights))
 
 
 def test_the_chooser_flips_no_nan() -> None:
     with pytest.raises(LogitsError, match="node 1 is NaN"):
-        GivenChooser([0.5, 0.5], [0.5, 0.5]).flip(1, math.nan)
+        GivenUniforms([0.5, 0.5], [0.5, 0.5]).flip(1, math.nan)
 
 
 def test_the_chooser_reads_tensors_lists_and_arrays() -> None:
     for coins in ([0.25, 0.75], torch.tensor([0.25, 0.75]), np.array([0.25, 0.75])):
-        chooser = GivenChooser(coins, coins)
-        assert [chooser.flip(node, 0.5) for node in (0, 1)] == [True, False]
-        assert [chooser.pick(node, np.array([0.5, 0.5])) for node in (0, 1)] == [0, 1]
-        assert [chooser.pick(node, torch.tensor([2.0, 0.0, 2.0])) for node in (0, 1)] == [0, 2]
+        rng = GivenUniforms(coins, coins)
+        assert [rng.flip(node, 0.5) for node in (0, 1)] == [True, False]
+        assert [rng.pick(node, np.array([0.5, 0.5])) for node in (0, 1)] == [0, 1]
+        assert [rng.pick(node, torch.tensor([2.0, 0.0, 2.0])) for node in (0, 1)] == [0, 2]
 
 
 def test_the_greedy_chooser_takes_the_first_of_equal_scores_and_has_no_coins() -> None:
-    chooser = ArgmaxChooser()
-    assert chooser.pick(0, torch.tensor([-math.inf, 3.0, 3.0])) == 1
+    rng = ArgmaxSource()
+    assert rng.pick(0, torch.tensor([-math.inf, 3.0, 3.0])) == 1
     with pytest.raises(RuleMismatchError, match="target walk"):
-        chooser.flip(0, 0.5)
+        rng.flip(0, 0.5)

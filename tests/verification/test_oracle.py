@@ -1,4 +1,4 @@
-"""The oracle itself: enumeration, toy laws and toy trees against independent counts."""
+"""The oracle itself: enumeration, toy distributions and toy trees against independent counts."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from treespec.testing import (
     SELECTED,
     SEVERAL_DRAFTERS,
     SHAPES,
-    TOY_FAMILIES,
+    TOY_SCHEMES,
     WITHOUT_REPLACEMENT,
     AdaptiveDepth,
     AdaptiveWidth,
-    EnumeratingChooser,
+    EnumeratingSource,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     ToyDrafter,
     ToyTree,
     assert_lossless,
+    distribution_pairs,
     enumerate_traces,
-    exact_law,
-    law_pairs,
-    toy_law,
+    exact_distribution,
+    toy_distribution,
 )
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES
 
-EXACT = RandomLaws(3, seed=1, is_exact=True)
+EXACT = RandomDistributions(3, seed=1, is_exact=True)
 
 
 def test_enumeration_is_complete_and_weighted() -> None:
-    weights = toy_law([1, 2, 3], is_exact=True)
+    weights = toy_distribution([1, 2, 3], is_exact=True)
 
-    def run(chooser) -> tuple:
-        first = chooser.pick(0, weights * 7)  # Unnormalised weights are allowed.
-        return first, chooser.flip(1, Fraction(1, 4)) if first == 2 else None
+    def run(rng) -> tuple:
+        first = rng.pick(0, weights * 7)  # Unnormalised weights are allowed.
+        return first, rng.flip(1, Fraction(1, 4)) if first == 2 else None
 
     traces = {outcome: weight for weight, outcome in enumerate_traces(run)}
     half = Fraction(1, 2)
@@ -55,8 +55,8 @@ def test_enumeration_is_complete_and_weighted() -> None:
 
 
 def test_impossible_branches_are_not_taken() -> None:
-    def run(chooser) -> tuple:
-        return chooser.flip(0, 0), chooser.flip(1, 1), chooser.pick(2, np.array([0.0, 1.0, 0.0]))
+    def run(rng) -> tuple:
+        return rng.flip(0, 0), rng.flip(1, 1), rng.pick(2, np.array([0.0, 1.0, 0.0]))
 
     assert list(enumerate_traces(run)) == [(1, (False, True, 1))]
 
@@ -64,22 +64,22 @@ def test_impossible_branches_are_not_taken() -> None:
 def test_what_no_chooser_could_do_is_refused() -> None:
     for prob in (-0.1, 1.1):
         with pytest.raises(AssertionError, match="with probability"):
-            EnumeratingChooser().flip(0, prob)
+            EnumeratingSource().flip(0, prob)
     with pytest.raises(AssertionError, match="no mass"):
-        EnumeratingChooser().pick(0, np.zeros(2))
-    chooser = EnumeratingChooser()
-    chooser.pick(3, np.ones(2))
+        EnumeratingSource().pick(0, np.zeros(2))
+    rng = EnumeratingSource()
+    rng.pick(3, np.ones(2))
     with pytest.raises(AssertionError, match="draw of node 3 is used twice"):
-        chooser.pick(3, np.ones(2))
+        rng.pick(3, np.ones(2))
 
 
-def test_laws_are_reproducible_and_alike_in_both_arithmetics() -> None:
-    exact, floats = (RandomLaws(4, seed=5, is_exact=is_exact, zero_share=0.5) for is_exact in (True, False))
+def test_distributions_are_reproducible_and_alike_in_both_arithmetics() -> None:
+    exact, floats = (RandomDistributions(4, seed=5, is_exact=is_exact, zero_share=0.5) for is_exact in (True, False))
     contexts = [(), (0,), (1, 2), (2, 1)]
     for context in contexts:
         assert exact(context).sum() == 1
         assert [float(prob) for prob in exact(context)] == floats(context).tolist()
-        assert (RandomLaws(4, seed=5, zero_share=0.5)(context) == floats(context)).all()
+        assert (RandomDistributions(4, seed=5, zero_share=0.5)(context) == floats(context)).all()
         with pytest.raises(ValueError, match="read-only"):
             floats(context)[0] = 1
     assert len({tuple(floats(context)) for context in contexts}) == len(contexts)
@@ -93,31 +93,31 @@ def test_kary_shapes(branching: tuple[int, ...], num_nodes: int) -> None:
 
 def test_independent_draws_are_a_product() -> None:
     counted = drawn_pairs(IID)
-    law = EXACT(())
-    assert counted == {pair: law[pair[0]] * law[pair[1]] for pair in itertools.product(range(3), repeat=2)}
+    probs = EXACT(())
+    assert counted == {pair: probs[pair[0]] * probs[pair[1]] for pair in itertools.product(range(3), repeat=2)}
 
 
 def test_draws_without_replacement_follow_the_renormalised_rest() -> None:
-    law = EXACT(())
+    probs = EXACT(())
     assert drawn_pairs(WITHOUT_REPLACEMENT) == {
-        (a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(range(3), 2)
+        (a, b): probs[a] * probs[b] / (1 - probs[a]) for a, b in itertools.permutations(range(3), 2)
     }
 
 
 def test_mixed_children_are_a_sample_of_the_rest_then_the_best() -> None:
-    law = EXACT(())
-    best = int(np.argmax(law))
-    assert drawn_pairs(MIXED) == {(a, best): law[a] / (1 - law[best]) for a in range(3) if a != best}
+    probs = EXACT(())
+    best = int(np.argmax(probs))
+    assert drawn_pairs(MIXED) == {(a, best): probs[a] / (1 - probs[best]) for a in range(3) if a != best}
 
 
 def test_several_drafters_take_turns() -> None:
-    other = RandomLaws(3, seed=2, is_exact=True)
+    other = RandomDistributions(3, seed=2, is_exact=True)
     counted = drawn_pairs(SEVERAL_DRAFTERS, other)
     assert counted == {(a, b): EXACT(())[a] * other(())[b] for a, b in itertools.product(range(3), repeat=2)}
 
 
-def drawn_pairs(family: str, *others: RandomLaws) -> dict[tuple[int, ...], Fraction]:
-    """The law of the two children of a root."""
+def drawn_pairs(family: str, *others: RandomDistributions) -> dict[tuple[int, ...], Fraction]:
+    """The distribution of the two children of a root."""
     counted: Counter = Counter()
     for weight, tree in enumerate_traces(ToyDrafter(family, FixedShape.kary(2), (EXACT, *others))):
         counted[tuple(tree.tokens[1:])] += weight
@@ -134,38 +134,38 @@ def test_adaptive_shapes_adapt() -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive width"])
-@pytest.mark.parametrize("family", TOY_FAMILIES)
-def test_the_stored_tree_gives_the_laws_that_were_drawn_from(family: str, shape: str) -> None:
-    """`TokenTree` rebuilds every child's law from its compact table."""
-    _, drafts = law_pairs(3, False)["zeros"]
+@pytest.mark.parametrize("family", TOY_SCHEMES)
+def test_the_stored_tree_gives_the_distributions_that_were_drawn_from(family: str, shape: str) -> None:
+    """`TokenTree` rebuilds every child's distribution from its compact table."""
+    _, drafts = distribution_pairs(3, False)["zeros"]
     seen = set()
     for _, toy in enumerate_traces(ToyDrafter(family, SHAPES[shape], drafts)):
         tree = toy.to_token_tree()
         assert bool(TreeBatch.from_trees([tree]).is_valid)
-        seen |= tree.families
+        seen |= tree.sampling_schemes
         for node in range(1, toy.num_nodes):
-            law, stored = toy.law(node), tree.law(node)
-            assert (law is None) == (stored is None)
-            if law is not None and stored is not None:
-                torch.testing.assert_close(stored, torch.from_numpy(law.copy()), rtol=0, atol=1e-15)
+            probs, stored = toy.draft_probs_of(node), tree.draft_probs_of(node)
+            assert (probs is None) == (stored is None)
+            if probs is not None and stored is not None:
+                torch.testing.assert_close(stored, torch.from_numpy(probs.copy()), rtol=0, atol=1e-15)
     expected = {SEVERAL_DRAFTERS: MIXED}.get(family, family)
     assert seen >= ({IID} if shape == "chain" and family != SELECTED else {expected})
 
 
 def test_the_oracle_reports_a_known_error_exactly() -> None:
     class AlwaysFirst:
-        """Emits token 0, always: its law is known."""
+        """Emits token 0, always: its distribution is known."""
 
-        def walk(self, tree, target_law, chooser) -> Verdict:
+        def verify(self, tree, target_probs, rng) -> Verdict:
             return Verdict((0,), 0, is_bonus=True)
 
-    result = exact_law(AlwaysFirst(), lambda chooser: ToyTree(), EXACT, depth=1)
+    result = exact_distribution(AlwaysFirst(), lambda rng: ToyTree(), EXACT, depth=1)
     assert result.total_variation == 1 - EXACT(())[0]
-    assert result.law.shape == (3, 3)
-    assert result.law.sum() == result.total_weight == 1
+    assert result.probs.shape == (3, 3)
+    assert result.probs.sum() == result.total_weight == 1
     assert result.mean_accepted == 0
     with pytest.raises(AssertionError, match="total variation"):
-        assert_lossless(AlwaysFirst(), lambda chooser: ToyTree(), EXACT)
+        assert_lossless(AlwaysFirst(), lambda rng: ToyTree(), EXACT)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_the_oracle_reports_a_known_error_exactly() -> None:
 )
 def test_verdicts_that_fit_no_tree_are_refused(verdict: Verdict) -> None:
     class Constant:
-        def walk(self, tree, target_law, chooser) -> Verdict:
+        def verify(self, tree, target_probs, rng) -> Verdict:
             return verdict
 
     with pytest.raises(AssertionError):
-        exact_law(Constant(), ToyDrafter(SELECTED, SHAPES["chain"], (EXACT,)), EXACT)
+        exact_distribution(Constant(), ToyDrafter(SELECTED, SHAPES["chain"], (EXACT,)), EXACT)
 
 
-def test_a_deeper_law_is_still_the_targets() -> None:
-    drafter = ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2), (RandomLaws(3, seed=2, is_exact=True),))
-    assert assert_lossless(RULES["traversal"], drafter, EXACT, depth=3).law.shape == (3, 3, 3, 3)
+def test_a_deeper_distribution_is_still_the_targets() -> None:
+    drafter = ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2), (RandomDistributions(3, seed=2, is_exact=True),))
+    assert assert_lossless(RULES["traversal"], drafter, EXACT, depth=3).probs.shape == (3, 3, 3, 3)

@@ -1,4 +1,4 @@
-"""Names, admission, "auto", and `verify` with all that a caller can get wrong."""
+"""Names, requirements, "auto", and `verify` with all that a caller can get wrong."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from treespec.errors import (
 )
 from treespec.protocols import VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import RULES, TargetWalk, Traversal, admissible_rules, get_rule, resolve, verify
+from treespec.verification import RULES, TargetWalk, Traversal, get_rule, resolve, supporting_rules, verify
 from treespec.verification.rows import walk_rows
 
-LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
+DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
 
 
 def pair(index: list[int] | None, **options) -> TreeBatch:
-    """A root with two children, drawn from rows `index` of LAWS; None: selected."""
+    """A root with two children, drawn from rows `index` of DISTRIBUTIONS; None: selected."""
     tree = TokenTree(
-        torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0]), LAWS if index else None,
+        torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0]), DISTRIBUTIONS if index else None,
         torch.tensor([-1, *index]) if index else None, **options,
     )  # fmt: skip
     return TreeBatch.from_trees([tree])
@@ -36,7 +36,7 @@ def pair(index: list[int] | None, **options) -> TreeBatch:
 
 SELECTED, IID, MIXED = pair(None), pair([0, 0]), pair([0, -1])
 WITHOUT_REPLACEMENT = pair([0, 0], is_without_replacement=torch.tensor([False, True, True]))
-CHAIN = TreeBatch.from_trees([TokenTree.chain([0, 1, 2], LAWS)])
+CHAIN = TreeBatch.from_trees([TokenTree.chain([0, 1, 2], DISTRIBUTIONS)])
 
 
 def test_every_rule_is_found_by_its_name() -> None:
@@ -60,16 +60,16 @@ def test_chain_rules_refuse_branches_and_name_the_admissible(name: str, trees: T
     RULES[name].check(CHAIN)
     with pytest.raises(RuleMismatchError, match=r"several children.*recursive.*traversal") as caught:
         RULES[name].check(trees)
-    assert name not in admissible_rules(trees)
-    assert all(rule in str(caught.value) for rule in admissible_rules(trees))
+    assert name not in supporting_rules(trees)
+    assert all(rule in str(caught.value) for rule in supporting_rules(trees))
 
 
 @pytest.mark.parametrize(
     "trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT, CHAIN, pair([0, 0], is_width_fixed=False)]
 )
 def test_the_tree_rules_admit_everything(trees: TreeBatch) -> None:
-    assert {"target_walk", "recursive", "traversal"} <= set(admissible_rules(trees))
-    assert all(RULES[name].is_lossless for name in admissible_rules(trees))
+    assert {"target_walk", "recursive", "traversal"} <= set(supporting_rules(trees))
+    assert all(RULES[name].is_lossless for name in supporting_rules(trees))
 
 
 def test_auto() -> None:
@@ -95,7 +95,7 @@ class Lossy:
 
     def check(self, trees: TreeBatch) -> None: ...
 
-    def walk(self, tree, target_law, chooser) -> Verdict:
+    def verify(self, tree, target_probs, rng) -> Verdict:
         return Verdict((0,), 0, is_bonus=False)
 
 
@@ -143,7 +143,7 @@ def generators(*seeds: int) -> list[torch.Generator]:
 
 def test_coins_and_draws_do_not_share_noise() -> None:
     """Left out, both are drawn: a rule whose coins equal its draws would never emit some tokens."""
-    tree, generator = TokenTree.chain([0, 1], LAWS[:1]), torch.Generator().manual_seed(0)
+    tree, generator = TokenTree.chain([0, 1], DISTRIBUTIONS[:1]), torch.Generator().manual_seed(0)
     emitted = {verify(tree, torch.tensor([[0.4, 0.2, 0.4]] * 2), "token", generator=generator) for _ in range(200)}
     accepted = {verdict.next_token for verdict in emitted if verdict.is_bonus}
     assert accepted == {0, 1, 2}
@@ -156,10 +156,10 @@ HALF = torch.full((3,), 0.5)
 @pytest.mark.parametrize(
     ("target_probs", "options", "error", "message"),
     [
-        (uniform(2, 3), {}, InvalidTreeError, r"one law per node, \[3, 'V'\]|\[1, 3, 'V'\]"),
-        (uniform(1, 3, 3), {}, InvalidTreeError, "one law per node"),
-        (uniform(3), {}, InvalidTreeError, "one law per node"),
-        (uniform(3, 4), {}, VocabularyMismatchError, "cover 3 tokens, the target's laws 4"),
+        (uniform(2, 3), {}, InvalidTreeError, r"one distribution per node, \[3, 'V'\]|\[1, 3, 'V'\]"),
+        (uniform(1, 3, 3), {}, InvalidTreeError, "one distribution per node"),
+        (uniform(3), {}, InvalidTreeError, "one distribution per node"),
+        (uniform(3, 4), {}, VocabularyMismatchError, "cover 3 tokens, the target's distributions 4"),
         (uniform(3, 3).half(), {}, ConfigError, "float32 or float64"),
         (torch.ones(3, 3, dtype=torch.int64), {}, ConfigError, "float32 or float64"),
         (NAN_LAW, {}, LogitsError, "row 0, node 2"),
@@ -194,8 +194,8 @@ def test_wrong_input(target_probs: Tensor, options: dict, error: type[TreespecEr
         (IID.trees[0], [["a", "b", "c"]] * 3, {}, ConfigError, "target_probs must be an array of numbers"),
         (IID.trees[0], [[0.5, 0.5], [1.0]], {}, ConfigError, "target_probs must be an array of numbers"),
         (IID.trees[0], None, {}, ConfigError, "target_probs must be an array of numbers"),
-        (IID.trees[0], 0.5, {}, InvalidTreeError, "one law per node"),
-        (IID, 0.5, {}, InvalidTreeError, "one law per node"),
+        (IID.trees[0], 0.5, {}, InvalidTreeError, "one distribution per node"),
+        (IID, 0.5, {}, InvalidTreeError, "one distribution per node"),
         (IID.trees[0], uniform(3, 3), {"coins": ["x"] * 3}, ConfigError, "coins must be an array of numbers"),
         (IID.trees[0], uniform(3, 3), {"draws": 0.5}, ConfigError, "draws must be one float per node"),
     ],
@@ -220,15 +220,15 @@ def test_arrays_lists_and_gradients_are_read(trees: TreeBatch | TokenTree, form)
             assert verify(trees, form(target_probs), name, coins=form(coins), draws=form(draws)) == expected
 
 
-def test_tokens_without_a_target_law_raise() -> None:
+def test_tokens_without_a_target_distribution_raise() -> None:
     tree = TokenTree.from_paths([(0,), (1,)], [7, 1, 3])
     with pytest.raises(VocabularyMismatchError, match="outside the target's vocabulary of 3"):
         verify(tree, uniform(3, 3))
-    verify(tree, uniform(3, 4))  # The root's token is committed: it needs no law.
+    verify(tree, uniform(3, 4))  # The root's token is committed: it needs no distribution.
 
 
 def test_invalid_batches_raise() -> None:
-    for name, value in (("parents", [[-1, 0, 2]]), ("law_index", [[-1, 0, 5]])):
+    for name, value in (("parents", [[-1, 0, 2]]), ("draft_index", [[-1, 0, 5]])):
         with pytest.raises(InvalidTreeError, match="not drafted trees"):
             verify(dataclasses.replace(IID, **{name: torch.tensor(value)}), uniform(1, 3, 3))
 

@@ -1,4 +1,5 @@
-"""Optimal transport: the flow against networkx, the rules' exact laws, and that no node can be judged better."""
+"""Optimal transport: the flow against networkx, the rules' exact distributions, and that no node can be judged
+better."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from verification.toys import SamplingChooser
 
 from treespec import verification
 from treespec.errors import LogitsError, RuleMismatchError
-from treespec.optimum import optimum_iid, optimum_without_replacement
-from treespec.sampling import draw_without_replacement, truncate_law
+from treespec.sampling import draw_without_replacement, truncate_probs
 from treespec.testing import (
     SHAPES,
     AdaptiveWidth,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     ToyDrafter,
     assert_lossless,
-    exact_law,
-    law_pairs,
+    distribution_pairs,
+    exact_distribution,
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenChooser, OptimalTransport, TransportTraversal, verify
+from treespec.verification import GivenUniforms, OptimalTransport, TransportTraversal, verify
 from treespec.verification.flow import best_transport, pair_supply
+from treespec.verification.optimum import optimum_iid, optimum_without_replacement
 from treespec.verification.transport import transport_siblings
 
 RULES = [OptimalTransport(), TransportTraversal()]
@@ -90,8 +91,8 @@ def test_the_flow_is_optimal_at_the_widest_support(family):
         draft, target = rng.dirichlet(np.full(20, 0.5), size=2) + 1e-6
         draft, target = draft / draft.sum(), target / target.sum()
         accepted = best_transport(target.tolist(), pair_supply(draft.tolist(), family == WITHOUT_REPLACEMENT))
-        laws = torch.tensor(target), torch.tensor(draft)
-        best = float(optimum_iid(*laws, 2)) if family == IID else optimum_without_replacement(*laws, 2).value
+        probs = torch.tensor(target), torch.tensor(draft)
+        best = float(optimum_iid(*probs, 2)) if family == IID else optimum_without_replacement(*probs, 2).value
         assert sum(map(sum, accepted)) == pytest.approx(best, abs=1e-10)
 
 
@@ -99,21 +100,21 @@ def test_the_flow_is_optimal_at_the_widest_support(family):
 @by_family
 @pytest.mark.parametrize("shape", PAIR_SHAPES)
 @pytest.mark.parametrize("vocab_size", [1, 2, 3])
-def test_exact_law_in_float64(rule, family, shape, vocab_size, record_property):
+def test_exact_distribution_in_float64(rule, family, shape, vocab_size, record_property):
     if shape == "unbalanced" and vocab_size == 3 and family == IID:
         vocab_size = 2
-    for name, (target, drafts) in law_pairs(vocab_size, is_exact=False).items():
+    for name, (target, drafts) in distribution_pairs(vocab_size, is_exact=False).items():
         assert_lossless(rule, ToyDrafter(family, SHAPES[shape], drafts), target)
         record_property("exact_case", (rule.name, family, shape, f"{name}, {vocab_size} tokens", False))
 
 
 @by_rule
 @by_family
-@pytest.mark.parametrize("name", list(law_pairs(3, is_exact=True)))
-def test_exact_law_in_rational_arithmetic(rule, family, name, record_property):
-    target, drafts = law_pairs(3, is_exact=True)[name]
+@pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
+def test_exact_distribution_in_rational_arithmetic(rule, family, name, record_property):
+    target, drafts = distribution_pairs(3, is_exact=True)[name]
     assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 1), drafts), target).error == 0
-    target, drafts = law_pairs(2, is_exact=True, seed=1)[name]
+    target, drafts = distribution_pairs(2, is_exact=True, seed=1)[name]
     assert assert_lossless(rule, ToyDrafter(family, SHAPES["unbalanced"], drafts), target).error == 0
     for shape in ("2-1", "unbalanced"):
         record_property("exact_case", (rule.name, family, shape, name, True))
@@ -122,18 +123,18 @@ def test_exact_law_in_rational_arithmetic(rule, family, name, record_property):
 @by_rule
 @by_family
 @pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive depth"])
-@pytest.mark.parametrize("name", list(law_pairs(3, is_exact=True)))
-def test_exact_law_of_every_pair_shape_in_rational_arithmetic(rule, family, shape, name, record_property):
+@pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
+def test_exact_distribution_of_every_pair_shape_in_rational_arithmetic(rule, family, shape, name, record_property):
     vocab_size = 2 if shape == "2x2" else 3  # Three tokens: the test below.
-    target, drafts = law_pairs(vocab_size, is_exact=True)[name]
+    target, drafts = distribution_pairs(vocab_size, is_exact=True)[name]
     assert assert_lossless(rule, ToyDrafter(family, SHAPES[shape], drafts), target).error == 0
     record_property("exact_case", (rule.name, family, shape, f"{name}, {vocab_size} tokens", True))
 
 
 @by_rule
 @by_family
-def test_exact_law_of_a_two_by_two_tree_over_three_tokens(rule, family, record_property):
-    target, drafts = law_pairs(3, is_exact=True, seed=2)["generic"]
+def test_exact_distribution_of_a_two_by_two_tree_over_three_tokens(rule, family, record_property):
+    target, drafts = distribution_pairs(3, is_exact=True, seed=2)["generic"]
     assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 2), drafts), target).error == 0
     record_property("exact_case", (rule.name, family, "2x2", "generic", True))
 
@@ -143,27 +144,30 @@ def test_exact_law_of_a_two_by_two_tree_over_three_tokens(rule, family, record_p
 def test_the_per_node_optimum_is_attained(rule, family):
     for seed in range(40):
         vocab = 2 + seed % 5
-        target, draft = RandomLaws(vocab, seed, zero_share=0.2), RandomLaws(vocab, seed + 500, zero_share=0.2)
-        result = exact_law(rule, ToyDrafter(family, FixedShape.kary(2), (draft,)), target)
-        laws = torch.tensor(target(())), torch.tensor(draft(()))
-        best = float(optimum_iid(*laws, 2)) if family == IID else optimum_without_replacement(*laws, 2).value
+        target, draft = (
+            RandomDistributions(vocab, seed, zero_share=0.2),
+            RandomDistributions(vocab, seed + 500, zero_share=0.2),
+        )
+        result = exact_distribution(rule, ToyDrafter(family, FixedShape.kary(2), (draft,)), target)
+        probs = torch.tensor(target(())), torch.tensor(draft(()))
+        best = float(optimum_iid(*probs, 2)) if family == IID else optimum_without_replacement(*probs, 2).value
         assert result.mean_accepted == pytest.approx(best, abs=1e-12)
 
 
 def truncated_tree(num_tokens: int, generator: torch.Generator, logits: torch.Tensor) -> TokenTree:
-    law = truncate_law(logits.softmax(-1), num_tokens)
-    tokens, _ = draw_without_replacement(law, 2, generator)
+    probs = truncate_probs(logits.softmax(-1), num_tokens)
+    tokens, _ = draw_without_replacement(probs, 2, generator)
     return TokenTree(
         torch.cat([torch.tensor([0]), tokens]),
         torch.tensor([-1, 0, 0]),
-        law[None],
+        probs[None],
         torch.tensor([-1, 0, 0]),
         torch.tensor([False, True, True]),
     )
 
 
 @by_rule
-def test_truncated_float32_drafts_have_the_targets_law(rule):
+def test_truncated_float32_drafts_have_the_targets_distribution(rule):
     """A large vocabulary cannot be enumerated: empirical frequencies of the heaviest tokens, five sigma."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1000, generator=generator) * 3
@@ -180,11 +184,11 @@ def test_truncated_float32_drafts_have_the_targets_law(rule):
 
 
 def test_truncating_keeps_the_most_probable_tokens():
-    law = truncate_law(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.5, 0.0]]), 2)
-    assert torch.allclose(law[0], torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
-    assert law[1].count_nonzero() == 2
-    assert torch.allclose(law.sum(-1), torch.ones(2))
-    assert torch.equal(truncate_law(torch.tensor([0.5, 0.5]), 7), torch.tensor([0.5, 0.5]))
+    probs = truncate_probs(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.5, 0.0]]), 2)
+    assert torch.allclose(probs[0], torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
+    assert probs[1].count_nonzero() == 2
+    assert torch.allclose(probs.sum(-1), torch.ones(2))
+    assert torch.equal(truncate_probs(torch.tensor([0.5, 0.5]), 7), torch.tensor([0.5, 0.5]))
 
 
 @by_rule
@@ -197,7 +201,7 @@ def test_what_they_do_not_admit_is_named(rule):
         rule.check(TreeBatch.from_trees([TokenTree(*args, **kwargs)]))
 
     check(tokens, parents, narrow, index)
-    with pytest.raises(RuleMismatchError, match=r"at most 20 tokens, and one gives 21.*truncate_law.*recursive"):
+    with pytest.raises(RuleMismatchError, match=r"at most 20 tokens, and one gives 21.*truncate_probs.*recursive"):
         check(tokens, parents, wide, index)
     with pytest.raises(RuleMismatchError, match=r"is_width_fixed.*traversal"):
         check(tokens, parents, narrow, index, is_width_fixed=False)
@@ -209,8 +213,8 @@ def test_what_they_do_not_admit_is_named(rule):
 
 @by_rule
 def test_a_fixed_width_is_needed(rule, record_property):
-    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
-    forced = exact_law(rule, ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
+    target, draft = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3, 2, is_exact=True)
+    forced = exact_distribution(rule, ToyDrafter(IID, AdaptiveWidth(2, 1), (draft,)), target)
     record_property("table", f"{rule.name} forced on adaptive widths: off by {float(forced.total_variation):.4f}")
     assert forced.total_variation > Fraction(1, 200)
 
@@ -219,18 +223,18 @@ def test_a_fixed_width_is_needed(rule, record_property):
     "name", [*(rule.name for rule in RULES), "k_seq", "ensemble", "threshold", "typical_acceptance"]
 )
 @pytest.mark.parametrize("width", [1, 2])
-def test_nan_in_a_target_law_never_passes(name, width):
-    """The engine and `verify` check laws beforehand; a rule called by hand must not let NaN decide either."""
-    draft = RandomLaws(3, 2)
+def test_nan_in_a_target_distribution_never_passes(name, width):
+    """The engine and `verify` check distributions beforehand; a rule called by hand must not let NaN decide either."""
+    draft = RandomDistributions(3, 2)
     rng = np.random.default_rng(0)
     for token in range(3):
         for _ in range(20):
             tree = ToyDrafter(IID, FixedShape.kary(width), (draft,))(SamplingChooser(rng))
-            law = np.full(3, 0.5)
-            law[token] = np.nan
-            chooser = GivenChooser(rng.random(3), rng.random(3))
+            probs = np.full(3, 0.5)
+            probs[token] = np.nan
+            source = GivenUniforms(rng.random(3), rng.random(3))
             with pytest.raises(LogitsError):
-                verification.RULES[name].walk(tree, lambda node, law=law: law.copy(), chooser)
+                verification.RULES[name].verify(tree, lambda node, probs=probs: probs.copy(), source)
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ class _RestOfThisPair:
 
     rule: OptimalTransport | TransportTraversal
 
-    def walk(self, tree, target_law, chooser):
+    def verify(self, tree, target_probs, rng):
         def mutated(tree, children, weights):
             probs, rest = transport_siblings(tree, children, weights)
             wrong = weights.copy()
@@ -249,13 +253,13 @@ class _RestOfThisPair:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys.modules[type(self.rule).__module__], "transport_siblings", mutated)
-            return self.rule.walk(tree, target_law, chooser)
+            return self.rule.verify(tree, target_probs, rng)
 
 
 @by_rule
 def test_a_rest_that_depends_on_the_pair_is_caught(rule, record_property):
-    target, draft = RandomLaws(3, 1, is_exact=True), RandomLaws(3, 2, is_exact=True)
-    mutant = exact_law(_RestOfThisPair(rule), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
+    target, draft = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3, 2, is_exact=True)
+    mutant = exact_distribution(_RestOfThisPair(rule), ToyDrafter(IID, FixedShape.kary(2), (draft,)), target)
     name = f"{rule.name}: a rest that depends on the pair"
     record_property("table", f"mutant: {name:<58} total variation {float(mutant.total_variation):.6f}")
     assert mutant.total_variation > Fraction(1, 1000)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import transport_share
 from benchmarks.transport_share import mean_accepted, random_toy, whole_tree_optimum
-from treespec.testing import FixedShape, ToyDrafter, exact_law
+from treespec.testing import FixedShape, ToyDrafter, exact_distribution
 from treespec.tree import IID, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
 
@@ -19,14 +19,16 @@ CASES.remove(("k_seq", WITHOUT_REPLACEMENT))
 def test_the_means_are_those_of_the_rules(name, family):
     target, draft = random_toy(np.random.default_rng(3), is_correlated=True)
 
-    def law_of(laws):
-        # Below the tree the laws do not matter for acceptance.
-        return lambda context: np.array(laws.get(context, [1.0, 0.0, 0.0]))
+    def probs_of(probs):
+        # Below the tree the distributions do not matter for acceptance.
+        return lambda context: np.array(probs.get(context, [1.0, 0.0, 0.0]))
 
-    drafter = ToyDrafter(family, FixedShape.kary(2, 2), (law_of(draft),))
+    drafter = ToyDrafter(family, FixedShape.kary(2, 2), (probs_of(draft),))
     mean = transport_share.RULES[name](family == WITHOUT_REPLACEMENT, target, draft)
     tolerance = 1e-6 if name == "k_seq" else 1e-10  # K-SEQ's ratio is bisected more finely here.
-    assert mean == pytest.approx(exact_law(RULES[name], drafter, law_of(target)).mean_accepted, abs=tolerance)
+    assert mean == pytest.approx(
+        exact_distribution(RULES[name], drafter, probs_of(target)).mean_accepted, abs=tolerance
+    )
 
 
 @pytest.mark.parametrize("is_without", [False, True])

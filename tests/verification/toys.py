@@ -10,13 +10,13 @@ from torch import Tensor
 
 from treespec.testing import (
     IID,
-    TOY_FAMILIES,
+    TOY_SCHEMES,
     WITHOUT_REPLACEMENT,
     AdaptiveDepth,
     AdaptiveWidth,
-    ConditionalLaw,
+    ConditionalProbs,
     FixedShape,
-    RandomLaws,
+    RandomDistributions,
     Shape,
     ToyDrafter,
     ToyTree,
@@ -27,7 +27,7 @@ from treespec.verification.dense import Scan
 
 
 class SamplingChooser:
-    """A chooser that really draws: for random trees rather than all of them."""
+    """A random source that really draws: for random trees rather than all of them."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -39,34 +39,36 @@ class SamplingChooser:
         return int(self._rng.choice(len(weights), p=weights / weights.sum()))
 
 
-def random_drafted(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalLaw]:
-    """A random tree of a random family and shape, and a target law that now and then equals the draft's."""
+def random_drafted(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalProbs]:
+    """A random tree of a random family and shape, and a target distribution that now and then equals the draft's."""
     branching = rng.integers(1, 4, size=rng.integers(1, 4)).tolist()
     shapes = [FixedShape.kary(*branching), AdaptiveDepth(3, 3), AdaptiveWidth(3, 3)]
-    return _drafted(rng, vocab_size, shapes[rng.integers(len(shapes))], str(rng.choice(TOY_FAMILIES)))
+    return _drafted(rng, vocab_size, shapes[rng.integers(len(shapes))], str(rng.choice(TOY_SCHEMES)))
 
 
-def _drafted(rng: np.random.Generator, vocab_size: int, shape: Shape, family: str) -> tuple[ToyTree, ConditionalLaw]:
+def _drafted(rng: np.random.Generator, vocab_size: int, shape: Shape, family: str) -> tuple[ToyTree, ConditionalProbs]:
     zero_shares = rng.choice([0.0, 0.3, 0.6], size=3)
     seeds = rng.integers(2**31, size=3)
-    target, *drafts = (RandomLaws(vocab_size, int(s), zero_share=z) for s, z in zip(seeds, zero_shares, strict=True))
+    target, *drafts = (
+        RandomDistributions(vocab_size, int(s), zero_share=z) for s, z in zip(seeds, zero_shares, strict=True)
+    )
     tree = ToyDrafter(family, shape, tuple(drafts))(SamplingChooser(rng))
     return tree, drafts[0] if rng.random() < 0.2 else target
 
 
-def random_chain(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalLaw]:
+def random_chain(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalProbs]:
     """A random chain of one to four children, of a random family; see `random_drafted`."""
-    return _drafted(rng, vocab_size, FixedShape.kary(*[1] * rng.integers(1, 5)), str(rng.choice(TOY_FAMILIES)))
+    return _drafted(rng, vocab_size, FixedShape.kary(*[1] * rng.integers(1, 5)), str(rng.choice(TOY_SCHEMES)))
 
 
-def random_pairs(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalLaw]:
+def random_pairs(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalProbs]:
     """A random tree of nodes with one or two children, all drawn, of widths fixed beforehand."""
     shape = FixedShape.kary(*rng.integers(1, 3, size=rng.integers(1, 4)).tolist())
     return _drafted(rng, vocab_size, shape, str(rng.choice([IID, WITHOUT_REPLACEMENT])))
 
 
-def as_batch(toys: Sequence[tuple[ToyTree, ConditionalLaw]]) -> tuple[TreeBatch, Tensor]:
-    """The trees as the engine would hold them, and their target laws float64 [B, N, V] (NaN on padding)."""
+def as_batch(toys: Sequence[tuple[ToyTree, ConditionalProbs]]) -> tuple[TreeBatch, Tensor]:
+    """The trees as the engine would hold them, and their target distributions float64 [B, N, V] (NaN on padding)."""
     trees = TreeBatch.from_trees([tree.to_token_tree() for tree, _ in toys])
     vocab_size = len(toys[0][1](()))
     target_probs = torch.full((*trees.tokens.shape, vocab_size), torch.nan, dtype=torch.float64)
@@ -76,8 +78,8 @@ def as_batch(toys: Sequence[tuple[ToyTree, ConditionalLaw]]) -> tuple[TreeBatch,
     return trees, target_probs
 
 
-def drafted_batch(drafter: ToyDrafter, target: ConditionalLaw) -> tuple[Tensor, TreeBatch, Tensor]:
-    """Every tree that a drafter can draw: weights float64 [B], the trees, their target laws."""
+def drafted_batch(drafter: ToyDrafter, target: ConditionalProbs) -> tuple[Tensor, TreeBatch, Tensor]:
+    """Every tree that a drafter can draw: weights float64 [B], the trees, their target distributions."""
     weights, trees = zip(*enumerate_traces(drafter), strict=True)
     batch, target_probs = as_batch([(tree, target) for tree in trees])
     return torch.tensor([float(weight) for weight in weights], dtype=torch.float64), batch, target_probs
@@ -85,9 +87,9 @@ def drafted_batch(drafter: ToyDrafter, target: ConditionalLaw) -> tuple[Tensor, 
 
 def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
     """Expected number of accepted tokens per row when siblings are judged in turn: float64 [B]."""
-    total = torch.zeros_like(scan.probs[:, 0])
+    total = torch.zeros_like(scan.accept_probs[:, 0])
     for rows, tree in _by_shape(trees):
-        probs, reached = scan.probs[rows], torch.zeros_like(scan.probs[rows])
+        probs, reached = scan.accept_probs[rows], torch.zeros_like(scan.accept_probs[rows])
         reached[:, 0] = 1
         for node in range(tree.num_nodes):
             left = reached[:, node].clone()
@@ -100,9 +102,9 @@ def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
 
 def mean_accepted_by_traversal(scan: Scan, trees: TreeBatch) -> Tensor:
     """Expected number of accepted tokens per row when nodes are judged from the leaves up: float64 [B]."""
-    total = torch.zeros_like(scan.probs[:, 0])
+    total = torch.zeros_like(scan.accept_probs[:, 0])
     for rows, tree in _by_shape(trees):
-        probs, left = scan.probs[rows], torch.ones(len(rows), dtype=scan.probs.dtype)
+        probs, left = scan.accept_probs[rows], torch.ones(len(rows), dtype=scan.accept_probs.dtype)
         for node in _post_order(tree.children_lists, 0):
             total[rows] += left * probs[:, node] * tree.depths[node]
             left = left * (1 - probs[:, node])

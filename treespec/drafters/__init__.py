@@ -1,21 +1,21 @@
 """Sources of token trees."""
 
-from treespec.drafters.block import BlockDrafter
-from treespec.drafters.draft_model import DraftModel
-from treespec.drafters.eagle import Eagle3
-from treespec.drafters.early_exit import EarlyExit
-from treespec.drafters.medusa import Medusa
-from treespec.drafters.medusa_heads import MedusaHead, MedusaHeads
-from treespec.drafters.merge import Merge
-from treespec.drafters.recycling import TokenRecycling
-from treespec.drafters.reencoding import ReEncoding
-from treespec.drafters.suffix import SuffixLookup
-from treespec.drafters.suffix_store import SuffixStore
-from treespec.drafters.vocabulary import SharedVocabulary
-from treespec.drafters.warm import WarmStart
+from treespec.drafters.heads.dflash import DFlash
+from treespec.drafters.heads.eagle3 import Eagle3
+from treespec.drafters.heads.medusa import Medusa
+from treespec.drafters.lookup.recycling import TokenRecycling
+from treespec.drafters.lookup.suffix import SuffixLookup
+from treespec.drafters.lookup.suffix_store import SuffixStore
+from treespec.drafters.lookup.warm_start import WarmStart
+from treespec.drafters.merge.merge import Merge
+from treespec.drafters.model.draft_model import DraftModel
+from treespec.drafters.model.early_exit import EarlyExit
+from treespec.drafters.model.reencoding import ReEncoding
+from treespec.drafters.model.vocabulary import SharedVocabulary
+from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
 
 __all__ = [
-    "BlockDrafter",
+    "DFlash",
     "DraftModel",
     "Eagle3",
     "EarlyExit",

@@ -1,24 +1,22 @@
 """All that treespec does with transformers: models, caches, masks, `generate`."""
 
-from treespec.hf.cache import new_cache
-from treespec.hf.causal_lm import CausalLM
-from treespec.hf.compaction import commit_cache
-from treespec.hf.config import from_config
-from treespec.hf.decoder import SpeculativeDecoder
-from treespec.hf.draft import draft_model
-from treespec.hf.head_export import export_head
-from treespec.hf.heads import load_drafter, load_head, shipped_head
-from treespec.hf.mask import tree_attention_mask
-from treespec.hf.scorers import make_exit_scorer, make_scorer
-from treespec.hf.speculation import TreeSpeculation, generate
+from treespec.hf.attention.mask import tree_attention_mask
+from treespec.hf.cache.caches import new_cache
+from treespec.hf.cache.compaction import commit_cache
+from treespec.hf.generation.decoder import SpeculativeDecoder
+from treespec.hf.generation.speculation import TreeSpeculation, generate
+from treespec.hf.loading.drafters import draft_model
+from treespec.hf.loading.heads import load_drafter, load_head, shipped_head
+from treespec.hf.loading.vllm_config import from_config
+from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
+from treespec.hf.models.tree_scorer import TreeScorer
 
 __all__ = [
-    "CausalLM",
     "SpeculativeDecoder",
+    "TreeScorer",
     "TreeSpeculation",
     "commit_cache",
     "draft_model",
-    "export_head",
     "from_config",
     "generate",
     "load_drafter",

@@ -1,11 +1,11 @@
-"""How trees are shaped. A policy grows trees from any source of next-token laws that can serve it."""
+"""How trees are shaped. A policy grows trees from any source of next-token distributions that can serve it."""
 
 from collections.abc import Sequence
 
+from treespec.checks import is_policy
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.chain import AdaptiveChain, Chain
-from treespec.policies.checks import is_policy
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.kary import KAry
 from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree

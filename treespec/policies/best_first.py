@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treespec.checks import AUTO, check_children, check_count, check_number
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO, check_children, check_count, check_number
 from treespec.policies.children import Children, choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.slots import ACCEPTANCE, SlotValues, check_ranking, slot_values
@@ -29,8 +29,8 @@ class BestFirst:
 
     Args:
         num_nodes: the most nodes of a tree, root included.
-        children: "auto" (sampled without replacement where there is a law to sample from, else selected), "selected",
-            "without_replacement" or "iid".
+        children: "auto" (sampled without replacement where there is a distribution to sample from, else selected),
+            "selected", "without_replacement" or "iid".
         beam: the most nodes expanded per level; None expands all that can have children among the best.
         depth: the deepest level; None stands for 8 with a draft model, which pays a pass per level, and for no limit
             with candidates.
@@ -45,12 +45,12 @@ class BestFirst:
             be "selected", unknown children or an unknown ranking.
 
     Why trimming to the budget is lossless with sampled children: a node's place in the ranking is its *slot's* value,
-    made of the parent's value, the law and the earlier siblings, which no draw in the slot or below it changes, cut
-    down to the least on the way to it, so that it never rises towards a child or a next sibling. So the best slots
-    (of equal ones the higher level's first) are those that a heap would have drawn from one by one, and the others
-    count as never drawn. That is why `min_gain` takes no sampled children: whether there is another level would depend
-    on what was drawn in this one, and the nodes below a better slot would push out a worse one, or not, according to
-    the worse one's own draw.
+    made of the parent's value, the distribution and the earlier siblings, which no draw in the slot or below it
+    changes, cut down to the least on the way to it, so that it never rises towards a child or a next sibling. So the
+    best slots (of equal ones the higher level's first) are those that a heap would have drawn from one by one, and the
+    others count as never drawn. That is why `min_gain` takes no sampled children: whether there is another level would
+    depend on what was drawn in this one, and the nodes below a better slot would push out a worse one, or not,
+    according to the worse one's own draw.
     """
 
     def __init__(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treespec.checks import AUTO, check_children, check_count
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO, check_children, check_count
 from treespec.policies.children import choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.paths import Level, grow_shape
@@ -105,7 +105,7 @@ class AdaptiveChain(Chain):
     def max_nodes(self) -> int:
         return self._max_k + 1
 
-    def commit(self, step: VerifiedStep) -> None:
+    def update(self, step: VerifiedStep) -> None:
         """See `LearningPolicy`. A bonus token tells that a row's last draft token was accepted."""
         judged = [verdict for tree, verdict in zip(step.trees.trees, step.verdicts, strict=True) if tree.num_nodes > 1]
         if judged:

@@ -1,4 +1,4 @@
-"""How the children of expanded nodes are chosen, and the law that each was really chosen from.
+"""How the children of expanded nodes are chosen, and the distribution that each was really chosen from.
 
 Axis letters: B rows, F expanded nodes, V vocabulary, k children.
 """
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from treespec.checks import AUTO
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO
 from treespec.protocols import Proposal
 from treespec.sampling import draw_independent, draw_without_replacement, normalise
 from treespec.tree import MIXED, SELECTED, WITHOUT_REPLACEMENT
@@ -22,30 +22,30 @@ class Children(NamedTuple):
     """Children of F nodes per row, in verification order.
 
     `tokens` int64 [B, F, k]; `probs` float [B, F, k], the draft's probability of each; `is_real` bool [B, F, k], False
-    where there is no such child; `laws` float [B, F, V], what the first `num_sampled` of a node's children were drawn
-    from, or None when all were selected.
+    where there is no such child; `draft_probs` float [B, F, V], what the first `num_sampled` of a node's children were
+    drawn from, or None when all were selected.
     """
 
     tokens: Tensor
     probs: Tensor
     is_real: Tensor
-    laws: Tensor | None = None
+    draft_probs: Tensor | None = None
     num_sampled: int = 0
     is_without_replacement: bool = False
 
 
 def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> str:
-    """What "auto" means for this proposal: selected unless there is a law and a reason to sample from it.
+    """What "auto" means for this proposal: selected unless there is a distribution and a reason to sample from it.
 
     Raises:
-        ConfigError: sampled children of a drafter that gives candidates without a law.
+        ConfigError: sampled children of a drafter that gives candidates without a distribution.
     """
     is_selected_only = proposal.tokens is not None
     if children == AUTO:
         return SELECTED if is_selected_only or not is_sampling else WITHOUT_REPLACEMENT
     if is_selected_only and children != SELECTED:
         raise ConfigError(
-            f"this drafter proposes candidates without a law to sample from: its children must be selected, "
+            f"this drafter proposes candidates without a distribution to sample from: its children must be selected, "
             f"got children={children!r}"
         )
     return children
@@ -54,10 +54,11 @@ def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> st
 def choose_children(proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator) -> Children:
     """Choose `widths[f]` children of every node f.
 
-    A width is fixed before anything is drawn, and draws keep their drawing order, so the stored laws stay exact.
+    A width is fixed before anything is drawn, and draws keep their drawing order, so the stored distributions stay
+    exact.
 
     Args:
-        proposal: next-token laws of F nodes.
+        proposal: next-token distributions of F nodes.
         widths: one per node, or a single one for all.
         children: any way of choosing but "auto", see `resolve_children`.
         generator: on the proposal's device.
@@ -80,7 +81,7 @@ def choose_children(proposal: Proposal, widths: Sequence[int], children: str, ge
 
 
 def _pad(chosen: Children, k: int) -> Children:
-    """Fill up to k columns where the law or the candidates had fewer."""
+    """Fill up to k columns where the distribution or the candidates had fewer."""
     missing = k - chosen.tokens.shape[-1]
     if missing == 0:
         return chosen
@@ -102,19 +103,20 @@ def _select(proposal: Proposal, k: int) -> Children:
     return Children(tokens, probs, probs > 0)
 
 
-def _mix(law: Tensor, widths: Sequence[int], generator: torch.Generator) -> Children:
-    """One sample of the rest first, then the top of the law: judged in that order, the sample's law needs no change."""
-    num_selected = min(max(widths), law.shape[-1]) - 1
-    probs, tokens = law.topk(num_selected, dim=-1)
+def _mix(distribution: Tensor, widths: Sequence[int], generator: torch.Generator) -> Children:
+    """One sample of the rest first, then the top of the distribution: judged in that order, the sample's
+    distribution needs no change."""
+    num_selected = min(max(widths), distribution.shape[-1]) - 1
+    probs, tokens = distribution.topk(num_selected, dim=-1)
     is_selected = (probs > 0) & _is_within([w - 1 for w in widths], tokens)
-    rest = law.scatter(-1, tokens, torch.where(is_selected, 0.0, probs))
+    rest = distribution.scatter(-1, tokens, torch.where(is_selected, 0.0, probs))
     has_rest = rest.sum(-1, keepdim=True) > 0
-    rest = normalise(rest, fallback=law)
+    rest = normalise(rest, fallback=distribution)
     sampled = draw_independent(rest, 1, generator)
     return Children(
         tokens=torch.cat([sampled, tokens], -1),
-        probs=torch.cat([law.gather(-1, sampled), probs], -1),
+        probs=torch.cat([distribution.gather(-1, sampled), probs], -1),
         is_real=torch.cat([has_rest, is_selected], -1),
-        laws=rest,
+        draft_probs=rest,
         num_sampled=1,
     )

@@ -29,12 +29,12 @@ class TreeBuilder:
         self.tokens = source.root_tokens.unsqueeze(1)
         self.parents = torch.full_like(self.tokens, ROOT_PARENT)
         self.values = torch.ones_like(self.tokens, dtype=torch.float32)
-        self._law_index = torch.full_like(self.tokens, POINT_MASS)
+        self._draft_index = torch.full_like(self.tokens, POINT_MASS)
         self._flags = torch.zeros_like(self.tokens, dtype=torch.bool)
         self._expanded_ids = torch.full_like(self.tokens, PADDING_PARENT)
         self._num_expanded = 0
-        self._laws: list[Tensor] = []
-        self._num_laws = 0
+        self._probs: list[Tensor] = []
+        self._num_distributions = 0
 
     @property
     def root(self) -> Tensor:
@@ -55,7 +55,8 @@ class TreeBuilder:
         return values.gather(1, nodes.clamp(min=0))
 
     def expand(self, nodes: Tensor) -> Proposal:
-        """Next-token laws of `nodes` int64 [B, F], ids of collected nodes or -2; each node is expanded once at most."""
+        """Next-token distributions of `nodes` int64 [B, F], ids of collected nodes or -2; each node is
+        expanded once at most."""
         parents, is_node = self.take(self.parents, nodes), self._is_node(nodes)
         above = torch.where(parents == ROOT_PARENT, ROOT_PARENT, self.take(self._expanded_ids, parents))
         proposal = self._source.expand(self.take(self.tokens, nodes), torch.where(is_node, above, PADDING_PARENT))
@@ -84,13 +85,13 @@ class TreeBuilder:
         k = chosen.tokens.shape[-1]
         parents = nodes.gather(1, columns // k)
         is_real = chosen.is_real.flatten(1).gather(1, columns) & self._is_node(parents)
-        law_index, is_sampled = self._index_laws(chosen, columns)
+        draft_index, is_sampled = self._index_distributions(chosen, columns)
         first = self.tokens.shape[1]
         self._append(
             tokens=torch.where(is_real, chosen.tokens.flatten(1).gather(1, columns), 0),
             parents=torch.where(is_real, parents, PADDING_PARENT),
             values=torch.where(is_real, values.flatten(1).gather(1, columns), 0.0),
-            law_index=torch.where(is_real, law_index, POINT_MASS),
+            draft_index=torch.where(is_real, draft_index, POINT_MASS),
             flags=is_real & is_sampled & chosen.is_without_replacement,
         )
         return torch.arange(first, self.tokens.shape[1], device=nodes.device).expand_as(columns)
@@ -117,9 +118,9 @@ class TreeBuilder:
         batch = TreeBatch(
             tokens=self.tokens,
             parents=self.parents,
-            laws=torch.cat(self._laws) if self._laws else None,
-            law_index=self._law_index if self._laws else None,
-            is_without_replacement=self._flags if self._laws else None,
+            draft_probs=torch.cat(self._probs) if self._probs else None,
+            draft_index=self._draft_index if self._probs else None,
+            is_without_replacement=self._flags if self._probs else None,
             is_width_fixed=is_width_fixed,
             values=self.values,
         )
@@ -130,22 +131,23 @@ class TreeBuilder:
         """bool [B, w]: whether ids int64 [B, w] name a node and not padding."""
         return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)
 
-    def _index_laws(self, chosen: Children, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """The law row of every child, int64 [B, w], -1 for selected ones, and bool [B, w], whether it was sampled."""
-        if chosen.laws is None:
+    def _index_distributions(self, chosen: Children, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The distribution row of every child, int64 [B, w], -1 for selected ones, and bool [B, w], whether
+        it was sampled."""
+        if chosen.draft_probs is None:
             return torch.full_like(columns, POINT_MASS), torch.zeros_like(columns, dtype=torch.bool)
-        num_rows, num_nodes, _ = chosen.laws.shape
+        num_rows, num_nodes, _ = chosen.draft_probs.shape
         k = chosen.tokens.shape[-1]
         is_sampled = columns % k < chosen.num_sampled
-        first = self._num_laws + num_nodes * torch.arange(num_rows, device=columns.device).unsqueeze(1)
-        self._laws.append(chosen.laws.flatten(0, 1))
-        self._num_laws += num_rows * num_nodes
+        first = self._num_distributions + num_nodes * torch.arange(num_rows, device=columns.device).unsqueeze(1)
+        self._probs.append(chosen.draft_probs.flatten(0, 1))
+        self._num_distributions += num_rows * num_nodes
         return torch.where(is_sampled, first + columns // k, POINT_MASS), is_sampled
 
-    def _append(self, tokens: Tensor, parents: Tensor, values: Tensor, law_index: Tensor, flags: Tensor) -> None:
+    def _append(self, tokens: Tensor, parents: Tensor, values: Tensor, draft_index: Tensor, flags: Tensor) -> None:
         self.tokens = torch.cat([self.tokens, tokens], 1)
         self.parents = torch.cat([self.parents, parents], 1)
         self.values = torch.cat([self.values, values.to(self.values.dtype)], 1)
-        self._law_index = torch.cat([self._law_index, law_index], 1)
+        self._draft_index = torch.cat([self._draft_index, draft_index], 1)
         self._flags = torch.cat([self._flags, flags], 1)
         self._expanded_ids = torch.cat([self._expanded_ids, torch.full_like(tokens, PADDING_PARENT)], 1)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
 
+from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO, check_count
 from treespec.policies.paths import Paths
 
 MAX_NODES = 4096

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from treespec.checks import AUTO, check_count
 from treespec.policies.best_first import BestFirst
-from treespec.policies.checks import AUTO, check_count
 from treespec.policies.kary import KAry, check_branching
 from treespec.policies.slots import VISIT
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
@@ -35,7 +35,7 @@ def opt_tree(num_nodes: int, min_gain: float = 0.0, depth: int = 10) -> BestFirs
 def dyspec(num_nodes: int, depth: int | None = None, beam: int | None = None) -> BestFirst:
     """DySpec's sampled dynamic tree (Xiong et al. 2024): the likeliest slots, children drawn without replacement.
 
-    Needs a drafter with laws to sample from. `beam` bounds the nodes of a draft pass, see `BestFirst`.
+    Needs a drafter with distributions to sample from. `beam` bounds the nodes of a draft pass, see `BestFirst`.
     """
     return BestFirst(num_nodes, WITHOUT_REPLACEMENT, beam=beam, depth=depth, ranking=VISIT)
 

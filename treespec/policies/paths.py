@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from treespec.checks import AUTO, check_children
 from treespec.errors import InvalidTreeError
-from treespec.policies.checks import AUTO, check_children
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import Path, TreeBatch, parse_paths
@@ -31,8 +31,9 @@ class Paths:
 
     Args:
         paths: e.g. `[(0,), (1,), (0, 0)]`, or its literal, see `parse_paths`.
-        children: "auto" (sampled without replacement where there is a law to sample from, else selected), "selected",
-            "iid", "without_replacement", or "mixed" (one sample of what is not selected, judged first, then the top).
+        children: "auto" (sampled without replacement where there is a distribution to sample from, else selected),
+            "selected", "iid", "without_replacement", or "mixed" (one sample of what is not selected, judged first, then
+            the top).
 
     Raises:
         InvalidTreeError: not a list of rank paths, or none in it. ConfigError: unknown children.

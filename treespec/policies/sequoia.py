@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
+from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
-from treespec.policies.checks import AUTO, check_count
 from treespec.policies.heap import grow_best_first
 from treespec.policies.paths import Paths
-from treespec.stats import SpeculationStats
 from treespec.tree import Path
 
 AcceptanceTable = Sequence[Sequence[float]] | Sequence[float]
 """`[depth - 1][rank]`: the probability that the child of this rank is the accepted one, given that its parent was
 accepted; or `[rank]`, the same at every depth."""
+
+
+class AcceptanceStats(Protocol):
+    """What `Sequoia.from_stats` reads of the statistics of earlier calls; `SpeculationStats` is one."""
+
+    @property
+    def acceptance_per_depth_and_rank(self) -> list[list[float]]:
+        """How often the child of rank r of an accepted node was accepted, [depth - 1][rank]."""
+        ...
 
 
 class Sequoia(Paths):
@@ -45,14 +53,14 @@ class Sequoia(Paths):
 
     @classmethod
     def from_stats(
-        cls, stats: SpeculationStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
+        cls, stats: AcceptanceStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
     ) -> Sequoia:
         """From what earlier calls accepted; where a later rank did better than an earlier one, both get their mean.
 
         Raises:
             ConfigError: nothing was drafted in those calls.
         """
-        table = [non_increasing(probs) for probs in stats.acceptance_per_place]
+        table = [non_increasing(probs) for probs in stats.acceptance_per_depth_and_rank]
         if not table:
             raise ConfigError("nothing was drafted in these statistics: generate with a wide tree first")
         return cls(table, num_nodes, max_depth, children)

@@ -1,8 +1,8 @@
 """What a *slot*, the place for a node's next child, is worth, and the child that was drawn into it.
 
-A slot may be valued by the law, by what was drawn into earlier slots and by the past, but never by its own draw: then
-leaving out the least valuable slots takes nothing from the law of the others. The child's own value may depend on the
-draw, for it decides about the slots below it only.
+A slot may be valued by the distribution, by what was drawn into earlier slots and by the past, but never by its own
+draw: then leaving out the least valuable slots takes nothing from the distribution of the others. The child's own value
+may depend on the draw, for it decides about the slots below it only.
 
 Axis letters: B rows, F expanded nodes, V vocabulary, k children.
 """
@@ -21,7 +21,7 @@ from treespec.tree import IID, SELECTED
 ACCEPTANCE, VISIT = "acceptance", "visit"
 
 SAMPLING_GAIN = 0.4
-"""How often a sampled child is accepted though its law gave it next to nothing, see `accepted_slots`."""
+"""How often a sampled child is accepted though its distribution gave it next to nothing, see `accepted_slots`."""
 
 
 class SlotValues(NamedTuple):
@@ -52,8 +52,9 @@ def slot_values(chosen: Children, children: str, ranking: str) -> SlotValues:
 def accepted_slots(chosen: Children, is_iid: bool) -> SlotValues:
     """By acceptance: how likely verification is to come to a slot and to accept what is drawn there.
 
-    A token of probability q under the law it is drawn from is accepted with probability min(1, P/q) by recursive
-    rejection, P being what earlier rejections left of the target. Without P, the estimate for the r-th sibling is
+    A token of probability q under the distribution it is drawn from is accepted with probability min(1, P/q) by
+    recursive rejection, P being what earlier rejections left of the target. Without P, the estimate for the r-th
+    sibling is
 
         a_r(q) = c_r + (1 - c_r) q,     c_r = SAMPLING_GAIN^(r + 1),     r = 0, 1, ...
 
@@ -61,8 +62,8 @@ def accepted_slots(chosen: Children, is_iid: bool) -> SlotValues:
     siblings before it, and until its draw its acceptance is the mean of a_r, c_r + (1 - c_r) sum q^2.
     """
     probs = chosen.probs
-    assert chosen.laws is not None
-    rest, squares = torch.ones_like(probs), chosen.laws.square().sum(-1, keepdim=True)
+    assert chosen.draft_probs is not None
+    rest, squares = torch.ones_like(probs), chosen.draft_probs.square().sum(-1, keepdim=True)
     if not is_iid:
         rest = (rest - _before(probs)).clamp(min=torch.finfo(probs.dtype).tiny)
         squares = (squares - _before(probs.square())).clamp(min=0)

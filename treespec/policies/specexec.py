@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treespec.checks import check_count
 from treespec.policies.best_first import add_best, is_among_best
-from treespec.policies.checks import check_count
 from treespec.policies.children import choose_children
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.slots import SlotValues

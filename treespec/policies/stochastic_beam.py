@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treespec.policies.checks import AUTO, check_children, check_count
+from treespec.checks import AUTO, check_children, check_count
 from treespec.policies.children import Children, choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource, Proposal
@@ -30,15 +30,15 @@ class StochasticBeam:
     Args:
         width: the most nodes of a level.
         depth: number of levels, one draft pass each.
-        children: "auto" (sampled without replacement where there is a law to sample from, else selected), "selected" or
-            "without_replacement".
+        children: "auto" (sampled without replacement where there is a distribution to sample from, else selected),
+            "selected" or "without_replacement".
 
     Raises:
         ConfigError: a number that is not a positive int, or unknown children.
 
     Why the cut to `width` is lossless though it deletes drawn paths: siblings arrive in the order in which they are
     drawn, and when one arrives says nothing about which token it is, given those before it. So every node of the tree
-    has the law that is stored with it, and later siblings count as never drawn.
+    has the distribution that is stored with it, and later siblings count as never drawn.
     """
 
     def __init__(self, width: int, depth: int, children: str = AUTO) -> None:
@@ -80,7 +80,7 @@ def draw_children(
     """The first children of every node to arrive.
 
     Args:
-        proposal: dense laws of F nodes.
+        proposal: dense distributions of F nodes.
         width: the most children of a node.
         times: float64 [B, F], when the nodes arrived.
         path_probs: float [B, F], the draft's probabilities of the paths to the nodes.

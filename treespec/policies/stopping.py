@@ -1,7 +1,7 @@
 """When to stop a chain: pure functions of the draft's probabilities of the tokens drafted so far.
 
 A rule decides about the *next* token, so the last one stays whatever its probability: dropping it would sort drawn
-tokens by their probability and change the output law. Where a chain ends may depend on the tokens in it.
+tokens by their probability and change the output distribution. Where a chain ends may depend on the tokens in it.
 
 Axis letters: B rows, d drafted tokens.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from treespec.checks import check_number
 from treespec.errors import ConfigError
-from treespec.policies.checks import check_number
 
 StopRule = Callable[[Tensor], Tensor]
 """Maps the draft's probabilities of a chain's tokens, float [B, d], to whether it ends there, bool [B]."""

@@ -1,6 +1,7 @@
 """Trees drawn from the draft's most probable tokens only: what optimal transport can verify.
 
-Children are drawn from the truncated law, and that is the law stored with them, so every lossless rule stays lossless.
+Children are drawn from the truncated distribution, and that is the distribution stored with them, so every lossless
+rule stays lossless.
 
 Axis letters: B rows, F expanded nodes, V vocabulary.
 """
@@ -10,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treespec.checks import check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain
-from treespec.policies.checks import check_count, is_policy
 from treespec.protocols import DraftSource, LearningPolicy, Proposal, TreePolicy, VerifiedStep
-from treespec.sampling import truncate_law
+from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 
 CHAIN_LENGTH = 5
@@ -22,11 +23,11 @@ CHAIN_LENGTH = 5
 
 
 class Truncated:
-    """Another policy's trees over draft laws that are cut to their `num_tokens` most probable tokens.
+    """Another policy's trees over draft distributions that are cut to their `num_tokens` most probable tokens.
 
     With two sampled children per node and a width that is fixed beforehand (`Paths`, `KAry`, `Sequoia`, chains)
-    `verification="optimal_transport"` and `"transport_traversal"` admit the trees: they take laws of at most 20 tokens.
-    Candidates of tables and look-ups, which have no law, pass unchanged.
+    `verification="optimal_transport"` and `"transport_traversal"` admit the trees: they take distributions of at most
+    20 tokens. Candidates of tables and look-ups, which have no distribution, pass unchanged.
 
     Args:
         policy: how the trees are shaped.
@@ -49,10 +50,10 @@ class Truncated:
         """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         return self.policy.grow(_TruncatedSource(source, self.num_tokens), max_depth)
 
-    def commit(self, step: VerifiedStep) -> None:
+    def update(self, step: VerifiedStep) -> None:
         """Tell the policy, where it learns."""
         if isinstance(self.policy, LearningPolicy):
-            self.policy.commit(step)
+            self.policy.update(step)
 
 
 def shape_of(policy: TreePolicy | None) -> TreePolicy | None:
@@ -73,7 +74,7 @@ def as_chain(policy: TreePolicy) -> TreePolicy:
 
 
 class _TruncatedSource:
-    """A source whose laws are truncated; see `DraftSource`."""
+    """A source whose distributions are truncated; see `DraftSource`."""
 
     def __init__(self, source: DraftSource, num_tokens: int) -> None:
         self._source, self._num_tokens = source, num_tokens
@@ -92,4 +93,4 @@ class _TruncatedSource:
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
         proposal = self._source.expand(tokens, parents)
-        return proposal if proposal.tokens is not None else Proposal(truncate_law(proposal.probs, self._num_tokens))
+        return proposal if proposal.tokens is not None else Proposal(truncate_probs(proposal.probs, self._num_tokens))

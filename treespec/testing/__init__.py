@@ -1,23 +1,23 @@
-"""The exact oracle: a verification rule's output law by enumeration, in float64 or in rational arithmetic.
+"""The exact oracle: a verification rule's output distribution by enumeration, in float64 or in rational arithmetic.
 
 Sampling cannot see a bias of a thousandth; enumeration sees a bias of any size. A rule and a toy drafter are run once
 for every way in which their coins and draws can fall; the weights of all runs, each extended to a fixed length with
-the target's own law, add up to the joint law that the rule really emits. With laws of `fractions.Fraction` the result
-is exact, so that a lossless rule has error 0 and nothing else.
+the target's own distribution, add up to the joint distribution that the rule really emits. With distributions of
+`fractions.Fraction` the result is exact, so that a lossless rule has error 0 and nothing else.
 
-    target, draft = RandomLaws(3, seed=1, is_exact=True), RandomLaws(3, seed=2, is_exact=True)
+    target, draft = RandomDistributions(3, seed=1, is_exact=True), RandomDistributions(3, seed=2, is_exact=True)
     assert_lossless(MyRule(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2, 2), (draft,)), target)
 
-One pair of laws shows the mistakes that matter for it; `assert_lossless_everywhere(MyRule())` goes through every
-family, shape and edge case that the rule admits.
+One pair of distributions shows the mistakes that matter for it; `assert_lossless_everywhere(MyRule())` goes through
+every family, shape and edge case that the rule admits.
 """
 
-from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_FAMILIES, ToyDrafter
-from treespec.testing.enumeration import EnumeratingChooser, enumerate_traces
-from treespec.testing.everywhere import Case, admitted_cases, assert_lossless_everywhere, toy_case
-from treespec.testing.exact import ExactLaw, WalkingRule, assert_lossless, exact_law
-from treespec.testing.laws import ConditionalLaw, RandomLaws, law_pairs, toy_law
+from treespec.testing.distributions import ConditionalProbs, RandomDistributions, distribution_pairs, toy_distribution
+from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_SCHEMES, ToyDrafter
+from treespec.testing.enumeration import EnumeratingSource, enumerate_traces
+from treespec.testing.exact import ExactDistribution, VerifyingRule, assert_lossless, exact_distribution
 from treespec.testing.shapes import SHAPES, AdaptiveDepth, AdaptiveWidth, FixedShape, Shape
+from treespec.testing.suite import Case, assert_lossless_everywhere, supported_cases, toy_case
 from treespec.testing.trees import Context, ToyTree
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 
@@ -27,27 +27,27 @@ __all__ = [
     "SELECTED",
     "SEVERAL_DRAFTERS",
     "SHAPES",
-    "TOY_FAMILIES",
+    "TOY_SCHEMES",
     "WITHOUT_REPLACEMENT",
     "AdaptiveDepth",
     "AdaptiveWidth",
     "Case",
-    "ConditionalLaw",
+    "ConditionalProbs",
     "Context",
-    "EnumeratingChooser",
-    "ExactLaw",
+    "EnumeratingSource",
+    "ExactDistribution",
     "FixedShape",
-    "RandomLaws",
+    "RandomDistributions",
     "Shape",
     "ToyDrafter",
     "ToyTree",
-    "WalkingRule",
-    "admitted_cases",
+    "VerifyingRule",
     "assert_lossless",
     "assert_lossless_everywhere",
+    "distribution_pairs",
     "enumerate_traces",
-    "exact_law",
-    "law_pairs",
+    "exact_distribution",
+    "supported_cases",
     "toy_case",
-    "toy_law",
+    "toy_distribution",
 ]

@@ -8,88 +8,93 @@ from dataclasses import dataclass
 import numpy as np
 
 from treespec.errors import ConfigError
-from treespec.protocols import Chooser
-from treespec.testing.laws import ConditionalLaw
+from treespec.protocols import RandomSource
+from treespec.testing.distributions import ConditionalProbs
 from treespec.testing.shapes import Shape
 from treespec.testing.trees import ToyTree
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 
 SEVERAL_DRAFTERS = "several_drafters"
-TOY_FAMILIES = (SELECTED, IID, WITHOUT_REPLACEMENT, MIXED, SEVERAL_DRAFTERS)
+TOY_SCHEMES = (SELECTED, IID, WITHOUT_REPLACEMENT, MIXED, SEVERAL_DRAFTERS)
 
 
 @dataclass(frozen=True)
 class ToyDrafter:
-    """Drafts a tree of one proposal family, all its chance taken from a chooser.
+    """Drafts a tree of one proposal family, all its chance taken from a random source.
 
     Args:
-        family: one of TOY_FAMILIES. Selected: the most probable tokens; mixed: one sample of what the selected tokens
-            leave, then the selected; several drafters: siblings drawn from `draft_laws` in turn.
+        family: one of TOY_SCHEMES. Selected: the most probable tokens; mixed: one sample of what the selected tokens
+            leave, then the selected; several drafters: siblings drawn from `draft_distributions` in turn.
         shape: how the tree grows.
-        draft_laws: the drafters' conditional laws; all families but the last use the first one only.
+        draft_distributions: the drafters' conditional distributions; all sampling schemes but the last use the first
+            one only.
 
     Raises:
-        ConfigError: an unknown family, or no draft law.
+        ConfigError: an unknown family, or no draft distribution.
     """
 
     family: str
     shape: Shape
-    draft_laws: tuple[ConditionalLaw, ...]
+    draft_distributions: tuple[ConditionalProbs, ...]
 
     def __post_init__(self) -> None:
-        if self.family not in TOY_FAMILIES:
-            raise ConfigError(f"no family is called {self.family!r}; choose from {', '.join(TOY_FAMILIES)}")
-        if not isinstance(self.draft_laws, tuple) or not self.draft_laws:
-            raise ConfigError(f"draft_laws must be a tuple of at least one conditional law, got {self.draft_laws!r}")
+        if self.family not in TOY_SCHEMES:
+            raise ConfigError(f"no family is called {self.family!r}; choose from {', '.join(TOY_SCHEMES)}")
+        if not isinstance(self.draft_distributions, tuple) or not self.draft_distributions:
+            raise ConfigError(
+                f"draft_distributions must be a tuple of at least one conditional distribution, got "
+                f"{self.draft_distributions!r}"
+            )
 
-    def __call__(self, chooser: Chooser) -> ToyTree:
+    def __call__(self, rng: RandomSource) -> ToyTree:
         tree = ToyTree(is_width_fixed=self.shape.is_width_fixed)
         node = 0
         while node < tree.num_nodes:
             width = self.shape.width(tree, node)
             for rank in range(width):
-                if self.shape.is_done(tree, node) or not self._add_child(tree, node, rank, width, chooser):
+                if self.shape.is_done(tree, node) or not self._add_child(tree, node, rank, width, rng):
                     break
             node += 1
         return tree
 
-    def _add_child(self, tree: ToyTree, node: int, rank: int, width: int, chooser: Chooser) -> bool:
+    def _add_child(self, tree: ToyTree, node: int, rank: int, width: int, rng: RandomSource) -> bool:
         """Add child number `rank`; False when the family has no further child to offer."""
-        base_law, law, selected = self._proposal(tree, node, rank, width)
-        if law is not None:
-            tree.add(node, chooser.pick(tree.num_nodes, law), law, base_law)
+        base_probs, probs, selected = self._proposal(tree, node, rank, width)
+        if probs is not None:
+            tree.add(node, rng.pick(tree.num_nodes, probs), probs, base_probs)
         elif selected is not None:
             tree.add(node, selected, None, None)
-        return law is not None or selected is not None
+        return probs is not None or selected is not None
 
     def _proposal(
         self, tree: ToyTree, node: int, rank: int, width: int
     ) -> tuple[np.ndarray | None, np.ndarray | None, int | None]:
-        """The law before and after earlier siblings were taken out, or the selected token."""
+        """The distribution before and after earlier siblings were taken out, or the selected token."""
         context = tree.contexts[node]
-        law = self.draft_laws[0](context)
-        by_value = sorted(range(len(law)), key=lambda token: (-law[token], token))
+        probs = self.draft_distributions[0](context)
+        by_value = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
         if self.family == SELECTED:
-            return None, None, by_value[rank] if rank < len(law) else None
+            return None, None, by_value[rank] if rank < len(probs) else None
         if self.family == MIXED:
-            rest = _without(law, by_value[: width - 1])
+            rest = _without(probs, by_value[: width - 1])
             if rest is not None and rank == 0:
                 return rest, rest, None
             # With nothing left to sample from, every child is selected.
             rank = rank if rest is None else rank - 1
-            return None, None, by_value[rank] if rank < len(law) else None
+            return None, None, by_value[rank] if rank < len(probs) else None
         if self.family == WITHOUT_REPLACEMENT:
-            return law, _without(law, [tree.tokens[child] for child in tree.children(node)]), None
+            return probs, _without(probs, [tree.tokens[child] for child in tree.children(node)]), None
         if self.family == SEVERAL_DRAFTERS:
-            law = self.draft_laws[rank % len(self.draft_laws)](context)
-        return law, law, None
+            probs = self.draft_distributions[rank % len(self.draft_distributions)](context)
+        return probs, probs, None
 
 
-def _without(law: np.ndarray, tokens: Sequence[int]) -> np.ndarray | None:
-    """The law without these tokens, renormalised; None when nothing is left, the law itself when nothing is taken."""
+def _without(probs: np.ndarray, tokens: Sequence[int]) -> np.ndarray | None:
+    """The distribution without these tokens, renormalised; None when nothing is left, the distribution itself
+    when nothing is taken."""
     if not tokens:
-        return law
-    rest = law.copy()
+        return probs
+    rest = probs.copy()
     rest[list(tokens)] = 0
     total = rest.sum()
     return rest / total if total > 0 else None

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from treespec.protocols import Chooser
+from treespec.protocols import RandomSource
 
 _Result = TypeVar("_Result")
 _SLACK = 1e-9
 
 
-class EnumeratingChooser:
+class EnumeratingSource:
     """Takes the branches that a script names, and the first one where the script ends; multiplies their weights.
 
-    Each coin and each draw may be used once: a second use would be the same number for a real chooser, and no
+    Each coin and each draw may be used once: a second use would be the same number for a real random source, and no
     independent branch.
     """
 
@@ -50,14 +50,17 @@ class EnumeratingChooser:
         return outcome
 
 
-def enumerate_traces(run: Callable[[Chooser], _Result]) -> Iterator[tuple[Any, _Result]]:
-    """Every outcome of `run` with its weight; weights add up to one. `run` must be a pure function of its chooser."""
+def enumerate_traces(run: Callable[[RandomSource], _Result]) -> Iterator[tuple[Any, _Result]]:
+    """Every outcome of `run` with its weight; weights add up to one.
+
+    `run` must be a pure function of its random source.
+    """
     script: list[int] = []
     while True:
-        chooser = EnumeratingChooser(script)
-        result = run(chooser)
-        yield chooser.weight, result
-        script, num_options = chooser.taken, chooser.num_options
+        rng = EnumeratingSource(script)
+        result = run(rng)
+        yield rng.weight, result
+        script, num_options = rng.taken, rng.num_options
         while script and script[-1] + 1 == num_options[len(script) - 1]:
             script.pop()
         if not script:

@@ -1,4 +1,4 @@
-"""Toy trees that grow node by node, with laws of any arithmetic.
+"""Toy trees that grow node by node, with distributions of any arithmetic.
 
 Axis letters: V vocabulary. An array is numpy float64, or object with Fraction entries.
 """
@@ -18,15 +18,16 @@ Context = tuple[int, ...]
 
 @dataclass
 class ToyTree:
-    """A tree that grows node by node, with laws of any arithmetic: what `VerifiableTree` asks for.
+    """A tree that grows node by node, with distributions of any arithmetic: what `VerifiableTree` asks for.
 
-    `base_laws[i]` is the law before earlier siblings were taken out (None: a point mass), `laws[i]` the one after.
+    `base_distributions[i]` is the distribution before earlier siblings were taken out (None: a point mass),
+    `draft_probs[i]` the one after.
     """
 
     tokens: list[int] = field(default_factory=lambda: [0])
     parents: list[int] = field(default_factory=lambda: [ROOT_PARENT])
-    laws: list[np.ndarray | None] = field(default_factory=lambda: [None])
-    base_laws: list[np.ndarray | None] = field(default_factory=lambda: [None])
+    draft_probs: list[np.ndarray | None] = field(default_factory=lambda: [None])
+    base_distributions: list[np.ndarray | None] = field(default_factory=lambda: [None])
     contexts: list[Context] = field(default_factory=lambda: [()])
     ranks: list[Path] = field(default_factory=lambda: [()])
     child_lists: list[list[int]] = field(default_factory=lambda: [[]])
@@ -42,33 +43,33 @@ class ToyTree:
     def token(self, node: int) -> int:
         return self.tokens[node]
 
-    def law(self, node: int) -> np.ndarray | None:
-        return self.laws[node]
+    def draft_probs_of(self, node: int) -> np.ndarray | None:
+        return self.draft_probs[node]
 
-    def add(self, parent: int, token: int, law: np.ndarray | None, base_law: np.ndarray | None) -> None:
+    def add(self, parent: int, token: int, probs: np.ndarray | None, base_probs: np.ndarray | None) -> None:
         self.ranks.append((*self.ranks[parent], len(self.child_lists[parent])))
         self.child_lists[parent].append(self.num_nodes)
         self.child_lists.append([])
         self.contexts.append((*self.contexts[parent], token))
         self.tokens.append(token)
         self.parents.append(parent)
-        self.laws.append(law)
-        self.base_laws.append(base_law)
+        self.draft_probs.append(probs)
+        self.base_distributions.append(base_probs)
 
     def to_token_tree(self) -> TokenTree:
-        """The same tree as the engine would store it, laws in float64."""
-        rows = {id(base): base for base in self.base_laws if base is not None}
+        """The same tree as the engine would store it, distributions in float64."""
+        rows = {id(base): base for base in self.base_distributions if base is not None}
         number = {key: row for row, key in enumerate(rows)}
-        index = [POINT_MASS if base is None else number[id(base)] for base in self.base_laws]
-        flags = [base is not None and self.laws[i] is not base for i, base in enumerate(self.base_laws)]
-        # The first of several draws without replacement has the whole law, and is one of them all the same.
+        index = [POINT_MASS if base is None else number[id(base)] for base in self.base_distributions]
+        flags = [base is not None and self.draft_probs[i] is not base for i, base in enumerate(self.base_distributions)]
+        # The first of several draws without replacement has the whole distribution, and is one of them all the same.
         flags = [flags[i] or any(flags[j] for j in self._group(i)) for i in range(self.num_nodes)]
-        laws = torch.tensor(np.array([row.astype(np.float64) for row in rows.values()])) if rows else None
+        probs = torch.tensor(np.array([row.astype(np.float64) for row in rows.values()])) if rows else None
         return TokenTree(
             tokens=torch.tensor(self.tokens),
             parents=torch.tensor(self.parents),
-            laws=laws,
-            law_index=torch.tensor(index) if rows else None,
+            draft_probs=probs,
+            draft_index=torch.tensor(index) if rows else None,
             is_without_replacement=torch.tensor(flags) if rows else None,
             is_width_fixed=self.is_width_fixed,
         )
@@ -76,4 +77,4 @@ class ToyTree:
     def _group(self, node: int) -> list[int]:
         """Siblings drawn from the same row as `node`."""
         siblings = self.child_lists[self.parents[node]] if node else []
-        return [i for i in siblings if self.base_laws[i] is self.base_laws[node]]
+        return [i for i in siblings if self.base_distributions[i] is self.base_distributions[node]]

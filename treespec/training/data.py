@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from treespec.data.tensor_file import write_tensors
 from treespec.errors import CheckpointError, ConfigError
-from treespec.hf.features import FeatureReader, Features
-from treespec.hf.texts import Texts
-from treespec.tensor_file import write_tensors
+from treespec.training.features import FeatureReader, Features
+from treespec.training.text.texts import Texts
 
 FORMAT = "treespec-features-1"
 SHARD_TOKENS = 16384
@@ -29,15 +29,15 @@ SHARD_TOKENS = 16384
 class Batch(NamedTuple):
     """Texts side by side, padded behind.
 
-    `tokens` int64 [B, T]; `states` [B, T, L J]; `law_ids` int64 and `law_probs` float32 [B, T, K], the target's most
-    probable next tokens after every token, best first; `is_asked` bool [B, T], where the target wrote what comes next;
-    `is_best` bool [B, T], where it wrote its most probable token there.
+    `tokens` int64 [B, T]; `states` [B, T, L J]; `target_token_ids` int64 and `target_token_probs` float32 [B, T, K],
+    the target's most probable next tokens after every token, best first; `is_asked` bool [B, T], where the target wrote
+    what comes next; `is_best` bool [B, T], where it wrote its most probable token there.
     """
 
     tokens: Tensor
     states: Tensor
-    law_ids: Tensor
-    law_probs: Tensor
+    target_token_ids: Tensor
+    target_token_probs: Tensor
     is_asked: Tensor
     is_best: Tensor
 

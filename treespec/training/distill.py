@@ -1,4 +1,5 @@
-"""A draft model distilled from its target: some of the target's own layers, taught its laws (Hinton et al. 2015).
+"""A draft model distilled from its target: some of the target's own layers, taught its distributions (Hinton et al.
+2015).
 
 Axis letters: B texts, T tokens, H the hidden size, V vocabulary.
 """
@@ -14,17 +15,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.pruned import freeze_vocabulary, prune, spread_layers
 from treespec.training.data import Batch
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
+from treespec.training.pruned import freeze_vocabulary, prune, spread_layers
 
 NUM_CHECKED = 16
 """So many tokens' logits show whether a model does anything with them."""
 
 
 class DraftModelLearner(nn.Module):
-    """A draft model for `Objective`. Its law hangs on the text alone, so one depth is as good as all.
+    """A draft model for `Objective`. Its distribution hangs on the text alone, so one depth is as good as all.
 
     Args:
         model: in float32.

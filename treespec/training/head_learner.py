@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
-from treespec.heads.dflash import BlockHead
-from treespec.heads.eagle3 import Eagle3Head
-from treespec.heads.export import save_head
-from treespec.heads.head import Config, HeadConfig
-from treespec.hf.head_shape import final_norm, layer_weights
-from treespec.training.start import copy_fitting, copy_output_rows, embedding_of, pass_deepest
+from treespec.heads.files.export import save_head
+from treespec.heads.modules.base import Config, HeadConfig
+from treespec.heads.modules.dflash import DFlashHead
+from treespec.heads.modules.eagle3 import Eagle3Head
+from treespec.training.head_shape import final_norm, layer_weights
+from treespec.training.init_head import copy_fitting, copy_output_rows, embedding_of, pass_deepest
 
-Head = TypeVar("Head", Eagle3Head, BlockHead)
+Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
 
 class HeadLearner(nn.Module, Generic[Head]):
@@ -107,7 +107,7 @@ def _check_fit(shape: HeadConfig, model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _start_from(model: PreTrainedModel, head: Eagle3Head | BlockHead) -> None:
+def _start_from(model: PreTrainedModel, head: Eagle3Head | DFlashHead) -> None:
     pass_deepest(head.fc)
     for layer, weights in zip(head.layers, layer_weights(model, len(head.layers)), strict=False):
         copy_fitting(layer, weights)

@@ -1,4 +1,4 @@
-"""The distance of a draft head's laws to the target's, with the output head's logits never held all at once.
+"""The distance of a draft head's distributions to the target's, with the output head's logits never held all at once.
 
 A head's logits are by far the largest tensors of its training. Here every chunk of them lives only as long as it takes
 to turn it into its loss and its gradient with respect to the outputs, so the backward pass multiplies by nothing but
@@ -21,8 +21,8 @@ TINY = 1e-30
 """Below every probability that is told from zero."""
 
 
-class Laws(NamedTuple):
-    """The target's laws cut to their most probable tokens that the draft vocabulary has.
+class Distributions(NamedTuple):
+    """The target's distributions cut to their most probable tokens that the draft vocabulary has.
 
     `ids` int64 [N, K], draft ids, -1 for none; `probs` float32 [N, K], zero there; rows need not sum to one.
     """
@@ -31,25 +31,27 @@ class Laws(NamedTuple):
     probs: Tensor
 
 
-def law_loss(outputs: Tensor, weight: Tensor, laws: Laws, shares: Tensor, tv_weight: float = 0.0) -> Tensor:
+def distribution_loss(
+    outputs: Tensor, weight: Tensor, probs: Distributions, shares: Tensor, tv_weight: float = 0.0
+) -> Tensor:
     """The weighted sum over rows of (1 - tv_weight) KL(target, draft) + tv_weight TV(target, draft), a scalar.
 
     Kullback-Leibler's divergence differs from the cross-entropy by the target's entropy alone, which no gradient sees.
-    The mass that the cut laws lack counts in neither.
+    The mass that the cut distributions lack counts in neither.
 
     Args:
         outputs: [N, H].
         weight: [W, H] of the output head.
-        laws: of the target.
+        distributions: of the target.
         shares: float32 [N], what a row counts.
         tv_weight: the total variation's share, 0 to 1.
     """
-    loss = _LawLoss.apply(outputs, weight, laws.ids, laws.probs, shares, tv_weight)
+    loss = _DistributionLoss.apply(outputs, weight, probs.ids, probs.probs, shares, tv_weight)
     assert isinstance(loss, Tensor)
     return loss
 
 
-class _LawLoss(torch.autograd.Function):
+class _DistributionLoss(torch.autograd.Function):
     """Gradients are made in the forward pass; see the module's docstring."""
 
     @staticmethod
@@ -81,8 +83,8 @@ def _chunk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, and the logits' gradients [N, W] but for a factor [N, 1] per row.
 
-    With q the draft's law, t the target's, c the sum of t, S where q < t and A the draft's mass there, the gradients of
-    the two losses by logit v are c q_v - t_v and (A - 1[v in S]) q_v.
+    With q the draft's distribution, t the target's, c the sum of t, S where q < t and A the draft's mass there, the
+    gradients of the two losses by logit v are c q_v - t_v and (A - 1[v in S]) q_v.
     """
     draft = logits.softmax(-1)
     is_known, places = ids >= 0, ids.clamp(min=0)

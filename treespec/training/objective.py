@@ -1,7 +1,7 @@
-"""What every kind of drafter is trained for: laws like the target's at every depth of its drafts.
+"""What every kind of drafter is trained for: distributions like the target's at every depth of its drafts.
 
-Places: the token at place + 1 is the one that a law at a place is of. A draft that starts from the token at an anchor
-guesses, at depth d from 0, what follows the place anchor + d.
+Places: the token at place + 1 is the one that a distribution at a place is of. A draft that starts from the token at an
+anchor guesses, at depth d from 0, what follows the place anchor + d.
 
 Axis letters: B texts, T tokens of the longest of them, N outputs, H their size, W the draft vocabulary, V the target's,
 K candidates, D depths.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from treespec.training.data import Batch
-from treespec.training.losses import CHUNK_LOGITS, Laws, law_loss
+from treespec.training.losses import CHUNK_LOGITS, Distributions, distribution_loss
 from treespec.training.vocabulary import draft_ids
 
 MISSED = 2**30
@@ -35,7 +35,7 @@ class Judged(NamedTuple):
     """What became of the drafts of a batch, by anchor.
 
     `ranks` int64 [B, T, D], how many tokens the drafter finds more probable than the text's own at that depth;
-    `overlaps` float32 [B, T, D], the mass that its law shares with the target's; `is_judged` bool [B, T, D].
+    `overlaps` float32 [B, T, D], the mass that its distribution shares with the target's; `is_judged` bool [B, T, D].
     """
 
     ranks: Tensor
@@ -98,8 +98,8 @@ class Objective(nn.Module):
             count = len(draft.texts)
             if count:
                 shares = torch.full((count,), self._decays[depth] / count, device=draft.texts.device)
-                laws = self._laws(batch, draft, depth)
-                total = total + law_loss(draft.outputs, self.learner.output_weight, laws, shares, tv_weight)
+                probs = self._probs(batch, draft, depth)
+                total = total + distribution_loss(draft.outputs, self.learner.output_weight, probs, shares, tv_weight)
         return total
 
     @torch.no_grad()
@@ -112,19 +112,19 @@ class Objective(nn.Module):
         for depth, draft in enumerate(self.learner.drafts(batch, None)):
             at = (draft.texts, draft.anchors, torch.full_like(draft.texts, depth))
             right = self._draft_ids[batch.tokens[draft.texts, draft.anchors + depth + 1]]
-            ranks[at], overlaps[at] = self._judge(draft.outputs, right, self._laws(batch, draft, depth))
+            ranks[at], overlaps[at] = self._judge(draft.outputs, right, self._probs(batch, draft, depth))
             is_judged[at] = True
         return Judged(ranks, overlaps, is_judged)
 
-    def _laws(self, batch: Batch, draft: Draft, depth: int) -> Laws:
+    def _probs(self, batch: Batch, draft: Draft, depth: int) -> Distributions:
         at = (draft.texts, draft.anchors + depth)
-        ids = self._draft_ids[batch.law_ids[at]]
-        return Laws(ids, batch.law_probs[at] * (ids >= 0))
+        ids = self._draft_ids[batch.target_token_ids[at]]
+        return Distributions(ids, batch.target_token_probs[at] * (ids >= 0))
 
-    def _judge(self, outputs: Tensor, right: Tensor, laws: Laws) -> tuple[Tensor, Tensor]:
+    def _judge(self, outputs: Tensor, right: Tensor, distributions: Distributions) -> tuple[Tensor, Tensor]:
         """Ranks int64 [N] of draft ids [N], and overlaps float32 [N]."""
         weight = self.learner.output_weight
-        ranks, overlaps = torch.full_like(right, MISSED), laws.probs.new_zeros(len(right))
+        ranks, overlaps = torch.full_like(right, MISSED), distributions.probs.new_zeros(len(right))
         size = max(CHUNK_LOGITS // len(weight), 1)
         for start in range(0, len(right), size):
             part = slice(start, start + size)
@@ -132,6 +132,6 @@ class Objective(nn.Module):
             probs, known = logits.float().softmax(-1), right[part] >= 0
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
             ranks[part] = torch.where(known, (probs > own).sum(1), MISSED)
-            drafted = probs.gather(1, laws.ids[part].clamp(min=0))
-            overlaps[part] = torch.minimum(drafted, laws.probs[part]).sum(1)
+            drafted = probs.gather(1, distributions.ids[part].clamp(min=0))
+            overlaps[part] = torch.minimum(drafted, distributions.probs[part]).sum(1)
         return ranks, overlaps

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
-from treespec.policies.checks import check_count, check_number
 
 
 class Size(NamedTuple):
@@ -64,7 +64,7 @@ class TrainingConfig:
         betas: AdamW's.
         noise: normal noise on the states that a head reads, in units of their root mean square.
         clip: the largest norm of the gradient.
-        num_candidates: the target's law is kept as so many of its most probable tokens.
+        num_candidates: the target's distribution is kept as so many of its most probable tokens.
         max_cache_gb: features on disk; texts beyond it are read by the target again whenever they are needed.
         num_held_out: texts that are not trained on; at most a fifth of all.
         eval_every: steps between evaluations; there is always one at the end.

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from treespec.data.tensor_file import read_tensors, tensor_names, write_tensors
 from treespec.errors import CheckpointError
-from treespec.tensor_file import read_tensors, tensor_names, write_tensors
 
 FORMAT = "treespec-training-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -11,20 +11,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
-from treespec.hf.facts import input_device, num_logits, position_table_size
-from treespec.hf.features import FeatureReader
-from treespec.hf.head_shape import usual_layers
-from treespec.hf.texts import Texts
-from treespec.training.block import make_block
+from treespec.hf.models.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
+from treespec.training.dflash import make_block
 from treespec.training.distill import make_draft_model
-from treespec.training.eagle import make_eagle
+from treespec.training.eagle3 import make_eagle
 from treespec.training.evaluate import Evaluation
+from treespec.training.features import FeatureReader
+from treespec.training.head_shape import usual_layers
 from treespec.training.loop import Run
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.report import About, machine, write_card, write_report
 from treespec.training.state import Progress
+from treespec.training.text.texts import Texts
 from treespec.training.vocabulary import choose_vocabulary, coverage, unused_token
 
 

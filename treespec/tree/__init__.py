@@ -1,6 +1,6 @@
 """Token trees, batches of them, and verdicts: the types that every other module speaks.
 
-Axis letters: B rows, N nodes, V vocabulary, R proposal laws. Node 0 is the root: the last committed token, whose
+Axis letters: B rows, N nodes, V vocabulary, R draft distributions. Node 0 is the root: the last committed token, whose
 key/value rows are not cached yet. Parents stand before children; siblings stand in *verification order*.
 """
 

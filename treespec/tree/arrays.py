@@ -12,15 +12,15 @@ from treespec.errors import InvalidTreeError
 
 @dataclass(frozen=True, eq=False)
 class TreeArrays:
-    """Drafted nodes and their laws; `TokenTree` says what each array means.
+    """Drafted nodes and their distributions; `TokenTree` says what each array means.
 
-    Shapes are [N] in one tree and [B, N] in a batch, but for `laws`.
+    Shapes are [N] in one tree and [B, N] in a batch, but for `draft_probs`.
     """
 
     tokens: Tensor
     parents: Tensor
-    laws: Tensor | None = None
-    law_index: Tensor | None = None
+    draft_probs: Tensor | None = None
+    draft_index: Tensor | None = None
     is_without_replacement: Tensor | None = None
     is_width_fixed: bool = True
 
@@ -29,9 +29,9 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
     """Raise for arrays that do not fit together. Only shapes and dtypes are looked at, which waits for no device.
 
     Raises:
-        InvalidTreeError: no tensor, a wrong shape or dtype, or laws without their index.
+        InvalidTreeError: no tensor, a wrong shape or dtype, or distributions without their index.
     """
-    for name in ("tokens", "parents", "laws", "law_index", "is_without_replacement"):
+    for name in ("tokens", "parents", "draft_probs", "draft_index", "is_without_replacement"):
         value = getattr(tree, name)
         if not isinstance(value, Tensor) and (value is not None or name in ("tokens", "parents")):
             raise InvalidTreeError(f"{name} must be a tensor, got {type(value).__name__}")
@@ -39,14 +39,18 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
     letters = "[N]" if num_axes == 1 else "[B, N]"
     if len(shape) != num_axes or 0 in shape:
         raise InvalidTreeError(f"tokens must be int64 {letters} with at least a root, got shape {list(shape)}")
-    expected = {"tokens": torch.int64, "parents": torch.int64, "law_index": torch.int64}
+    expected = {"tokens": torch.int64, "parents": torch.int64, "draft_index": torch.int64}
     for name, dtype in {**expected, "is_without_replacement": torch.bool}.items():
         value = getattr(tree, name)
         if value is not None and (value.shape != shape or value.dtype != dtype):
             got = f"{value.dtype} {list(value.shape)}"
             raise InvalidTreeError(f"{name} must be {dtype} of tokens' shape {list(shape)}, got {got}")
-    laws = tree.laws
-    if laws is not None and (laws.ndim != 2 or 0 in laws.shape or not laws.is_floating_point()):
-        raise InvalidTreeError(f"laws must be float [R, V], at least one, or None: got {laws.dtype} {list(laws.shape)}")
-    if (laws is None) != (tree.law_index is None):
-        raise InvalidTreeError("laws and law_index come together: give both, or neither for a tree of point masses")
+    probs = tree.draft_probs
+    if probs is not None and (probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point()):
+        raise InvalidTreeError(
+            f"draft_probs must be float [R, V] with R >= 1, or None: got {probs.dtype} {list(probs.shape)}"
+        )
+    if (probs is None) != (tree.draft_index is None):
+        raise InvalidTreeError(
+            "draft_probs and draft_index come together: give both, or neither for a tree of point masses"
+        )

@@ -24,8 +24,8 @@ class TreeBatch(TreeArrays):
     Args:
         tokens: int64 [B, N].
         parents: int64 [B, N].
-        laws: float [R, V], shared by the rows, or None.
-        law_index: int64 [B, N] into `laws`, or None for all -1.
+        distributions: float [R, V], shared by the rows, or None.
+        draft_index: int64 [B, N] into `draft_probs`, or None for all -1.
         is_without_replacement: bool [B, N], or None for all False.
         is_width_fixed: see `TokenTree`.
         values: float [B, N], the drafter's estimates that a node's whole path is accepted (the root's is 1), or None.
@@ -46,22 +46,24 @@ class TreeBatch(TreeArrays):
 
     @classmethod
     def from_trees(cls, trees: Sequence[TokenTree]) -> TreeBatch:
-        """Pad trees of different sizes to one batch; their law tables are stacked.
+        """Pad trees of different sizes to one batch; their distribution tables are stacked.
 
         Raises:
-            InvalidTreeError: no tree, something else among them, or laws over different vocabularies.
+            InvalidTreeError: no tree, something else among them, or distributions over different vocabularies.
         """
         if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
             raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")
         width = max(tree.num_nodes for tree in trees)
-        laws = [tree.laws for tree in trees if tree.laws is not None]
-        if len({table.shape[1] for table in laws}) > 1:
-            raise InvalidTreeError(f"laws of one batch must share V, got {[list(table.shape) for table in laws]}")
-        offset, law_rows = 0, []
+        probs = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
+        if len({table.shape[1] for table in probs}) > 1:
+            raise InvalidTreeError(
+                f"distributions of one batch must share V, got {[list(table.shape) for table in probs]}"
+            )
+        offset, draft_rows = 0, []
         for tree in trees:
-            row = torch.tensor(tree.law_index_list)
-            law_rows.append(torch.where(row >= 0, row + offset, row))
-            offset += 0 if tree.laws is None else tree.laws.shape[0]
+            row = torch.tensor(tree.draft_index_list)
+            draft_rows.append(torch.where(row >= 0, row + offset, row))
+            offset += 0 if tree.draft_probs is None else tree.draft_probs.shape[0]
         flags = [torch.tensor(tree.is_without_replacement_list) for tree in trees]
         device = trees[0].tokens.device
 
@@ -71,9 +73,9 @@ class TreeBatch(TreeArrays):
         return cls(
             tokens=pad([t.tokens for t in trees], 0),
             parents=pad([t.parents for t in trees], PADDING_PARENT),
-            laws=torch.cat(laws) if laws else None,
-            law_index=pad(law_rows, POINT_MASS) if laws else None,
-            is_without_replacement=pad(flags, 0) if laws else None,
+            draft_probs=torch.cat(probs) if probs else None,
+            draft_index=pad(draft_rows, POINT_MASS) if probs else None,
+            is_without_replacement=pad(flags, 0) if probs else None,
             is_width_fixed=all(t.is_width_fixed for t in trees),
         )
 
@@ -119,16 +121,16 @@ class TreeBatch(TreeArrays):
     def _row(self, row: int, tokens: list[int], parents: list[int]) -> TokenTree:
         tree, size = object.__new__(TokenTree), sum(parent != PADDING_PARENT for parent in parents)
         vars(tree).update(token_list=tokens[:size], parent_list=parents[:size])
-        cut = {name: getattr(self, name) for name in ("tokens", "parents", "law_index", "is_without_replacement")}
+        cut = {name: getattr(self, name) for name in ("tokens", "parents", "draft_index", "is_without_replacement")}
         for name, value in cut.items():
             object.__setattr__(tree, name, None if value is None else value[row, :size])
-        object.__setattr__(tree, "laws", self.laws)
+        object.__setattr__(tree, "draft_probs", self.draft_probs)
         object.__setattr__(tree, "is_width_fixed", self.is_width_fixed)
         return tree
 
     @cached_property
-    def families(self) -> frozenset[str]:
-        return frozenset().union(*(tree.families for tree in self.trees))
+    def sampling_schemes(self) -> frozenset[str]:
+        return frozenset().union(*(tree.sampling_schemes for tree in self.trees))
 
     @property
     def is_chain(self) -> bool:
@@ -136,7 +138,8 @@ class TreeBatch(TreeArrays):
 
     @cached_property
     def is_valid(self) -> Tensor:
-        """bool []: parents in order, padding last, laws that sum to one, no drawn token of probability zero."""
+        """bool []: parents in order, padding last, distributions that sum to one, no drawn token of
+        probability zero."""
         return is_drafted(self)
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
@@ -174,7 +177,7 @@ class TreeBatch(TreeArrays):
             self,
             tokens=self.tokens.gather(1, order),
             parents=torch.where(kept, parents, PADDING_PARENT),
-            law_index=take(self.law_index),
+            draft_index=take(self.draft_index),
             is_without_replacement=take(self.is_without_replacement),
             values=take(self.values),
         )

@@ -1,4 +1,5 @@
-"""What stands in a tree's arrays where no node and no law is meant, and the names of the families of siblings."""
+"""What stands in a tree's arrays where no node and no distribution is meant, and the names of the sampling schemes of
+siblings."""
 
 ROOT_PARENT = -1
 """The parent of every root."""
@@ -7,6 +8,6 @@ PADDING_PARENT = -2
 """The parent of what is no node: rows of a batch are padded to the size of the largest."""
 
 POINT_MASS = -1
-"""The law index of a child that was selected, not drawn."""
+"""The distribution index of a child that was selected, not drawn."""
 
 SELECTED, IID, WITHOUT_REPLACEMENT, MIXED = "selected", "iid", "without_replacement", "mixed"

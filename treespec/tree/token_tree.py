@@ -13,7 +13,7 @@ from torch import Tensor
 from treespec.errors import InvalidTreeError
 from treespec.tree.ancestors import ancestor_mask
 from treespec.tree.arrays import TreeArrays, check_shapes
-from treespec.tree.checks import check_laws, check_structure
+from treespec.tree.checks import check_distributions, check_structure
 from treespec.tree.constants import IID, MIXED, POINT_MASS, SELECTED, WITHOUT_REPLACEMENT
 from treespec.tree.paths import Path, parents_of_paths, parse_paths
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TokenTree(TreeArrays):
-    """One drafted tree of N nodes, with the law that every child was really drawn from.
+    """One drafted tree of N nodes, with the distribution that every child was really drawn from.
 
-    A child's *proposal law* is compactly stored: `law_index[i]` names a row of `laws`, or is -1 for a point mass (a
-    child selected deterministically). Where `is_without_replacement[i]`, the tokens of earlier siblings from the same
-    row are zeroed and the row renormalised; any other zeroing (mixed families) is already done in the stored row.
+    A child's *draft distribution* is compactly stored: `draft_index[i]` names a row of `draft_probs`, or is -1 for a
+    point mass (a child selected deterministically). Where `is_without_replacement[i]`, the tokens of earlier siblings
+    from the same row are zeroed and the row renormalised; any other zeroing (mixed sampling schemes) is already done in
+    the stored row.
 
     Args:
         tokens: int64 [N].
         parents: int64 [N]; `parents[0] == -1` and `0 <= parents[i] < i` for the others.
-        laws: float [R, V], each row summing to one within 1e-4; None when every child is a point mass.
-        law_index: int64 [N]; the root's entry is -1. None stands for all -1.
+        distributions: float [R, V], each row summing to one within 1e-4; None when every child is a point mass.
+        draft_index: int64 [N]; the root's entry is -1. None stands for all -1.
         is_without_replacement: bool [N]. None stands for all False.
         is_width_fixed: True when no node's width depended on its own draws (K-SEQ and optimal transport need it).
 
     Raises:
-        InvalidTreeError: wrong shapes or dtypes, no or two roots, a child before its parent, a law that does not sum
-            to one, a drawn token of probability zero.
+        InvalidTreeError: wrong shapes or dtypes, no or two roots, a child before its parent, a distribution that does
+            not sum to one, a drawn token of probability zero.
     """
 
     def __post_init__(self) -> None:
         check_shapes(self, num_axes=1)
         check_structure(self.parents.tolist())
-        check_laws(self)
+        check_distributions(self)
 
     @classmethod
     def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Tensor) -> TokenTree:
@@ -59,11 +60,14 @@ class TokenTree(TreeArrays):
         return cls(_as_tokens(tokens), torch.tensor(parents, dtype=torch.int64))
 
     @classmethod
-    def chain(cls, tokens: Sequence[int] | Tensor, laws: Tensor | None = None) -> TokenTree:
-        """A tree of width one. `tokens` int64 [N] starts with the root; `laws` float [N - 1, V] are the draft laws."""
+    def chain(cls, tokens: Sequence[int] | Tensor, probs: Tensor | None = None) -> TokenTree:
+        """A tree of width one.
+
+        `tokens` int64 [N] starts with the root; `draft_probs` float [N - 1, V] are the draft distributions.
+        """
         ids = _as_tokens(tokens)
         steps = torch.arange(-1, len(ids) - 1)
-        return cls(ids, steps, laws, None if laws is None else steps.clone())
+        return cls(ids, steps, probs, None if probs is None else steps.clone())
 
     @property
     def num_nodes(self) -> int:
@@ -81,9 +85,9 @@ class TokenTree(TreeArrays):
         return self.parents.tolist()
 
     @cached_property
-    def law_index_list(self) -> list[int]:
-        """The nodes' rows of `laws` on the host, read once; -1 for point masses."""
-        return [POINT_MASS] * self.num_nodes if self.law_index is None else self.law_index.tolist()
+    def draft_index_list(self) -> list[int]:
+        """The nodes' rows of `draft_probs` on the host, read once; -1 for point masses."""
+        return [POINT_MASS] * self.num_nodes if self.draft_index is None else self.draft_index.tolist()
 
     @cached_property
     def is_without_replacement_list(self) -> list[bool]:
@@ -114,7 +118,7 @@ class TokenTree(TreeArrays):
         return all(len(children) <= 1 for children in self.children_lists)
 
     @cached_property
-    def families(self) -> frozenset[str]:
+    def sampling_schemes(self) -> frozenset[str]:
         """How the sibling groups were drawn: a subset of selected, iid, without_replacement, mixed.
 
         An only child that was sampled counts as iid: with one draw there is nothing to replace.
@@ -122,7 +126,7 @@ class TokenTree(TreeArrays):
         return frozenset(self._family(group) for group in self.children_lists if group)
 
     def _family(self, group: list[int]) -> str:
-        rows = {self.law_index_list[i] for i in group}
+        rows = {self.draft_index_list[i] for i in group}
         flags = {self.is_without_replacement_list[i] for i in group}
         if rows == {POINT_MASS}:
             return SELECTED
@@ -138,22 +142,23 @@ class TokenTree(TreeArrays):
         """The token of a node."""
         return self.token_list[node]
 
-    def law(self, node: int) -> Tensor | None:
-        """The law that this child was drawn from given what was drawn before it: float [V], or None: a point mass."""
-        row = self.law_index_list[node]
-        if row == POINT_MASS or self.laws is None:
+    def draft_probs_of(self, node: int) -> Tensor | None:
+        """The distribution that this child was drawn from given what was drawn before it: float [V], or None:
+        a point mass."""
+        row = self.draft_index_list[node]
+        if row == POINT_MASS or self.draft_probs is None:
             return None
-        law = self.laws[row]
+        probs = self.draft_probs[row]
         earlier = self._earlier_siblings(node, row) if self.is_without_replacement_list[node] else []
         if not earlier:
-            return law
-        law = law.index_fill(0, torch.tensor(earlier, device=law.device), 0.0)
-        return law / law.sum()
+            return probs
+        probs = probs.index_fill(0, torch.tensor(earlier, device=probs.device), 0.0)
+        return probs / probs.sum()
 
     def _earlier_siblings(self, node: int, row: int) -> list[int]:
         siblings = self.children_lists[self.parent_list[node]]
         before = siblings[: siblings.index(node)]
-        return [self.token_list[i] for i in before if self.law_index_list[i] == row]
+        return [self.token_list[i] for i in before if self.draft_index_list[i] == row]
 
     def path_to(self, node: int) -> Path:
         """Node ids from the root to `node`, both included."""
@@ -172,7 +177,7 @@ class TokenTree(TreeArrays):
         for node in range(self.num_nodes - 1, -1, -1):
             children = self.children_lists[node]
             if children:
-                best[node] = children[0] if self.laws is not None else max(children, key=gains.__getitem__)
+                best[node] = children[0] if self.draft_probs is not None else max(children, key=gains.__getitem__)
                 gains[node] += gains[best[node]]
         path = [0]
         while path[-1] in best:

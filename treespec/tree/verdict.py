@@ -13,9 +13,10 @@ class Verdict(NamedTuple):
     path: Path
     """The accepted node ids from the root, root included."""
     next_token: int
-    """The token that follows the path, drawn from what is left of the target law."""
+    """The token that follows the path, drawn from what is left of the target distribution."""
     is_bonus: bool
-    """True for a bonus token (drawn from the target law at a leaf), False for a residual token (every child of the
+    """True for a bonus token (drawn from the target distribution at a leaf), False for a residual token (every child of
+    the
     path's last node was rejected)."""
 
     @property

@@ -1,6 +1,6 @@
 """Ensemble verification: the output follows a mixture of target and draft (Fu et al. 2025).
 
-Lossy: the output law is no longer the target's, so it is chosen by name only and never by default.
+Lossy: the output distribution is no longer the target's, so it is chosen by name only and never by default.
 """
 
 from __future__ import annotations
@@ -8,37 +8,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.checks import check_share
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, WITHOUT_REPLACEMENT, Verdict
-from treespec.verification.admission import Admission, AdmittingRule
-from treespec.verification.checks import check_share
 from treespec.verification.recursive import judge_by_rejection
+from treespec.verification.requirements import BaseRule, Requirements
 from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class EnsembleVerification(AdmittingRule):
+class EnsembleVerification(BaseRule):
     """Recursive rejection against the ensemble `w P + (1 - w) q` where children were drawn, against P at leaves.
 
-    Fu et al. 2025 (Fast Large Language Model Collaborative Decoding via Speculation). q is the law that a node's
-    children were drawn from, so the output follows the ensemble on accepted paths; `target_weight` 1 is lossless.
-    Admits i.i.d. siblings and draws without replacement.
+    Fu et al. 2025 (Fast Large Language Model Collaborative Decoding via Speculation). q is the distribution that a
+    node's children were drawn from, so the output follows the ensemble on accepted paths; `target_weight` 1 is
+    lossless. Admits i.i.d. siblings and draws without replacement.
     """
 
     target_weight: Any = 0.5
 
     name = "ensemble"
     is_lossless = False
-    admission = Admission(frozenset({IID, WITHOUT_REPLACEMENT}))
+    requirements = Requirements(frozenset({IID, WITHOUT_REPLACEMENT}))
 
     def __post_init__(self) -> None:
         check_share("target_weight", self.target_weight)
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        def ensemble_law(node: int) -> Any:
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        def ensemble_probs(node: int) -> Any:
             children = tree.children(node)
             if not children:
-                return target_law(node)
-            return self.target_weight * target_law(node) + (1 - self.target_weight) * tree.law(children[0])
+                return target_probs(node)
+            return self.target_weight * target_probs(node) + (1 - self.target_weight) * tree.draft_probs_of(children[0])
 
-        return walk_down(tree, ensemble_law, chooser, judge_by_rejection)
+        return walk_down(tree, ensemble_probs, rng, judge_by_rejection)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treespec.checks import are_distributions
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
-from treespec.verification.checks import are_laws
 from treespec.verification.dense import verify_dense
 from treespec.verification.rows import walk_rows
 
@@ -56,7 +56,7 @@ def verify(
 
     Args:
         tree: one tree of N nodes, or a batch of B.
-        target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target law after every node, logits
+        target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target distribution after every node, logits
             processors applied; a tensor, an array or nested lists. Rows of padding are not read, gradients not kept.
         rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
         coins: float [N] (a batch: [B, N]) in [0, 1), one per judged node; drawn from `generator` when left out.
@@ -68,23 +68,24 @@ def verify(
 
     Raises:
         InvalidTreeError: what is no tree, does not fit `target_probs`, or has values that no drafted tree has.
-        VocabularyMismatchError: the draft's laws and the target's have different vocabularies, or a token has no law.
-        LogitsError: a target law is not finite, is negative or does not sum to one.
+        VocabularyMismatchError: the draft's and the target's distributions have different vocabularies, or a token is
+            outside of them.
+        LogitsError: a target distribution is not finite, is negative or does not sum to one.
         RuleMismatchError: the rule does not admit the tree.
-        ConfigError: an unknown rule, or no generator; laws, coins or draws of a wrong shape, dtype or range.
+        ConfigError: an unknown rule, or no generator; distributions, coins or draws of a wrong shape, dtype or range.
     """
     if not isinstance(tree, (TokenTree, TreeBatch)):
         raise InvalidTreeError(f"tree must be a TokenTree or a TreeBatch, got {type(tree).__name__}")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ConfigError(f"generator must be a torch.Generator, got {type(generator).__name__}")
-    laws = _as_tensor("target_probs", target_probs)
+    probs = _as_tensor("target_probs", target_probs)
     coins, draws = (
         None if values is None else _as_tensor(name, values) for name, values in (("coins", coins), ("draws", draws))
     )
     if isinstance(tree, TokenTree):
         coins, draws = (None if values is None else values.unsqueeze(0) for values in (coins, draws))
-        return _verify_batch(TreeBatch.from_trees([tree]), laws.unsqueeze(0), rule, coins, draws, generator)[0]
-    return _verify_batch(tree, laws, rule, coins, draws, generator)
+        return _verify_batch(TreeBatch.from_trees([tree]), probs.unsqueeze(0), rule, coins, draws, generator)[0]
+    return _verify_batch(tree, probs, rule, coins, draws, generator)
 
 
 def _as_tensor(name: str, values: Array) -> Tensor:
@@ -120,15 +121,17 @@ def _verify_batch(
 def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
     if target_probs.shape[:-1] != trees.tokens.shape:
         raise InvalidTreeError(
-            f"target_probs must hold one law per node, {[*trees.tokens.shape, 'V']}, got {list(target_probs.shape)}"
+            f"target_probs must hold one distribution per node, {[*trees.tokens.shape, 'V']}, got "
+            f"{list(target_probs.shape)}"
         )
     if target_probs.dtype not in (torch.float32, torch.float64):
         raise ConfigError(
             f"target_probs must be float32 or float64, got {target_probs.dtype}: take the softmax in float32"
         )
-    if trees.laws is not None and trees.laws.shape[1] != target_probs.shape[-1]:
+    if trees.draft_probs is not None and trees.draft_probs.shape[1] != target_probs.shape[-1]:
         raise VocabularyMismatchError(
-            f"the tree's proposal laws cover {trees.laws.shape[1]} tokens, the target's laws {target_probs.shape[-1]}"
+            f"the tree's draft distributions cover {trees.draft_probs.shape[1]} tokens, the target's "
+            f"distributions {target_probs.shape[-1]}"
         )
 
 
@@ -141,15 +144,17 @@ def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
     if not trees.is_valid:
         raise InvalidTreeError(
-            "the trees are not drafted trees: parents must stand before children and padding last, laws must sum to "
+            "the trees are not drafted trees: parents must stand before children and padding last, "
+            "distributions must sum to "
             "one, and no drawn token may have probability zero (TokenTree names the fault when built row by row)"
         )
-    is_law = are_laws(target_probs)
-    if not (is_law | ~is_node).all():
-        row, node = (int(i) for i in (~is_law & is_node).nonzero()[0])
+    is_distribution = are_distributions(target_probs)
+    if not (is_distribution | ~is_node).all():
+        row, node = (int(i) for i in (~is_distribution & is_node).nonzero()[0])
         total, low = float(target_probs[row, node].sum()), float(target_probs[row, node].min())
         raise LogitsError(
-            f"target_probs of row {row}, node {node} are not a law: their sum is {total:.6g}, the least is {low:.6g}; "
+            f"target_probs of row {row}, node {node} are not a distribution: their sum is {total:.6g}, the "
+            f"least is {low:.6g}; "
             "give probabilities, not logits"
         )
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from treespec.errors import ConfigError
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, Verdict
-from treespec.verification.admission import Admission, AdmittingRule
+from treespec.verification.requirements import BaseRule, Requirements
 from treespec.verification.steps import likelihood_ratio
 from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class KSeq(AdmittingRule):
+class KSeq(BaseRule):
     """Accept each of k siblings with probability `min(1, P[x] / (r q[x]))`, r in [1, k].
 
     With `beta = sum(min(q, P / r))`, all are rejected with probability `(1 - beta)^k`; then draw from
     `res(P - min(q, P / r) (1 - (1 - beta)^k) / beta)`. Every r with `1 - (1 - beta)^k <= r beta` gives the target's
-    law, and the least one accepts most. It is found by bisection keeping the upper end, so however coarse the bisection
-    is, only acceptance can suffer: 20 halvings cost less than k / 10^6 of it.
+    distribution, and the least one accepts most. It is found by bisection keeping the upper end, so however coarse the
+    bisection is, only acceptance can suffer: 20 halvings cost less than k / 10^6 of it.
 
     Admits i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification.
 
@@ -34,38 +34,41 @@ class KSeq(AdmittingRule):
 
     name = "k_seq"
     is_lossless = True
-    admission = Admission(frozenset({IID}), needs_fixed_width=True)
+    requirements = Requirements(frozenset({IID}), needs_fixed_width=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_bisections, int) or self.num_bisections < 0:
             raise ConfigError(f"num_bisections must be an int that is not negative, got {self.num_bisections!r}")
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        return walk_down(tree, target_law, chooser, self._judge)
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return walk_down(tree, target_probs, rng, self._judge)
 
-    def _judge(self, tree: VerifiableTree, node: int, law: Any, chooser: Chooser) -> tuple[int | None, Any]:
+    def _judge(self, tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
         children = tree.children(node)
-        draft_law = tree.law(children[0])
-        ratio = tightening(law, draft_law, len(children), self.num_bisections)
-        tightened = law / ratio
+        draft_probs = tree.draft_probs_of(children[0])
+        ratio = tightening(probs, draft_probs, len(children), self.num_bisections)
+        tightened = probs / ratio
         for child in children:
-            if chooser.flip(child, min(likelihood_ratio(tightened, tree.law(child), tree.token(child)), 1)):
-                return child, law
-        return None, _rest(law, draft_law, ratio, len(children))
+            if rng.flip(child, min(likelihood_ratio(tightened, tree.draft_probs_of(child), tree.token(child)), 1)):
+                return child, probs
+        return None, _rest(probs, draft_probs, ratio, len(children))
 
 
-def _overlap(tightened: Any, draft_law: Any) -> Any:
+def _overlap(tightened: Any, draft_probs: Any) -> Any:
     """`min(q, P / r)`, an array [V], on torch, numpy and rational arrays alike."""
-    return draft_law - (draft_law - tightened).clip(min=0)
+    return draft_probs - (draft_probs - tightened).clip(min=0)
 
 
-def tightening(law: Any, draft_law: Any, num_siblings: int, num_bisections: int) -> Any:
-    """The least r in [1, k] with `1 - (1 - beta)^k <= r beta`, rounded up. A scalar of the law's own arithmetic."""
-    low = law.sum() / law.sum()
+def tightening(probs: Any, draft_probs: Any, num_siblings: int, num_bisections: int) -> Any:
+    """The least r in [1, k] with `1 - (1 - beta)^k <= r beta`, rounded up.
+
+    A scalar of the distribution's own arithmetic.
+    """
+    low = probs.sum() / probs.sum()
     high = num_siblings * low
     for _ in range(num_bisections if num_siblings > 1 else 0):
         middle = (low + high) / 2
-        beta = _overlap(law / middle, draft_law).sum()
+        beta = _overlap(probs / middle, draft_probs).sum()
         if 1 - (1 - beta) ** num_siblings <= middle * beta:
             high = middle
         else:
@@ -73,12 +76,12 @@ def tightening(law: Any, draft_law: Any, num_siblings: int, num_bisections: int)
     return high
 
 
-def _rest(law: Any, draft_law: Any, ratio: Any, num_siblings: int) -> Any:
+def _rest(probs: Any, draft_probs: Any, ratio: Any, num_siblings: int) -> Any:
     """What the target has left when all siblings are rejected, an array [V], not normalised."""
-    overlap = _overlap(law / ratio, draft_law)
+    overlap = _overlap(probs / ratio, draft_probs)
     beta = overlap.sum()
     if not beta > 0:
-        return law
-    rest = (law - overlap * ((1 - (1 - beta) ** num_siblings) / beta)).clip(min=0)
-    # In exact arithmetic a rejection leaves mass; where rounding leaves none, the law before it stands.
-    return rest if rest.sum() > 0 else law
+        return probs
+    rest = (probs - overlap * ((1 - (1 - beta) ** num_siblings) / beta)).clip(min=0)
+    # In exact arithmetic a rejection leaves mass; where rounding leaves none, the distribution before it stands.
+    return rest if rest.sum() > 0 else probs

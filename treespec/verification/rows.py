@@ -6,7 +6,7 @@ from torch import Tensor
 
 from treespec.protocols import VerificationRule
 from treespec.tree import TreeBatch, Verdict
-from treespec.verification.chooser import GivenChooser
+from treespec.verification.random_source import GivenUniforms
 
 
 def walk_rows(
@@ -15,6 +15,6 @@ def walk_rows(
     """The rule's own walk, row by row and unchecked: for CPUs, and the reference of the dense forms."""
     coin_rows, draw_rows = coins.tolist(), draws.tolist()
     return [
-        rule.walk(tree, target_probs[b].__getitem__, GivenChooser(coin_rows[b], draw_rows[b]))
+        rule.verify(tree, target_probs[b].__getitem__, GivenUniforms(coin_rows[b], draw_rows[b]))
         for b, tree in enumerate(trees.trees)
     ]

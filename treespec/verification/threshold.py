@@ -1,6 +1,6 @@
 """Threshold acceptance: the target walk with thresholds below one (SGLang's acceptance thresholds).
 
-Lossy: the output law is no longer the target's, so it is chosen by name only and never by default.
+Lossy: the output distribution is no longer the target's, so it is chosen by name only and never by default.
 """
 
 from __future__ import annotations
@@ -8,21 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from treespec.checks import check_share
 from treespec.errors import ConfigError
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.admission import Admission, AdmittingRule
-from treespec.verification.checks import check_share
+from treespec.verification.requirements import BaseRule, Requirements
 from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class ThresholdAcceptance(AdmittingRule):
+class ThresholdAcceptance(BaseRule):
     """The target walk with thresholds below one, as in SGLang's `speculative_accept_threshold_single` and `_acc`.
 
     Siblings are judged in order: one is accepted if its own `P[x] >= single`, else with the probability that the walk
     finds it at or before this sibling, once the siblings' summed P is divided by `accumulated`. When all are rejected
-    draw from P without the children's tokens. With both thresholds 1 it has the target walk's law. Admits every tree.
+    draw from P without the children's tokens. With both thresholds 1 it has the target walk's distribution. Admits
+    every tree.
     """
 
     single: Any = 0.5
@@ -30,7 +31,7 @@ class ThresholdAcceptance(AdmittingRule):
 
     name = "threshold"
     is_lossless = False
-    admission = Admission()
+    requirements = Requirements()
 
     def __post_init__(self) -> None:
         for name in ("single", "accumulated"):
@@ -38,21 +39,21 @@ class ThresholdAcceptance(AdmittingRule):
             if getattr(self, name) == 0:
                 raise ConfigError(f"{name} must be above 0, got 0")
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        return walk_down(tree, target_law, chooser, self._judge)
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return walk_down(tree, target_probs, rng, self._judge)
 
-    def _judge(self, tree: VerifiableTree, node: int, law: Any, chooser: Chooser) -> tuple[int | None, Any]:
-        rest = law.clip(min=0)  # Copies, on every kind of array.
-        summed, rejected = 0 * law.sum(), 0 * law.sum()
+    def _judge(self, tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
+        rest = probs.clip(min=0)  # Copies, on every kind of array.
+        summed, rejected = 0 * probs.sum(), 0 * probs.sum()
         for child in tree.children(node):
             # A token that stands twice counts once: the rest holds nothing of it any more.
             token_prob = rest[tree.token(child)] + 0
             summed = summed + token_prob
             rest[tree.token(child)] = 0
-            if chooser.flip(child, self._acceptance(token_prob, summed, rejected)):
+            if rng.flip(child, self._acceptance(token_prob, summed, rejected)):
                 return child, rest
             rejected = min(summed / self.accumulated, 1)
-        return None, rest if rest.sum() > 0 else law
+        return None, rest if rest.sum() > 0 else probs
 
     def _acceptance(self, token_prob: Any, summed: Any, rejected: Any) -> Any:
         """Probability of acceptance given that the earlier siblings, with probability `rejected`, were not found."""

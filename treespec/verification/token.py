@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.admission import Admission, AdmittingRule
 from treespec.verification.recursive import judge_by_rejection
+from treespec.verification.requirements import BaseRule, Requirements
 from treespec.verification.walks import walk_down
 
 
 @dataclass(frozen=True)
-class TokenVerification(AdmittingRule):
+class TokenVerification(BaseRule):
     """Accept token i with probability `min(1, P[x_i] / q_i[x_i])`; at the first rejection draw from `res((P - q_i)+)`.
 
     Recursive rejection on a tree of width one; admits chains of any family.
@@ -24,7 +24,7 @@ class TokenVerification(AdmittingRule):
 
     name = "token"
     is_lossless = True
-    admission = Admission(is_chain_only=True)
+    requirements = Requirements(is_chain_only=True)
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        return walk_down(tree, target_law, chooser, judge_by_rejection)
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return walk_down(tree, target_probs, rng, judge_by_rejection)

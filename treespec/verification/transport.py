@@ -4,8 +4,8 @@ Given the drafted siblings T, accept y in T with probability pi(T, y) / Pr(T), p
 might have been drafted (supply Pr(T)) to the tokens (demand P[y]); else draw from `res(P - sum_T pi(T, .))`, which is
 the same for all T. No rule accepts more at one node (Sun et al. 2023, SpecTr, section 4; Khisti et al. 2025).
 
-The flow has m(m + 1)/2 pairs for a draft law of m tokens, so these rules serve truncated drafts (`truncate_law`). Both
-admit i.i.d. siblings and draws without replacement, of widths fixed before the first draw.
+The flow has m(m + 1)/2 pairs for a draft distribution of m tokens, so these rules serve truncated drafts
+(`truncate_probs`). Both admit i.i.d. siblings and draws without replacement, of widths fixed before the first draw.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from treespec.tree import IID, WITHOUT_REPLACEMENT
-from treespec.verification.admission import Admission
 from treespec.verification.flow import best_transport, pair_supply
+from treespec.verification.requirements import Requirements
 
 MAX_SUPPORT = 20
 
-TRANSPORT_ADMISSION = Admission(
+TRANSPORT_REQUIREMENTS = Requirements(
     frozenset({IID, WITHOUT_REPLACEMENT}), needs_fixed_width=True, max_siblings=2, max_support=MAX_SUPPORT
 )
 
@@ -39,9 +39,9 @@ def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tupl
         are left when all are.
     """
     tokens = [tree.token(child) for child in children]
-    draft_law = tree.law(children[0])
-    support = _support(draft_law)
-    draft, demand = draft_law[support].tolist(), weights[support].tolist()
+    draft_probs = tree.draft_probs_of(children[0])
+    support = _support(draft_probs)
+    draft, demand = draft_probs[support].tolist(), weights[support].tolist()
     total = sum(draft)  # One but for the rounding of float32.
     draft = [prob / total for prob in draft]
     if len(children) == 1:
@@ -49,7 +49,7 @@ def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tupl
         taken = [min(d, q) for d, q in zip(demand, draft, strict=True)]  # In this order NaN stays NaN.
         return [taken[i] / draft[i]], _less(weights, support, taken)
     # A second draw that could not have been the first token again was one without replacement.
-    supply = pair_supply(draft, is_without_replacement=not tree.law(children[1])[tokens[0]] > 0)
+    supply = pair_supply(draft, is_without_replacement=not tree.draft_probs_of(children[1])[tokens[0]] > 0)
     accepted = best_transport(demand, supply)
     i, j = (support.index(token) for token in tokens)
     first = accepted[i][j] / supply[i][j]
@@ -57,9 +57,9 @@ def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tupl
     return [first, second], _less(weights, support, [sum(row) for row in accepted])
 
 
-def _support(law: Any) -> list[int]:
+def _support(probs: Any) -> list[int]:
     """Tokens of positive mass."""
-    nonzero = law.nonzero(as_tuple=True) if isinstance(law, Tensor) else law.nonzero()
+    nonzero = probs.nonzero(as_tuple=True) if isinstance(probs, Tensor) else probs.nonzero()
     return nonzero[0].tolist()
 
 

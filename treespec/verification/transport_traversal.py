@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.admission import AdmittingRule
-from treespec.verification.transport import TRANSPORT_ADMISSION, transport_siblings
+from treespec.verification.requirements import BaseRule
+from treespec.verification.transport import TRANSPORT_REQUIREMENTS, transport_siblings
 from treespec.verification.walks import Candidate, walk_up
 
 
 @dataclass(frozen=True)
-class TransportTraversal(AdmittingRule):
+class TransportTraversal(BaseRule):
     """From the leaves up, as in traversal: a node entered with mass a transports its siblings to the demands `a P`.
 
     The siblings are entered with their conditional mass `f_i / (1 - f_1 - .. - f_(i-1))`, `f_i = pi(T, x_i) / Pr(T)`;
@@ -27,16 +27,16 @@ class TransportTraversal(AdmittingRule):
 
     name = "transport_traversal"
     is_lossless = True
-    admission = TRANSPORT_ADMISSION
+    requirements = TRANSPORT_REQUIREMENTS
 
-    def walk(self, tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser) -> Verdict:
-        return walk_up(tree, target_law, chooser, _candidates)
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return walk_up(tree, target_probs, rng, _candidates)
 
 
-def _candidates(tree: VerifiableTree, node: int, mass: Any, law: Any) -> Iterator[Candidate]:
+def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Candidate]:
     children = tree.children(node)
-    masses, rest = transport_siblings(tree, children, mass * law)
+    masses, rest = transport_siblings(tree, children, mass * probs)
     yield from map(Candidate, children, masses)
     total = rest.sum()
-    # Where nothing is left below rejected children, the root, never flipped, emits from its own law.
-    yield Candidate(node, 0, law) if total == 0 else Candidate(node, total / (total + (1 - mass)), rest)
+    # Where nothing is left below rejected children, the root, never flipped, emits from its own distribution.
+    yield Candidate(node, 0, probs) if total == 0 else Candidate(node, total / (total + (1 - mass)), rest)

@@ -1,6 +1,6 @@
 """The two orders in which rules judge the nodes of a tree: from the root down, and from the leaves up.
 
-A rule says how the children of one node are judged. Neither walk asks for a target law that it can do without.
+A rule says how the children of one node are judged. Neither walk asks for a target distribution that it can do without.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from treespec.protocols import Chooser, TargetLaw, VerifiableTree
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
 
-JudgeChildren = Callable[[VerifiableTree, int, Any, Chooser], tuple[int | None, Any]]
-"""Given a tree, a node with children, its target law [V] and a chooser: the child that is accepted, or None and the
+JudgeChildren = Callable[[VerifiableTree, int, Any, RandomSource], tuple[int | None, Any]]
+"""Given a tree, a node with children, its target distribution [V] and a random source: the child that is accepted, or
+None and the
 weights [V] that the next token is drawn from. (Beside a child the weights mean nothing.)"""
 
 
-def walk_down(tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser, judge: JudgeChildren) -> Verdict:
+def walk_down(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, judge: JudgeChildren) -> Verdict:
     """Accept one of the root's children, then one of its own, as far as it goes."""
     path = [0]
     while True:
         node = path[-1]
-        law, is_leaf = target_law(node), not tree.children(node)
-        child, weights = (None, law) if is_leaf else judge(tree, node, law, chooser)
+        probs, is_leaf = target_probs(node), not tree.children(node)
+        child, weights = (None, probs) if is_leaf else judge(tree, node, probs, rng)
         if child is None:
-            return Verdict(tuple(path), chooser.pick(node, weights), is_bonus=is_leaf)
+            return Verdict(tuple(path), rng.pick(node, weights), is_bonus=is_leaf)
         path.append(child)
 
 
@@ -38,20 +39,21 @@ class Candidate(NamedTuple):
 
 
 Candidates = Callable[[VerifiableTree, int, Any, Any], Iterator[Candidate]]
-"""Given a tree, a node with children, the mass that it is entered with and its target law [V]: the children in turn,
+"""Given a tree, a node with children, the mass that it is entered with and its target distribution [V]: the children in
+turn,
 each one asked for once the last one was rejected, and in the end the node itself."""
 
 
-def walk_up(tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser, candidates: Candidates) -> Verdict:
+def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, candidates: Candidates) -> Verdict:
     """Judge every subtree before its own root, which is accepted with the mass that the subtree leaves to it.
 
-    No law is asked for in a subtree that is entered with mass zero. The root is never flipped.
+    No distribution is asked for in a subtree that is entered with mass zero. The root is never flipped.
     """
 
     def enter(node: int, mass: Any) -> Iterator[Candidate]:
         if not tree.children(node):
             return iter([Candidate(node, mass)])
-        return candidates(tree, node, mass, target_law(node))
+        return candidates(tree, node, mass, target_probs(node))
 
     path, waiting = [0], [enter(0, 1)]
     while True:
@@ -61,9 +63,9 @@ def walk_up(tree: VerifiableTree, target_law: TargetLaw, chooser: Chooser, candi
             if mass != 0:
                 path.append(node)
                 waiting.append(enter(node, mass))
-        elif len(path) == 1 or chooser.flip(node, mass):
-            law = target_law(node) if weights is None else weights
-            return Verdict(tuple(path), chooser.pick(node, law), is_bonus=weights is None)
+        elif len(path) == 1 or rng.flip(node, mass):
+            probs = target_probs(node) if weights is None else weights
+            return Verdict(tuple(path), rng.pick(node, probs), is_bonus=weights is None)
         else:
             path.pop()
             waiting.pop()

@@ -70,7 +70,7 @@ def plot_training(
     path: str | PathLike[str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """A training run: the loss, the held-out overlap with the target's laws, and acceptance by depth and rank.
+    """A training run: the loss, the held-out overlap with the target's distributions, and acceptance by depth and rank.
 
     Args:
         log: the run's log, entries with "tokens" and "loss" or "overlap".

@@ -1,4 +1,4 @@
-"""The lossless rules over whole batches, for accelerators: every law at once, and one host copy per step.
+"""The lossless rules over whole batches, for accelerators: every distribution at once, and one host copy per step.
 
 Each form computes what its `walk` computes, in the same order, so that the two agree coin for coin. The probability
 with which a node is accepted, given that everything judged before it was rejected, depends on no coin: one pass over

@@ -1,4 +1,4 @@
-"""Verification of a batch on the laws' device."""
+"""Verification of a batch on the distributions' device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from treespec.protocols import VerificationRule
 from treespec.tree import TreeBatch, Verdict
-from treespec.verification.dense.flags import check_flags, is_drafted_tree, is_law
+from treespec.verification.dense.flags import check_flags, is_distribution, is_drafted_tree
 from treespec.verification.dense.forms import has_dense_form
 from treespec.verification.dense.packing import decode, pack
 from treespec.verification.rows import walk_rows
@@ -16,7 +16,7 @@ from treespec.verification.rows import walk_rows
 def verify_dense(
     rule: VerificationRule, trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor
 ) -> list[Verdict]:
-    """Verify every tree of a batch on the laws' device, with one host copy where the rule has a dense form.
+    """Verify every tree of a batch on the distributions' device, with one host copy where the rule has a dense form.
 
     Args:
         rule: one that admits the trees. A rule without a dense form is walked row by row, waiting for the device.
@@ -30,5 +30,7 @@ def verify_dense(
     """
     if has_dense_form(rule):
         return decode(pack(rule, trees, target_probs, coins, draws), trees)
-    check_flags(*torch.stack([is_drafted_tree(trees, target_probs.shape[-1]), is_law(trees, target_probs)]).tolist())
+    check_flags(
+        *torch.stack([is_drafted_tree(trees, target_probs.shape[-1]), is_distribution(trees, target_probs)]).tolist()
+    )
     return walk_rows(rule, trees, target_probs, coins, draws)

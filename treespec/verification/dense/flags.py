@@ -1,12 +1,12 @@
-"""Whether a batch holds drafted trees and laws: flags on the device, and the errors that they stand for."""
+"""Whether a batch holds drafted trees and distributions: flags on the device, and the errors that they stand for."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from treespec.checks import are_distributions
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.tree import PADDING_PARENT, TreeBatch
-from treespec.verification.checks import are_laws
 
 
 def is_drafted_tree(trees: TreeBatch, vocab_size: int) -> Tensor:
@@ -15,24 +15,26 @@ def is_drafted_tree(trees: TreeBatch, vocab_size: int) -> Tensor:
     return trees.is_valid & (is_inside | (trees.parents < 0)).all()
 
 
-def is_law(trees: TreeBatch, target_probs: Tensor) -> Tensor:
-    """bool []: every node's target law is one."""
-    return (are_laws(target_probs) | (trees.parents == PADDING_PARENT)).all()
+def is_distribution(trees: TreeBatch, target_probs: Tensor) -> Tensor:
+    """bool []: every node's target distribution is one."""
+    return (are_distributions(target_probs) | (trees.parents == PADDING_PARENT)).all()
 
 
-def check_flags(is_tree: int | bool, is_law: int | bool) -> None:
+def check_flags(is_tree: int | bool, is_distribution: int | bool) -> None:
     """Raise for flags that have come to the host and are not set.
 
     Raises:
         InvalidTreeError, LogitsError: see `decode`.
     """
-    if not is_law:
+    if not is_distribution:
         raise LogitsError(
-            "a target law holds NaN or infinity, or does not sum to one: check the logits, the model's weights and "
+            "a target distribution holds NaN or infinity, or does not sum to one: check the logits, the "
+            "model's weights and "
             "dtype, and the logits processors"
         )
     if not is_tree:
         raise InvalidTreeError(
-            "the batch holds an invalid tree: a child before its parent, a law that does not sum to one, a drawn token "
+            "the batch holds an invalid tree: a child before its parent, a distribution that does not sum to "
+            "one, a drawn token "
             "of probability zero, or a token outside the target's vocabulary"
         )

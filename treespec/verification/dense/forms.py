@@ -29,13 +29,13 @@ class Judgement(NamedTuple):
 
 def judge_by_rejection(trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor) -> Judgement:
     scan = scan_rejection(trees, target_probs)
-    is_chosen = _is_first_sibling(trees, coins.double() < scan.probs.double())
+    is_chosen = _is_first_sibling(trees, coins.double() < scan.accept_probs.double())
     return _emit(scan, _end_of_chosen(trees, is_chosen), draws)
 
 
 def judge_by_traversal(trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor) -> Judgement:
     scan = scan_traversal(trees, target_probs)
-    is_accepted = (coins.double() < scan.probs.double()) & (trees.parents != PADDING_PARENT)
+    is_accepted = (coins.double() < scan.accept_probs.double()) & (trees.parents != PADDING_PARENT)
     is_accepted = is_accepted | (trees.parents == ROOT_PARENT)
     order = torch.where(is_accepted, _post_order(trees), trees.max_nodes)
     return _emit(scan, order.argmin(1), draws)
@@ -54,7 +54,7 @@ def walk_picks(trees: TreeBatch, picks: Tensor) -> Judgement:
 
 def _emit(scan: Scan, last: Tensor, draws: Tensor) -> Judgement:
     rows = torch.arange(len(last), device=last.device)
-    return Judgement(last, inverse_cdf(scan.laws[rows, last], at(draws, last)))
+    return Judgement(last, inverse_cdf(scan.next_probs[rows, last], at(draws, last)))
 
 
 def _is_first_sibling(trees: TreeBatch, is_accepted: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
-from treespec.verification.dense.flags import check_flags, is_drafted_tree, is_law
+from treespec.verification.dense.flags import check_flags, is_distribution, is_drafted_tree
 from treespec.verification.dense.forms import DENSE_FORMS, Judgement, walk_picks
 
 _NUM_HEADERS = 4
@@ -19,7 +19,9 @@ def pack(rule: VerificationRule, trees: TreeBatch, target_probs: Tensor, coins: 
     Arguments as for `verify_dense`. Never waits for the device.
     """
     judgement = DENSE_FORMS[type(rule)](trees, target_probs, coins, draws)
-    return _packed(trees, judgement, is_drafted_tree(trees, target_probs.shape[-1]), is_law(trees, target_probs))
+    return _packed(
+        trees, judgement, is_drafted_tree(trees, target_probs.shape[-1]), is_distribution(trees, target_probs)
+    )
 
 
 def pack_greedy(trees: TreeBatch, scores: Tensor) -> Tensor:
@@ -31,10 +33,10 @@ def pack_greedy(trees: TreeBatch, scores: Tensor) -> Tensor:
     return _packed(trees, judgement, is_drafted_tree(trees, scores.shape[-1]), is_finite)
 
 
-def _packed(trees: TreeBatch, judgement: Judgement, is_tree: Tensor, is_law: Tensor) -> Tensor:
+def _packed(trees: TreeBatch, judgement: Judgement, is_tree: Tensor, is_distribution: Tensor) -> Tensor:
     rows = torch.arange(trees.num_rows, device=trees.device)
     is_bonus = ~(trees.parents == judgement.last.unsqueeze(1)).any(1)
-    headers = [is_tree.expand(trees.num_rows), is_law.expand(trees.num_rows), judgement.next_tokens, is_bonus]
+    headers = [is_tree.expand(trees.num_rows), is_distribution.expand(trees.num_rows), judgement.next_tokens, is_bonus]
     is_kept = trees.ancestors[rows, judgement.last].long()
     return torch.cat([torch.stack([h.long() for h in headers], 1), is_kept, trees.tokens, trees.parents], 1)
 
@@ -44,7 +46,7 @@ def decode(packed: Tensor, trees: TreeBatch | None = None) -> list[Verdict]:
 
     Raises:
         InvalidTreeError: a batch whose values are not those of drafted trees.
-        LogitsError: a target law that is not finite, is negative or does not sum to one.
+        LogitsError: a target distribution that is not finite, is negative or does not sum to one.
     """
     rows = packed.tolist()
     check_flags(*rows[0][:2])

@@ -1,0 +1,217 @@
+"""What the joint-distribution benchmark runs: tiny models, their exact distribution, and every rule on the trees that
+it admits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers.generation import logits_process as library
+
+from treespec import BestFirst, Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.hf import make_scorer
+from treespec.protocols import NodeProbs, RandomSource, TreePolicy, VerifiableTree, VerificationRule
+from treespec.tree import TreeBatch, Verdict
+from treespec.verification import RULES
+from treespec.verification.dense import has_dense_form
+
+VOCAB_SIZE, NUM_TOKENS = 8, 3
+PROMPT = [5, 2, 7, 5]
+"""Its last token stood before, so that suffix lookup has something to propose."""
+PLAIN: dict[str, Any] = {"top_k": 0}
+WARPED: dict[str, Any] = {"top_k": 0, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.4}
+
+
+class Models(NamedTuple):
+    target: LlamaForCausalLM
+    draft: LlamaForCausalLM
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rule on one family of trees under one set of processors.
+
+    Args:
+        rule: by name or itself.
+        policy: shapes the trees.
+        family: what the trees are called in the tables.
+        options: of `generate`.
+        drafter: from the draft model to what drafts.
+        bug: the name of the mistake that was planted, None for the library as it is.
+        planted: plants it for the time of a `with` block, where it is no part of the rule, policy or drafter.
+    """
+
+    rule: str | VerificationRule
+    policy: TreePolicy
+    family: str
+    options: dict[str, Any]
+    drafter: Callable[[LlamaForCausalLM], Any] = lambda draft: draft
+    bug: str | None = None
+    planted: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def rule_name(self) -> str:
+        return self.rule if isinstance(self.rule, str) else self.rule.name
+
+    @property
+    def processors(self) -> str:
+        return "warped" if self.options is WARPED else "plain"
+
+    @property
+    def name(self) -> str:
+        parts = [self.rule_name, self.family, self.processors]
+        return " / ".join(parts if self.bug is None else [self.bug, *parts])
+
+
+@dataclass(frozen=True)
+class InNumpy:
+    """A rule whose walk gets numpy arrays in place of tensors, which cost ten times as much at eight tokens."""
+
+    rule: VerificationRule
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.rule.is_lossless
+
+    def check(self, trees: TreeBatch) -> None:
+        self.rule.check(trees)
+
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return self.rule.verify(_NumpyTree(tree), lambda node: target_probs(node).numpy(), rng)
+
+
+@dataclass(frozen=True)
+class _NumpyTree:
+    tree: VerifiableTree
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tree.num_nodes
+
+    def children(self, node: int) -> Sequence[int]:
+        return self.tree.children(node)
+
+    def token(self, node: int) -> int:
+        return self.tree.token(node)
+
+    def draft_probs_of(self, node: int) -> np.ndarray | None:
+        probs = self.tree.draft_probs_of(node)
+        return None if probs is None else probs.numpy()
+
+
+def tiny_models() -> Models:
+    """A target and a draft that agrees with it in part, both checked to score trees rightly."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    target, draft = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
+    torch.set_rng_state(state)
+    with torch.no_grad():
+        for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
+            mine.mul_(0.4).add_(0.7 * theirs)
+    for model in (target, draft):
+        make_scorer(model)  # The self-check of a model's first use would see through the bugs planted later.
+    return Models(target, draft)
+
+
+@torch.no_grad()
+def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any]) -> np.ndarray:
+    """The joint distribution of the next three tokens, float64 [512], from uncached passes over every prefix."""
+    processors = LogitsProcessorList()
+    if "repetition_penalty" in options:
+        processors.append(library.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
+        processors.append(library.TemperatureLogitsWarper(options["temperature"]))
+        processors.append(library.TopPLogitsWarper(options["top_p"]))
+    prefixes, weights = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
+    for _ in range(NUM_TOKENS):
+        scores = processors(prefixes, model(prefixes).logits[:, -1].float())  # pyright: ignore[reportArgumentType]
+        weights = (weights.unsqueeze(1) * scores.softmax(-1).double()).flatten()
+        fresh = torch.arange(VOCAB_SIZE).repeat(len(prefixes), 1).view(-1, 1)
+        prefixes = torch.cat([prefixes.repeat_interleave(VOCAB_SIZE, 0), fresh], dim=1)
+    return (weights / weights.sum()).numpy()
+
+
+def start(case: Case, models: Models) -> TreeSpeculation:
+    """The case's `custom_generate` object; one serves all batches, so that tables learn."""
+    return TreeSpeculation(case.drafter(models.draft), tree=case.policy, verification=case.rule)
+
+
+def count_batch(case: Case, models: Models, speculation: TreeSpeculation, num_rows: int, seed: int) -> np.ndarray:
+    """How often each of the 512 continuations came in one batch, int64 [512]."""
+    prompts = torch.tensor([PROMPT]).repeat(num_rows, 1)
+    target: Any = models.target
+    speculation.seed = seed
+    with case.planted():
+        out = target.generate(
+            prompts, max_new_tokens=NUM_TOKENS, do_sample=True, custom_generate=speculation, **case.options
+        )
+    new = torch.as_tensor(out)[:, len(PROMPT) :].numpy()
+    cells = new @ (VOCAB_SIZE ** np.arange(NUM_TOKENS - 1, -1, -1))
+    return np.bincount(cells, minlength=VOCAB_SIZE**NUM_TOKENS)
+
+
+def kary(children: str) -> TreePolicy:
+    return KAry((2, 2), children=children)
+
+
+def tables(draft: LlamaForCausalLM) -> list[Any]:
+    """Two drafters without a model, which `TreeSpeculation` merges."""
+    return [TokenRecycling(), SuffixLookup()]
+
+
+def right_cases() -> list[Case]:
+    """Every lossless rule and every draft distribution, with and without processors."""
+    pairs = [
+        ("token", "chain"),
+        ("block", "chain"),
+        ("target_walk", "selected"),
+        ("target_walk", "best-first selected"),
+    ]
+    for family in ("without_replacement", "mixed", "iid", "best-first without_replacement"):
+        pairs += [("recursive", family), ("traversal", family)]
+    pairs += [("k_seq", "iid"), ("optimal_transport", "iid"), ("transport_traversal", "without_replacement")]
+    merged = [Case("target_walk", BestFirst(8), "merged tables", options, tables) for options in (PLAIN, WARPED)]
+    return merged + _cases(pairs)
+
+
+def more_cases() -> list[Case]:
+    """The same rules on more trees that they admit."""
+    pairs = [(rule, family) for rule in ("recursive", "traversal") for family in ("selected", "best-first iid")]
+    return _cases([*pairs, ("optimal_transport", "without_replacement"), ("transport_traversal", "iid")])
+
+
+def _cases(pairs: list[tuple[str, str]]) -> list[Case]:
+    trees: dict[str, TreePolicy] = {"chain": Chain(2)}
+    for children in ("iid", "without_replacement", "selected", "mixed"):
+        trees[children] = kary(children)
+    for children in ("iid", "without_replacement", "selected"):
+        trees[f"best-first {children}"] = BestFirst(6, children=children)
+    return [
+        Case(fast_form(rule), trees[family], family, options) for rule, family in pairs for options in (PLAIN, WARPED)
+    ]
+
+
+def fast_form(name: str) -> str | VerificationRule:
+    """A rule by name, or walking on numpy arrays where the engine would walk it on tensors."""
+    rule = RULES[name]
+    return name if has_dense_form(rule) else InNumpy(rule)

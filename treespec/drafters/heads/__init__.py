@@ -1,0 +1,1 @@
+"""Drafters with a trained head on hidden states of the target."""

@@ -1,0 +1,116 @@
+"""What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read.
+
+Axis letters: B rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from treespec.checks import check_count
+from treespec.drafters.base import SessionSource, Shape, own_policy, policy_of_call, tell_policy
+from treespec.drafters.heads.proposals import needs_full_probs
+from treespec.drafters.heads.unread_features import CommittedStates
+from treespec.errors import ConfigError, VocabularyMismatchError
+from treespec.heads.modules.dflash import DFlashHead
+from treespec.heads.modules.eagle3 import Eagle3Head
+from treespec.heads.modules.kv_cache import RowKeys
+from treespec.protocols import Session, VerifiedStep
+
+Head = TypeVar("Head", Eagle3Head, DFlashHead)
+
+
+class HeadDrafter(SessionSource, ABC, Generic[Head]):
+    """Everything of `Eagle3` and `DFlash` but their passes.
+
+    Sampled children are drawn from the exact distribution that is stored: the softmax of the head's logits after the
+    caller's processors, zero outside the draft vocabulary.
+
+    Args:
+        head: on the target's device.
+        hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
+        policy: how trees are shaped; None takes the call's policy.
+        max_length: the longest text that the head is to see, in tokens, after which the target decodes alone; None: no
+            end, for its positions are computed.
+
+    Raises:
+        ConfigError, InvalidTreeError: no head of this kind, another number of hidden layers than it fuses, or a
+            `max_length` that is not a positive int; see also `as_policy`.
+    """
+
+    _head_type: type[Head]
+
+    def __init__(
+        self,
+        head: Head,
+        hidden_layers: Sequence[int],
+        policy: Shape | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        if not isinstance(head, self._head_type):
+            raise ConfigError(
+                f"{type(self).__name__} drafts with an {self._head_type.__name__}, got {type(head).__name__}: "
+                "load_drafter(folder, model) reads one from files"
+            )
+        self._head: Head = head
+        self._hidden_layers = _check_layers(hidden_layers, head.config.num_features)
+        self._own_policy = own_policy(policy)
+        self._max_length = None if max_length is None else check_count("max_length", max_length)
+
+    @property
+    def head(self) -> Head:
+        """The module that drafts."""
+        return self._head
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """See `FeatureDrafter`."""
+        return self._hidden_layers
+
+    def start(self, session: Session) -> None:
+        """Take the prompt's states, which the head reads in the first step.
+
+        Raises:
+            VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
+        """
+        head = self._head
+        if head.config.vocab_size > session.vocab_size:
+            raise VocabularyMismatchError(
+                f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
+            )
+        self._session = session
+        self._policy = policy_of_call(self._own_policy, session)
+        # The best candidates are enough where nothing is sampled.
+        self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
+        self._keys = RowKeys(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
+        self._committed = CommittedStates(session, self._hidden_layers)
+        self._forget_tree()
+
+    def update(self, step: VerifiedStep) -> None:
+        """Keep the emitted tokens and the states before them for the next step."""
+        tell_policy(self._own_policy, self._session, step)
+        self._forget_tree()
+        self._keys.drop_pending()
+        self._committed.add(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._keys.select_rows(rows)
+        self._committed.select_rows(rows)
+
+    @abstractmethod
+    def _forget_tree(self) -> None:
+        """Drop what is known of the step's tree."""
+
+
+def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:
+    """Raises: ConfigError, unless these are `num_features` ints."""
+    layers = tuple(hidden_layers) if isinstance(hidden_layers, Sequence) else ()
+    if len(layers) != num_features or not all(type(layer) is int for layer in layers):
+        raise ConfigError(
+            f"hidden_layers must be the indices of the {num_features} hidden states that the head fuses, got "
+            f"{hidden_layers!r}"
+        )
+    return layers

@@ -1,0 +1,177 @@
+"""Block-parallel drafting (DFlash, DSpark): one pass per step tells the distributions at all depths.
+
+Without a Markov head all nodes of a depth share one distribution, and the best trees are those of the depths' marginals
+(DDTree). With one the children of a node at depth d that holds token u have the distribution softmax(U[d] + W2 W1[u])
+(PCTree): a look-up per node and no second pass. Children are selected or sampled from these same distributions, which
+are stored with them, so that any policy and any rule will do.
+
+Axis letters: B rows, M tokens to catch up with, F nodes of a level, E expanded nodes, K slots of a block, D depths, S
+key slots, H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.base import can_use_heap, depth_room, grow_on_host, single_nodes, stack_trees
+from treespec.drafters.heads.base import HeadDrafter
+from treespec.drafters.heads.proposals import HeadProposals, candidates
+from treespec.heads.modules.dflash import DFlashHead, Span
+from treespec.policies import BestFirst
+from treespec.policies.truncated import shape_of
+from treespec.protocols import Proposal, Session
+from treespec.tree import TreeBatch
+
+
+class DFlash(HeadDrafter[DFlashHead]):
+    """Drafts with a block-parallel head; see `Drafter` for its methods.
+
+    See `HeadDrafter` for its arguments and for how children are sampled. Trees are no deeper than the head's block.
+    """
+
+    _head_type = DFlashHead
+    _block: _Block | None
+
+    def _forget_tree(self) -> None:
+        self._block = None
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone where the context is full."""
+        policy = self._policy
+        depth = min(max_depth, self._head.config.num_depths, policy.max_nodes - 1)
+        depth = min(depth, depth_room(self._session.history, self._max_length))
+        if isinstance(shape := shape_of(policy), BestFirst):
+            depth = min(depth, shape.depth or depth)
+        if depth < 1:
+            return single_nodes(self.root_tokens)
+        with torch.no_grad():
+            logits = self._read_block(depth)
+            self._block = _Block(self._session, self._head, logits, self._num_candidates)
+            if self._num_candidates is not None and self._session.device.type == "cpu" and can_use_heap(policy):
+                return self._block.grow(policy, depth)
+            return policy.grow(self, depth)
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`: the distributions of the nodes' depths, changed by their tokens where there is a
+        Markov head."""
+        assert self._block is not None
+        with torch.no_grad():
+            return self._block.expand(tokens, parents)
+
+    def _read_block(self, num_depths: int) -> Tensor:
+        """Logits [B, D, W] of the first depths below the roots, without what a Markov head adds."""
+        head, keys = self._head, self._keys
+        device = head.fc.weight.device
+        for states, _, counts in self._committed.take():
+            self._read_context(states.to(device), counts)
+        lengths = torch.tensor([keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
+        masks = self._masks(lengths[0])
+        keys.begin_pending(head.config.block_size)
+        places = lengths.sum(0).unsqueeze(1) + torch.arange(head.config.block_size, device=device)
+        outputs = head.run(head.block_tokens(self.root_tokens.to(device)), places, masks, keys)
+        keys.drop_pending()
+        return head.read(head.by_depth(outputs)[:, :num_depths])
+
+    def _read_context(self, states: Tensor, counts: list[int]) -> None:
+        """Keep the keys of committed tokens' states [B, M, L J] for good."""
+        keys, num_columns = self._keys, states.shape[1]
+        firsts = [length + offset for length, offset in zip(keys.lengths, self._committed.offsets, strict=True)]
+        places = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
+        places = places + torch.arange(num_columns, device=states.device)
+        keys.begin_rows(counts, num_columns)
+        self._head.add_context(self._head.fuse(states), places, keys)
+
+    def _masks(self, lengths: Tensor) -> list[Tensor | None]:
+        """Per layer, what the blocks see: bool [B, 1, K, S], or None where that is everything."""
+        num_committed, size = self._keys.num_committed, self._head.config.block_size
+        is_ragged = len(set(self._keys.lengths)) > 1
+        slots = torch.arange(num_committed, device=lengths.device)
+        ahead = (lengths.unsqueeze(1) - slots)[:, None, None]
+        masks: dict[Span, Tensor | None] = {}
+        for span in set(self._head.config.spans):
+            window = num_committed if span.window is None else span.window
+            if not is_ragged and not span.is_causal and window >= num_committed:
+                masks[span] = None
+                continue
+            block = torch.ones(size, size, dtype=torch.bool, device=lengths.device)
+            block = (block.tril() if span.is_causal else block).expand(len(lengths), 1, -1, -1)
+            context = ((ahead > 0) & (ahead <= window)).expand(-1, -1, size, -1)
+            masks[span] = torch.cat([context, block], -1)
+        return [masks[span] for span in self._head.config.spans]
+
+
+class _Block:
+    """What one pass tells, and the nodes that were expanded from it.
+
+    Args:
+        session, head: of the call.
+        logits: [B, D, W] of the depths, without what a Markov head adds.
+        num_candidates: see `HeadProposals`.
+    """
+
+    def __init__(self, session: Session, head: DFlashHead, logits: Tensor, num_candidates: int | None) -> None:
+        self._session, self._head, self._logits = session, head, logits
+        self._num_candidates = num_candidates
+        self._probs = HeadProposals(session, head.target_ids, num_candidates)
+        self._depths = torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
+        self._known: dict[tuple[int, int, int], list[tuple[float, int, tuple[int, int]]]] = {}
+        # The distributions of depths, where neither a path's tokens nor its draws change them.
+        self._shared: Proposal | None = None
+        if head.markov_head is None and session.processors.is_path_free:
+            roots = session.history.last_tokens.unsqueeze(1).expand(logits.shape[:2])
+            self._shared = self._probs(logits, roots, torch.full_like(roots, -1))
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`."""
+        depths = self._add(parents.to(self._logits.device))
+        rows = torch.arange(len(depths), device=depths.device).unsqueeze(1)
+        if self._shared is not None:
+            probs, ids = self._shared
+            rows, depths = rows.to(probs.device), depths.to(probs.device)
+            return Proposal(probs[rows, depths], None if ids is None else ids[rows, depths])
+        logits = self._logits[rows, depths]
+        if self._head.markov_head is not None:
+            logits = logits + self._head.markov_head(tokens.to(logits.device))
+        return self._probs(logits, tokens, parents)
+
+    def grow(self, policy: BestFirst, max_depth: int) -> TreeBatch:
+        """The best nodes by a heap on the host, which asks for the children of no other nodes."""
+        roots = self._session.history.last_tokens.tolist()
+        trees = [
+            grow_on_host(policy, root, (0, root), partial(self._children, row), max_depth)
+            for row, root in enumerate(roots)
+        ]
+        return stack_trees(trees, self._session.device)
+
+    def _children(self, row: int, state: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
+        """The best children of the nodes of a row at a depth that hold a token: probability, token, own state."""
+        depth, token = state
+        key = (row, depth, token if self._shared is None else 0)
+        if key not in self._known:
+            probs, ids = self._shared or self._look_up(row, depth, token)
+            assert ids is not None
+            if self._shared is not None:
+                probs, ids = probs[row, depth], ids[row, depth]
+            pairs = zip(probs.tolist(), ids.tolist(), strict=True)
+            self._known[key] = [(p, t, (depth + 1, t)) for p, t in pairs if p > 0]
+        return self._known[key]
+
+    def _look_up(self, row: int, depth: int, token: int) -> Proposal:
+        """The best children after a Markov bias: [N] each."""
+        assert self._head.markov_head is not None
+        assert self._num_candidates is not None
+        bias = self._head.markov_head(torch.tensor([token], device=self._logits.device))
+        logits = self._logits[row, depth] + bias[0]
+        return candidates(logits, self._head.target_ids, self._num_candidates, self._session.device)
+
+    def _add(self, parents: Tensor) -> Tensor:
+        """Number F more nodes int64 [B, F]: their depths, those of padding any."""
+        if self._depths.shape[1] == 0:
+            depths = torch.zeros_like(parents)
+        else:
+            depths = torch.where(parents >= 0, self._depths.gather(1, parents.clamp(min=0)) + 1, 0)
+        self._depths = torch.cat([self._depths, depths], 1)
+        return depths

@@ -1,0 +1,197 @@
+"""Medusa (Cai et al. 2024): heads on the target's last hidden state guess the tokens after next, all at once.
+
+The heads do not see each other's tokens, so all nodes of one depth share one distribution: a node at depth d is a guess
+of head d - 1, whatever stands above it. Axis letters: B rows, F expanded nodes, E nodes expanded so far, H hidden size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from treespec.checks import AUTO
+from treespec.drafters.base import (
+    SessionSource,
+    Shape,
+    can_use_heap,
+    grow_on_host,
+    own_policy,
+    policy_of_call,
+    single_nodes,
+    stack_trees,
+    tell_policy,
+)
+from treespec.drafters.path_probs import PathProbs
+from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
+from treespec.heads.files.medusa import load_heads
+from treespec.heads.modules.medusa import MedusaHeads
+from treespec.policies import BestFirst
+from treespec.protocols import HiddenStates, Proposal, Session, TreePolicy, VerifiedStep
+from treespec.tree import ROOT_PARENT, TreeBatch
+
+LAST = -1
+
+
+class Medusa(SessionSource):
+    """Drafts with Medusa heads; see `Drafter` and `FeatureDrafter` for its methods.
+
+    With the feature of the last token before the root, head i guesses the token i + 1 places after the root. Selected
+    children are the exact best products of the heads' probabilities under `BestFirst`; sampled ones are drawn from the
+    heads' distributions after the caller's processors, which are kept for verification.
+
+    Args:
+        heads: trained for the target, see `Medusa.load`.
+        policy: how trees are shaped, no deeper than there are heads; None takes the call's policy. The authors' fixed
+            trees are lists of rank paths.
+
+    Raises:
+        ConfigError, InvalidTreeError: heads that are none; see also `as_policy`.
+    """
+
+    hidden_layers: tuple[int, ...] = (LAST,)
+
+    def __init__(self, heads: MedusaHeads, policy: Shape | None = None) -> None:
+        if not isinstance(heads, MedusaHeads):
+            raise ConfigError(f"heads must be MedusaHeads, got {type(heads).__name__}: Medusa.load(folder) reads them")
+        self._heads = heads
+        self._own_policy = own_policy(policy)
+
+    @classmethod
+    def load(cls, path: str | Path, policy: Shape | None = None, output_weight: Tensor | None = None) -> Medusa:
+        """A drafter from a checkpoint in one of the public formats, safetensors only.
+
+        Args:
+            path, output_weight: see `load_heads`.
+            policy: see `Medusa`.
+
+        Raises:
+            CheckpointError: see `load_heads`.
+        """
+        return cls(load_heads(path, output_weight), policy)
+
+    def start(self, session: Session) -> None:
+        """Take the prompt's last feature.
+
+        Raises:
+            VocabularyMismatchError: the heads were trained for a vocabulary of another size.
+            CheckpointError: the heads were trained for another hidden size.
+        """
+        token_map, num_scored = self._heads.token_map, self._heads.num_scored
+        least = num_scored if token_map is None else int(token_map.max()) + 1
+        if least > session.vocab_size or (token_map is None and least != session.vocab_size):
+            raise VocabularyMismatchError(
+                f"the Medusa heads score {least} tokens and the target has {session.vocab_size}: they belong to "
+                "another model"
+            )
+        self._session = session
+        self._policy: TreePolicy = policy_of_call(self._own_policy, session)
+        self._features = self._prompt_features(session.prompt_states)
+        self._begin_tree()
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone before the target's first feature. See `Drafter`."""
+        if self._features is None:
+            return single_nodes(self.root_tokens)
+        self._begin_tree()
+        depth = min(max_depth, self._heads.num_heads)
+        policy = self._policy
+        if can_use_heap(policy) and self._selects_on_host(policy):
+            return self._grow_on_host(policy, depth)
+        return policy.grow(self, depth)
+
+    def update(self, step: VerifiedStep) -> None:
+        """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
+        tell_policy(self._own_policy, self._session, step)
+        states = step.scores.hidden_states[LAST]
+        nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
+        self._features = self._take(states[torch.arange(len(nodes)), torch.tensor(nodes)])
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows' features, in this order."""
+        if self._features is not None:
+            self._features = self._features[list(rows)]
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`: the distribution of every node's depth."""
+        above = self._depths.gather(1, parents.clamp(min=0)) + 1 if self._num_calls else parents
+        depths = torch.where(parents >= 0, above, 0)
+        self._depths = torch.cat([self._depths, depths], 1)
+        self._num_calls += 1
+        # A node is no deeper than the calls before its own, which the host knows without asking the device.
+        num_depths = min(self._num_calls, self._heads.num_heads)
+        rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+        if self._session.processors.is_path_free:
+            probs = torch.stack([self._depth_probs(d) for d in range(num_depths)], 1)
+            return Proposal(probs[rows, depths])
+        logits = torch.stack([self._depth_logits(d) for d in range(num_depths)], 1)
+        return Proposal(self._path_probs(logits[rows, depths], tokens, parents))
+
+    def _begin_tree(self) -> None:
+        self._logits: list[Tensor] = []
+        self._probs: list[Tensor] = []
+        self._path_probs = PathProbs(self._session)
+        self._depths = self.root_tokens.new_empty(self._session.history.num_rows, 0)
+        self._num_calls = 0
+
+    def _prompt_features(self, states: HiddenStates) -> Tensor | None:
+        """The features before the first roots, float [B, H]; None where the target has computed none."""
+        if LAST not in states or states[LAST].shape[1] == 0:
+            return None
+        history = self._session.history
+        # A row of one token has but padding before its root: its first guesses are made of nothing.
+        has_text = [length - padding > 1 for length, padding in zip(history.lengths, history.num_padding, strict=True)]
+        last = states[LAST][:, -1]
+        return self._take(torch.where(torch.tensor(has_text, device=last.device).unsqueeze(1), last, 0.0))
+
+    def _take(self, features: Tensor) -> Tensor:
+        """Features float [B, H] on the call's device, where and in whose dtype the heads are from then on."""
+        if features.shape[-1] != self._heads.hidden_size:
+            raise CheckpointError(
+                f"the Medusa heads read hidden states of {self._heads.hidden_size} numbers, the target's have "
+                f"{features.shape[-1]}: they belong to another model"
+            )
+        output = self._heads.heads[0].output
+        if output.dtype != features.dtype or output.device != self._session.device:
+            self._heads = self._heads.to(self._session.device, features.dtype)
+        return features.to(self._session.device)
+
+    def _depth_logits(self, depth: int) -> Tensor:
+        """Raw logits [B, V] of the children of nodes at `depth`."""
+        assert self._features is not None
+        for head in range(len(self._logits), depth + 1):
+            self._logits.append(self._heads.logits(head, self._features, self._session.vocab_size))
+        return self._logits[depth]
+
+    def _depth_probs(self, depth: int) -> Tensor:
+        """Their distribution, float32 [B, V], where processors look at no path."""
+        roots = self.root_tokens.unsqueeze(1)
+        for d in range(len(self._probs), depth + 1):
+            logits = self._depth_logits(d).unsqueeze(1)
+            self._probs.append(self._path_probs(logits, roots, torch.full_like(roots, ROOT_PARENT)).squeeze(1))
+        return self._probs[depth]
+
+    def _selects_on_host(self, policy: BestFirst) -> bool:
+        """Whether children are selected from distributions that one top-k per depth tells, on a host."""
+        is_selected = policy.children != AUTO or not self.is_sampling
+        return is_selected and self._session.processors.is_path_free and self._session.device.type == "cpu"
+
+    def _grow_on_host(self, policy: BestFirst, max_depth: int) -> TreeBatch:
+        tops: list[list[list[tuple[float, int, int]]]] = []
+
+        def children_of(row: int, depth: int) -> list[tuple[float, int, int]]:
+            for d in range(len(tops), depth + 1):
+                distribution = self._depth_probs(d)
+                probs, tokens = distribution.topk(min(policy.num_nodes - 1, distribution.shape[1]))
+                pairs = zip(probs.tolist(), tokens.tolist(), strict=True)
+                tops.append([[(p, t, d + 1) for p, t in zip(*pair, strict=True) if p > 0] for pair in pairs])
+            return tops[depth][row]
+
+        trees = [
+            grow_on_host(policy, root, 0, lambda depth, row=row: children_of(row, depth), max_depth)
+            for row, root in enumerate(self.root_tokens.tolist())
+        ]
+        return stack_trees(trees, self._session.device)

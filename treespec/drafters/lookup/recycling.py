@@ -1,0 +1,187 @@
+"""Token recycling (Luo et al. 2024): what the target thought of at every node, right or wrong, drafts later trees.
+
+Axis letters: B rows, N nodes, F expanded nodes, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from treespec.checks import check_count
+from treespec.data.tensor_file import read_tensors, write_tensors
+from treespec.drafters.base import (
+    SessionSource,
+    Shape,
+    can_use_heap,
+    grow_on_host,
+    own_policy,
+    policy_of_call,
+    stack_trees,
+    tell_policy,
+)
+from treespec.drafters.lookup.recycling_table import (
+    PACKED,
+    Table,
+    check_table,
+    pack_table,
+    read_vocab_size,
+    unpack_table,
+)
+from treespec.errors import ConfigError, VocabularyMismatchError
+from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.tree import PADDING_PARENT, TreeBatch
+
+FORMAT = "treespec-recycling-1"
+
+PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
+"""Before anything is measured rank r is right with probability .4 x 2^-r: worth ten observations."""
+MANY_TRIALS = 2.0**20
+"""Counts are halved beyond: ones added to 2^24 are lost in float32, and what came lately shall count."""
+
+
+class TokenRecycling(SessionSource):
+    """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
+
+    The table lies on the device, is updated from every node of every target pass without a host copy, and persists
+    across calls; `save` and `load` keep it longer. A candidate's probability is how often its rank held the target's
+    most likely token so far. Threads must not share one table at a time: a call writes to it while it reads.
+
+    Args:
+        num_candidates: K, the candidates kept per token; a given table has its own.
+        policy: how trees are shaped; None takes the call's policy.
+        table: what is known already; it is copied.
+
+    Raises:
+        ConfigError, InvalidTreeError: `num_candidates` is not a positive int, or `table` is none; see also `as_policy`.
+    """
+
+    confidence_weight = 0.4
+    """What `Merge` begins with: what came after a token before is less than a distribution."""
+
+    def __init__(self, num_candidates: int = 8, policy: Shape | None = None, table: Table | None = None) -> None:
+        self.num_candidates = check_count("num_candidates", num_candidates)
+        self._own_policy = own_policy(policy)
+        self._table: Tensor | None = None
+        self._hits: Tensor | None = None
+        if table is not None:
+            check_table(table)
+            self.num_candidates = table.candidates.shape[1]
+            # One row beyond the vocabulary takes the writes that must not count.
+            self._table = torch.nn.functional.pad(table.candidates, (0, 0, 0, 1), value=-1)
+            self._hits = table.hits.clone()
+
+    def start(self, session: Session) -> None:
+        """Take the session; the table stays.
+
+        Raises:
+            VocabularyMismatchError: the table was made for a vocabulary of another size.
+        """
+        self._session = session
+        self._policy = policy_of_call(self._own_policy, session)
+        if self._table is None or self._hits is None:
+            width = min(self.num_candidates, session.vocab_size)
+            self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)
+            self._hits = torch.zeros(width + 1, device=session.device)
+        if len(self.table) != session.vocab_size:
+            raise VocabularyMismatchError(
+                f"this table was made for a vocabulary of {len(self.table)} tokens and the model has "
+                f"{session.vocab_size}: use one TokenRecycling per vocabulary"
+            )
+        self._table, self._hits = self._table.to(session.device), self._hits.to(session.device)
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees from the table, grown on the host where the policy allows and the table lies there. See `Drafter`."""
+        policy = self._policy
+        if self.table.device.type != "cpu" or not can_use_heap(policy):
+            return policy.grow(self, max_depth)
+        probs = self.rank_probs.tolist()
+
+        def children_of(token: int) -> list[tuple[float, int, int]]:
+            return [(p, t, t) for p, t in zip(probs, self.table[token].tolist(), strict=True) if t >= 0]
+
+        roots = self.root_tokens.tolist()
+        return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots], self._session.device)
+
+    def update(self, step: VerifiedStep) -> None:
+        """Store the top K of every node's logits for that node's token; of several nodes the last one counts."""
+        tell_policy(self._own_policy, self._session, step)
+        tokens = step.trees.tokens.flatten()
+        is_node = (step.trees.parents != PADDING_PARENT).flatten()
+        top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
+        assert self._table is not None
+        self._measure(tokens, is_node, top)
+        _store(self._table, tokens, is_node, top)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Nothing is kept per row."""
+
+    def save(self, path: str | Path) -> None:
+        """Write what is known to a safetensors file, whole or not at all.
+
+        Raises:
+            ConfigError: before the first call nothing is known.
+            CheckpointError: the file cannot be written.
+        """
+        table, hits = self.table, self._hits
+        assert hits is not None
+        write_tensors(path, FORMAT, pack_table(Table(table, hits)), {"vocab_size": str(len(table))})
+
+    @classmethod
+    def load(cls, path: str | Path, policy: Shape | None = None) -> TokenRecycling:
+        """Go on with what `save` wrote.
+
+        Raises:
+            CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
+        """
+        tensors, metadata = read_tensors(path, FORMAT, PACKED)
+        return cls(policy=policy, table=unpack_table(tensors, read_vocab_size(metadata, path), path))
+
+    @property
+    def table(self) -> Tensor:
+        """int64 [V, K], -1 where nothing is known yet.
+
+        Raises:
+            ConfigError: before the first call, which tells the vocabulary.
+        """
+        if self._table is None:
+            raise ConfigError("the table is made by the first call of generation, which tells the vocabulary's size")
+        return self._table[:-1]
+
+    @property
+    def rank_probs(self) -> Tensor:
+        """float32 [K]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
+        assert self._hits is not None
+        ranks = torch.arange(len(self._hits) - 1, device=self._hits.device)
+        probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
+        return probs.cummin(0).values
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`: the table's rows of `tokens`."""
+        candidates = self.table[tokens]
+        probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
+        return Proposal(probs, candidates.clamp(min=0))
+
+    def _measure(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
+        """Count which rank held the target's most likely token, before the table learns it."""
+        assert self._hits is not None
+        known = self.table[tokens]
+        is_trial = is_node & (known[:, 0] >= 0)
+        hits = (known == top[:, :1]) & is_trial.unsqueeze(-1)
+        counts = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
+        self._hits = torch.where(counts[-1] > MANY_TRIALS, counts / 2, counts)
+
+
+def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
+    """Replace rows `tokens` int64 [M] of the table [V + 1, K] by `top` int64 [M, K] where `is_node` bool [M].
+
+    Several writes to one row race on accelerators, so the last writer is found first and all others write to row V.
+    """
+    spill = len(table) - 1
+    order = torch.arange(len(tokens), device=tokens.device)
+    rows = torch.where(is_node, tokens, spill)
+    last = torch.full((spill + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
+    table.index_copy_(0, torch.where(last[rows] == order, rows, spill), top)

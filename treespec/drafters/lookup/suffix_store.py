@@ -1,0 +1,172 @@
+"""The global side of suffix lookup: texts of earlier calls, bounded, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from treespec.checks import check_count
+from treespec.data.tensor_file import read_tensors, write_tensors
+from treespec.drafters.lookup.suffix_text import SEPARATOR, Occurrences, SuffixText
+from treespec.errors import CheckpointError, ConfigError
+
+Ids = Sequence[int] | np.ndarray
+
+FORMAT = "treespec-suffixes-1"
+
+MIN_UNSORTED, UNSORTED_SHARE = 8192, 16
+"""All are sorted anew once so many tokens, and one in so many, are not: a token's share of the sorting is constant."""
+
+MIN_CAPACITY = 64
+
+
+class SuffixStore:
+    """Texts that every `SuffixLookup` given this store drafts from; each adds what its calls have generated.
+
+    At most `capacity` tokens are kept, about 12 bytes each: when they are exceeded the oldest quarter is forgotten. A
+    store serves one call of generation at a time, like the drafters that hold it.
+
+    Args:
+        texts: token ids to begin with.
+        capacity: the most tokens, a separator per text included.
+        max_match: the longest ending that can be looked up.
+
+    Raises:
+        ConfigError: a number that is not a positive int or too small, or a text that is no list of ids.
+    """
+
+    def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
+        self.capacity, self.max_match = check_count("capacity", capacity), check_count("max_match", max_match)
+        self._text = SuffixText()
+        self._following: list[tuple[SuffixText, int, int]] = []
+        if capacity < MIN_CAPACITY:
+            raise ConfigError(f"capacity must be at least {MIN_CAPACITY} tokens, got {capacity}")
+        if not isinstance(texts, Iterable):
+            raise ConfigError(f"texts must be lists of token ids, got {texts!r}")
+        self._extend(texts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept, separators included."""
+        self._absorb()
+        return len(self._text)
+
+    @property
+    def max_token(self) -> int:
+        """The highest id, -1 in an empty store."""
+        return int(self._text.tokens.max())
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """What is kept, the oldest text first; it may have lost its beginning."""
+        self._absorb()
+        tokens = self._text.tokens
+        parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR))
+        return [part[1:].tolist() for part in parts if len(part) > 1]
+
+    def add(self, *texts: Ids) -> None:
+        """Add texts of token ids; sorts and forgets where it is time to.
+
+        Raises:
+            ConfigError: a text that is no list of ids; the texts before it are kept.
+        """
+        self._extend(texts)
+
+    def follow(self, text: SuffixText, num_before: int) -> None:
+        """Take what a row's text is going to get, once its call is over: at the next call, or when the store is saved.
+
+        Args:
+            num_before: so many of the tokens that it has are taken too, for endings that reach back.
+        """
+        self._following.append((text, max(len(text) - num_before, 1), len(text)))
+
+    def start(self) -> None:
+        """A new call begins: take the texts of the last one."""
+        self._absorb()
+
+    def find(self, ending: Sequence[int]) -> list[Occurrences]:
+        """See `SuffixText.find`; the texts of the running call are not among the store's."""
+        return self._text.find(ending[-self.max_match :])
+
+    @property
+    def text(self) -> SuffixText:
+        """Where the positions that `find` returns lie."""
+        return self._text
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._absorb()
+        metadata = {"capacity": str(self.capacity), "max_match": str(self.max_match)}
+        write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self._text.tokens.copy())}, metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SuffixStore:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: no such file, damaged, of another format or version, or not what a store saves.
+        """
+        tensors, metadata = read_tensors(path, FORMAT, ["tokens"])
+        tokens = tensors["tokens"]
+        try:
+            store = cls(capacity=int(metadata["capacity"]), max_match=int(metadata["max_match"]))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} lacks a store's capacity and max_match ({error!r}): make it anew") from error
+        is_listed = tokens.ndim == 1 and tokens.dtype == torch.int32 and len(tokens) > 0
+        if not is_listed or int(tokens.min()) < SEPARATOR or not int(tokens[0]) == int(tokens[-1]) == SEPARATOR:
+            got = f"{tokens.dtype} {list(tokens.shape)}"
+            raise CheckpointError(f"{path}: tokens must be int32 [N] of ids between {SEPARATOR}s, got {got}")
+        store._text = SuffixText(tokens[1:].numpy())
+        store._forget()
+        store._sort()
+        return store
+
+    def _absorb(self) -> None:
+        following, self._following = self._following, []
+        self._extend(text.tokens[start:] for text, start, length in following if len(text) > length)
+
+    def _extend(self, texts: Iterable[Ids]) -> None:
+        """See `add`; of many texts no more are held than fit."""
+        for text in texts:
+            tokens = _as_ids(text)
+            if not len(tokens):
+                continue
+            self._text.append(tokens[-self.capacity // 2 :])
+            self._text.append([SEPARATOR])
+            self._forget()
+        self._sort()
+
+    def _forget(self) -> None:
+        """Forget the oldest tokens beyond the capacity, a quarter at a time."""
+        if len(self._text) > self.capacity:
+            self._text = SuffixText(self._text.tokens[-(self.capacity - self.capacity // 4) :])
+
+    def _sort(self) -> None:
+        """Sort when enough is unsorted."""
+        num_unsorted = len(self._text) - self._text.num_sorted
+        if num_unsorted >= max(MIN_UNSORTED, len(self._text) // UNSORTED_SHARE):
+            self._text.sort(self.max_match)
+
+
+def _as_ids(text: Ids) -> np.ndarray:
+    """Token ids int32 [N].
+
+    Raises:
+        ConfigError: no flat list, or something else than integers from 0 to 2**31 - 1 in it.
+    """
+    try:
+        tokens = np.asarray(text)
+    except ValueError as error:
+        raise ConfigError(f"a text must be a flat list of token ids: {error}") from error
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise ConfigError(f"a text must be a flat list of token ids, got {tokens.dtype} {list(tokens.shape)}")
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < 1 << 31:
+        raise ConfigError(f"token ids must lie in [0, 2**31), got {int(tokens.min())} to {int(tokens.max())}")
+    return tokens.astype(np.int32)

@@ -1,0 +1,163 @@
+"""Warm starts: a recycling table and texts for suffix lookup, made from what a model wrote by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.checks import check_count
+from treespec.data.tensor_file import read_tensors, write_tensors
+from treespec.drafters.base import Shape
+from treespec.drafters.lookup.recycling import TokenRecycling
+from treespec.drafters.lookup.recycling_table import (
+    PACKED,
+    Table,
+    count_table,
+    pack_ids,
+    pack_table,
+    read_vocab_size,
+    unpack_ids,
+    unpack_table,
+)
+from treespec.drafters.lookup.suffix import SuffixLookup
+from treespec.drafters.lookup.suffix_store import SuffixStore
+from treespec.errors import CheckpointError, ConfigError
+
+FORMAT = "treespec-warm-start-1"
+
+
+@dataclass(frozen=True, eq=False)
+class WarmStart:
+    """What one model's drafters may know before their first call.
+
+    `texts` are token ids; `about` says where they come from (model, seed, command). The drafters refuse a model with a
+    vocabulary of another size at their first call.
+    """
+
+    table: Table
+    texts: Sequence[Tensor]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.table.candidates)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(len(text) for text in self.texts)
+
+    @classmethod
+    def from_texts(
+        cls, texts: Sequence[Tensor], top: Tensor, vocab_size: int, about: Mapping[str, Any] | None = None
+    ) -> WarmStart:
+        """Count texts.
+
+        Args:
+            texts: int64, one tensor of token ids per text, none of them empty.
+            top: int64 [N, K], the model's most likely next tokens at every token of all texts, -1 where unknown.
+
+        Raises:
+            ConfigError: no texts or an empty one, tensors of other types or shapes, ids outside the vocabulary.
+        """
+        check_count("vocab_size", vocab_size)
+        _check_texts(texts, vocab_size)
+        _check_top(top, sum(map(len, texts)), vocab_size)
+        return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
+
+    def with_about(self, about: Mapping[str, Any]) -> WarmStart:
+        """The same, saying something else about itself."""
+        return replace(self, about=about)
+
+    def recycling(self, policy: Shape | None = None) -> TokenRecycling:
+        """A `TokenRecycling` that starts with the table."""
+        return TokenRecycling(policy=policy, table=self.table)
+
+    def suffix(self, policy: Shape | None = None, **options: Any) -> SuffixLookup:
+        """A `SuffixLookup` whose store starts with the texts; options are those of `SuffixLookup`."""
+        return SuffixLookup(policy=policy, store=SuffixStore([text.numpy() for text in self.texts]), **options)
+
+    def drafters(self) -> list[TokenRecycling | SuffixLookup]:
+        """Both, for `TreeSpeculation`."""
+        return [self.recycling(), self.suffix()]
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        tensors = pack_table(self.table) | {
+            "tokens": pack_ids(torch.cat(list(self.texts)), self.vocab_size),
+            "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32),
+        }
+        metadata = {"vocab_size": str(self.vocab_size), "about": json.dumps(dict(self.about))}
+        write_tensors(path, FORMAT, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WarmStart:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
+        """
+        tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
+        vocab_size = read_vocab_size(metadata, path)
+        table = unpack_table(tensors, vocab_size, path)
+        tokens, lengths = unpack_ids(tensors["tokens"], "tokens", vocab_size, path), tensors["lengths"]
+        is_listed = lengths.dtype == torch.int32 and lengths.ndim == 1 and bool((lengths > 0).all())
+        if tokens.ndim != 1 or bool((tokens < 0).any()) or not is_listed or int(lengths.sum()) != len(tokens):
+            raise CheckpointError(f"{path}: tokens must be ids [N] and lengths sum to N, got {list(tokens.shape)}")
+        try:
+            about = dict(json.loads(metadata.get("about", "{}")))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: what it says about itself is no JSON object ({error})") from error
+        return cls(table, tokens.split(lengths.tolist()), about)
+
+    @classmethod
+    def shipped(cls, name: str) -> WarmStart:
+        """A set that comes with treespec, by its model's name without the owner, e.g. "SmolLM2-135M-Instruct".
+
+        Raises:
+            CheckpointError: there is none of that name.
+        """
+        sets = {Path(item.name).stem: item for item in files("treespec.data").iterdir() if "safetensors" in item.name}
+        found = sets.get(name.rsplit("/", 1)[-1].lower())
+        if found is None:
+            raise CheckpointError(
+                f"no warm start for {name!r} comes with treespec (there are {', '.join(sorted(sets))}): make one with "
+                f"treespec warm-up {name} --out FILE.safetensors, and WarmStart.load(FILE)"
+            )
+        return cls.load(str(found))
+
+
+def _check_texts(texts: Sequence[Tensor], vocab_size: int) -> None:
+    """Raises: ConfigError, see `WarmStart.from_texts`."""
+    if not isinstance(texts, Sequence) or not texts:
+        raise ConfigError(f"texts must be a list of at least one tensor of token ids, got {texts!r}")
+    for number, text in enumerate(texts):
+        if not isinstance(text, Tensor) or text.dtype != torch.int64 or text.ndim != 1 or not len(text):
+            got = f"{text.dtype} {list(text.shape)}" if isinstance(text, Tensor) else type(text).__name__
+            raise ConfigError(f"text {number} must be token ids int64 [n] with n > 0, got {got}")
+        if not 0 <= int(text.min()) <= int(text.max()) < vocab_size:
+            raise ConfigError(
+                f"text {number} holds ids from {int(text.min())} to {int(text.max())} in a vocabulary of {vocab_size}"
+            )
+
+
+def _check_top(top: Tensor, num_tokens: int, vocab_size: int) -> None:
+    """Raises: ConfigError, see `WarmStart.from_texts`."""
+    is_tensor = isinstance(top, Tensor) and top.dtype == torch.int64 and top.ndim == 2
+    if not is_tensor or len(top) != num_tokens or not top.shape[1]:
+        got = f"{top.dtype} {list(top.shape)}" if isinstance(top, Tensor) else type(top).__name__
+        raise ConfigError(f"top must be int64 [{num_tokens}, K], a row for every token of all texts, got {got}")
+    is_known = top >= 0
+    if int(top.max()) >= vocab_size or int(top.min()) < -1 or bool((is_known.any(1) != is_known.all(1)).any()):
+        raise ConfigError(f"every row of top must hold ids below {vocab_size}, or -1 alone where they are unknown")

@@ -1,0 +1,143 @@
+"""Several drafters in one tree: the union of their trees, each node worth what such promises have been worth so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+from treespec.checks import check_count
+from treespec.drafters.base import policy_of_call, stack_trees
+from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.drafters.merge.union import UnionTree
+from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies.heap import HostTree
+from treespec.policies.truncated import is_chain
+from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, Session, VerifiedStep
+from treespec.tree import PADDING_PARENT, TreeBatch
+
+
+class Merge:
+    """The union of several drafters' trees, pruned to the most valuable nodes.
+
+    What every drafter promised along the emitted tokens, in its own tree and not only in the pruned one, is compared
+    with what came: P(right | parent right) is estimated for each drafter, depth, sibling rank and size of the promise,
+    and how much each drafter is heard where they differ is learned, see `OpinionPool`. Estimates begin as what the
+    drafters promise and stay across calls; another merge of such drafters can start from them.
+
+    Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would
+    change the output distribution: the drafters are told that the call does not sample, so children="auto" selects.
+
+    Args:
+        drafters: two or more drafters; each one's own policy, or else the call's, shapes its part. A policy that learns
+            learns from the merged trees.
+        num_nodes: the most nodes of a merged tree, root included; None takes the call's policy's.
+        pool: another merge's `pool`, of as many drafters in the same order: a copy is where this one's begins.
+
+    Attributes:
+        pool: what was learned of the drafters.
+
+    Raises:
+        ConfigError: fewer than two drafters, something that is no drafter, one of them twice, a pool of another number
+            of drafters, or a budget that is not a positive int.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], num_nodes: int | None = None, pool: OpinionPool | None = None
+    ) -> None:
+        is_list = isinstance(drafters, Sequence) and len(drafters) >= 2
+        if not is_list or not all(isinstance(d, Drafter) and not isinstance(d, type) for d in drafters):
+            raise ConfigError(f"Merge needs a list of two or more drafters, got {drafters!r}")
+        if len({id(drafter) for drafter in drafters}) < len(drafters):
+            raise ConfigError("one drafter is given to Merge twice: each serves one call and one tree at a time")
+        self._drafters = list(drafters)
+        self._own_num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
+        if pool is not None and len(pool.weights) != len(drafters):
+            raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
+        self.pool = (
+            OpinionPool([confidence_weight(drafter) for drafter in drafters]) if pool is None else deepcopy(pool)
+        )
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The layers that any of the drafters reads; see `FeatureDrafter`."""
+        parts = [part for part in self._drafters if isinstance(part, FeatureDrafter)]
+        return tuple(sorted({layer for part in parts for layer in part.hidden_layers}))
+
+    @property
+    def exit_layer(self) -> int | None:
+        """The early exit of the target that a drafter drafts with; see `EarlyExitDrafter`.
+
+        Raises:
+            ConfigError: two drafters with different exits.
+        """
+        exits = {part.exit_layer for part in self._drafters if isinstance(part, EarlyExitDrafter)} - {None}
+        if len(exits) > 1:
+            raise ConfigError(f"one target has one early exit, the drafters want {sorted(map(str, exits))}")
+        return next(iter(exits), None)
+
+    def start(self, session: Session) -> None:
+        """Start every part, told that the call does not sample; what was learned of them stays."""
+        self._session = session
+        self._num_nodes = self._own_num_nodes or policy_of_call(None, session).max_nodes
+        self._proposed: list[UnionTree] = []
+        for drafter in self._drafters:
+            drafter.start(replace(session, is_sampling=False))
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """See `Drafter`.
+
+        Raises:
+            ConfigError, InvalidTreeError: see `read_trees`.
+        """
+        parts = [read_trees(drafter, drafter.propose(max_depth)) for drafter in self._drafters]
+        roots = self._session.history.last_tokens.tolist()
+        self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
+        return stack_trees([self._prune(union) for union in self._proposed], self._session.device)
+
+    def update(self, step: VerifiedStep) -> None:
+        """Compare what every part promised along the emitted tokens with what came."""
+        for union, emitted in zip(self._proposed, step.emitted, strict=False):
+            union.judge(emitted, self.pool)
+        self._proposed = []
+        for drafter in self._drafters:
+            drafter.update(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order, in every part."""
+        for drafter in self._drafters:
+            drafter.select_rows(rows)
+
+    def _prune(self, union: UnionTree) -> HostTree:
+        values = union.values(self.pool)
+        keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
+        return union.take(keep(values, self._num_nodes), values)
+
+
+def confidence_weight(drafter: Drafter) -> float:
+    """How much a drafter's promises weigh to begin with: its `confidence_weight`, else as much as a distribution's."""
+    return getattr(drafter, "confidence_weight", 1.0)
+
+
+def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
+    """A drafter's trees on the host, one per row; without values where it gave none.
+
+    Raises:
+        ConfigError: they hold sampled children.
+        InvalidTreeError: a node's value is NaN or infinite.
+    """
+    if batch.draft_probs is not None:
+        raise ConfigError(
+            f"{type(drafter).__name__} proposed sampled children, which cannot be merged without changing the "
+            'output distribution: give it a policy with children="selected"'
+        )
+    tokens, parents = batch.tokens.tolist(), batch.parents.tolist()
+    values = [[]] * batch.num_rows if batch.values is None else batch.values.tolist()
+    sizes = [len(row) - row.count(PADDING_PARENT) for row in parents]
+    trees = [HostTree(t[:n], p[:n], v[:n]) for t, p, v, n in zip(tokens, parents, values, sizes, strict=True)]
+    if not all(math.isfinite(value) for tree in trees for value in tree.values):
+        raise InvalidTreeError(
+            f"{type(drafter).__name__} gave a node a value that is NaN or infinite: check its model's weights"
+        )
+    return trees

@@ -1,0 +1,208 @@
+"""A draft model: any causal scorer proposes token trees.
+
+A level of the tree is one tree-masked pass over the model's own cache, and so is catching up after acceptance.
+
+Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V the target's vocabulary, W the
+draft model's (the same unless a `Vocabulary` says otherwise).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.checks import check_count
+from treespec.drafters.base import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
+from treespec.drafters.model.pending_nodes import PendingNodes
+from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
+from treespec.drafters.path_probs import PathProbs
+from treespec.errors import ContextFullError, TreespecWarning
+from treespec.policies.truncated import as_chain, is_chain
+from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
+from treespec.tree import PADDING_PARENT, TreeBatch
+
+
+class DraftModel(SessionSource):
+    """Drafts with a causal language model; see `Drafter` for its methods.
+
+    The distribution it stores is the one it samples from: softmax in float32 of its logits after the caller's
+    processors, applied along every node's path. Where the caller decodes greedily the same distribution is an estimate.
+
+    Args:
+        scorer: the draft model, e.g. `hf.TreeScorer`.
+        policy: how trees are shaped; None takes the call's policy.
+        max_length: the longest text that the draft model is to see, in tokens; None: as long as its positions last.
+            When a row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes
+            alone.
+        vocabulary: how the draft model's tokens relate to the target's; None: they are the same.
+
+    Raises:
+        ConfigError, InvalidTreeError: `max_length` is not a positive int; see also `as_policy`.
+    """
+
+    def __init__(
+        self,
+        scorer: CausalScorer,
+        policy: Shape | None = None,
+        max_length: int | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        self._scorer = scorer
+        self._vocabulary: Vocabulary = vocabulary or SameVocabulary()
+        self._own_policy = own_policy(policy)
+        self._max_length = scorer.max_positions if max_length is None else check_count("max_length", max_length)
+        self._has_warned = False
+
+    def start(self, session: Session) -> None:
+        """Read the prompt, but for its last token: that is the first root.
+
+        Raises:
+            VocabularyMismatchError: the draft model's vocabulary has another size than the target's, and no
+                `vocabulary` says how they relate.
+        """
+        self._session = session
+        self._text = self._vocabulary.read(session, self._scorer.vocab_size)
+        self._policy = self._servable(policy_of_call(self._own_policy, session))
+        self._pending: PendingNodes | None = None
+        self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
+        self._num_cached = [0] * session.history.num_rows
+        self._is_full = self._room() < 1
+        try:
+            if not self._is_full:
+                self._prefill()
+        except ContextFullError:
+            self._is_full = True
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone once the context is full. See `Drafter`."""
+        depth = 0 if self._is_full else min(max_depth, self._room())
+        if depth < 1:
+            return single_nodes(self.root_tokens)
+        try:
+            return self._policy.grow(self, depth)
+        except ContextFullError:
+            self._is_full = True
+            return single_nodes(self.root_tokens)
+
+    def update(self, step: VerifiedStep) -> None:
+        """Keep what was computed of the emitted tokens, whatever tree they came from."""
+        tell_policy(self._own_policy, self._session, step)
+        pending, self._pending = self._pending, None
+        emitted = self._text.append(step.emitted)
+        if pending is None or self._is_full:
+            return
+        paths = pending.match(emitted)
+        if self._scorer.capability < Capability.TREE:
+            paths = self._level(paths)
+        for row, path in enumerate(paths):
+            self._num_cached[row] += len(path)
+            is_root_scored = self._num_cached[row] == self._length(row)
+            if len(path) > pending.chain_lengths[row]:
+                self._root_logits[row] = pending.logits_of(row, path[-1]) if is_root_scored else None
+            elif not is_root_scored:
+                self._root_logits[row] = None
+        self._scorer.commit(paths)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order, in the model's cache too."""
+        self._num_cached = [self._num_cached[b] for b in rows]
+        self._root_logits = [self._root_logits[b] for b in rows]
+        self._text.select_rows(rows)
+        if not self._is_full:
+            self._scorer.select_rows(rows)
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`; the first call catches up with what was committed since the last pass."""
+        if self._pending is None:
+            logits = self._catch_up()
+        else:
+            told = self._text.to_draft(tokens)
+            logits = self._score(told, self._pending.add(told, parents))
+            self._pending.keep_logits(logits)
+        return Proposal(self._probs(logits, tokens, parents))
+
+    def _prefill(self) -> None:
+        """Cache the committed tokens of all rows but the last ones, which are the roots."""
+        history = self._text.history
+        rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
+        width = max(len(row) for row in rows)
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+        first = torch.tensor([width - len(row) for row in rows], device=ids.device).unsqueeze(1)
+        self._num_cached = [len(row) for row in rows]
+        mask = torch.arange(width, device=ids.device) >= first
+        self._scorer.prefill(ids.to(self._scorer.device), mask.to(self._scorer.device))
+
+    def _catch_up(self) -> Tensor:
+        """Logits after the roots, [B, 1, W], from one pass over the committed tokens that are not cached yet."""
+        history = self._text.history
+        if self._scorer.capability < Capability.TREE and len(set(self._num_missing())) > 1:
+            self._prefill()
+        pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
+        self._pending, self._path_probs = pending, PathProbs(self._session)
+        if pending.tokens.shape[1] > 0:
+            logits = self._score_chains(pending.tokens, pending.chain_parents)
+            for row, length in enumerate(pending.chain_lengths):
+                self._root_logits[row] = logits[row, length - 1] if length else self._root_logits[row]
+        return torch.stack([known for known in self._root_logits if known is not None]).unsqueeze(1)
+
+    def _score_chains(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Logits [B, M, W]; a model that takes one token at a time gets one at a time."""
+        if self._scorer.capability != Capability.PLAIN:
+            return self._score(tokens, parents)
+        passes = zip(tokens.split(1, 1), parents.split(1, 1), strict=True)
+        return torch.cat([self._score(*columns) for columns in passes], 1)
+
+    def _score(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Logits [B, F, W] on the call's device, which need not be the draft model's."""
+        device = self._scorer.device
+        parents = parents if parents.device.type == "cpu" else parents.to(device)
+        return self._scorer.extend(tokens.to(device), parents).logits.to(self._session.device)
+
+    def _num_missing(self) -> list[int]:
+        """Committed tokens that are not cached, per row."""
+        return [self._length(row) - cached for row, cached in enumerate(self._num_cached)]
+
+    def _level(self, paths: list[list[int]]) -> list[list[int]]:
+        """Paths shortened until all rows lack equally many tokens: a model without trees has no mask for padding.
+
+        Where a path is too short for that, the next catch-up starts anew.
+        """
+        missing = [count - len(path) for count, path in zip(self._num_missing(), paths, strict=True)]
+        return [path[: max(len(path) + m - max(missing), 0)] for path, m in zip(paths, missing, strict=True)]
+
+    def _probs(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """The distributions that children are drawn from, float32 [B, F, V], of raw logits [B, F, W]; padding nodes get
+        the uniform distribution.
+
+        The caller's processors see the target's tokens.
+        """
+        scores = self._text.with_mass(self._path_probs.scores(self._text.to_target(logits), tokens, parents))
+        is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
+        probs = scores.softmax(-1, dtype=torch.float32)
+        # On a CPU a look at a few flags is cheaper than a pass over all distributions.
+        if probs.device.type != "cpu" or bool(is_padding.any()):
+            probs.masked_fill_(is_padding, 1 / probs.shape[-1])
+        return probs
+
+    def _servable(self, policy: TreePolicy) -> TreePolicy:
+        """The policy, or a chain for a model that cannot run trees."""
+        if self._scorer.capability == Capability.TREE or is_chain(policy):
+            return policy
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn("the draft model cannot run trees: it drafts chains", TreespecWarning, stacklevel=2)
+        return as_chain(policy)
+
+    def _length(self, row: int) -> int:
+        history = self._text.history
+        return history.lengths[row] - history.num_padding[row]
+
+    def _room(self) -> int:
+        """The depth that the draft model's context allows the longest row: leaves take no place in it."""
+        if self._max_length is None:
+            return sys.maxsize
+        return self._max_length + 1 - max(map(self._length, range(self._text.history.num_rows)))

@@ -1,0 +1,79 @@
+"""Early exit: the target's own first layers and its head draft, and the target goes on from what they have computed.
+
+Self-speculative decoding in the form of LayerSkip (Elhoushi et al. 2024), for trees. Axis letters: B rows, F expanded
+nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from treespec.checks import check_count
+from treespec.drafters.base import (
+    SessionSource,
+    Shape,
+    depth_room,
+    own_policy,
+    policy_of_call,
+    single_nodes,
+    tell_policy,
+)
+from treespec.drafters.path_probs import PathProbs
+from treespec.errors import ConfigError
+from treespec.protocols import EarlyExitScorer, Proposal, Session, VerifiedStep
+from treespec.tree import TreeBatch
+
+
+class EarlyExit(SessionSource):
+    """Drafts with the first layers of the target; see `Drafter` for its methods.
+
+    No second model, no training and no memory beside the target's; but models that were not trained to leave early say
+    little before their last layers, see docs/drafters.md.
+
+    Args:
+        num_layers: how many of the target's layers draft, at least one and fewer than it has.
+        policy: how trees are shaped; None takes the call's policy.
+
+    Raises:
+        ConfigError, InvalidTreeError: `num_layers` is not a positive int; see also `as_policy`.
+    """
+
+    def __init__(self, num_layers: int, policy: Shape | None = None) -> None:
+        self.exit_layer = check_count("num_layers", num_layers)
+        self._own_policy = own_policy(policy)
+
+    def start(self, session: Session) -> None:
+        """Take the session.
+
+        Raises:
+            ConfigError: the target's scorer has no exit at this layer.
+        """
+        target = session.target
+        if not isinstance(target, EarlyExitScorer) or target.exit_layer != self.exit_layer:
+            raise ConfigError(
+                f"EarlyExit drafts with the target, whose scorer has no exit after {self.exit_layer} layers: "
+                f"make_exit_scorer(model, {self.exit_layer})"
+            )
+        self._target, self._session = target, session
+        self._policy = policy_of_call(self._own_policy, session)
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone once the context is full. See `Drafter`."""
+        depth = min(max_depth, depth_room(self._session.history, self._target.max_positions))
+        if depth < 1:
+            return single_nodes(self.root_tokens)
+        self._probs = PathProbs(self._session)
+        return self._policy.grow(self, depth)
+
+    def update(self, step: VerifiedStep) -> None:
+        """The target keeps what was computed; only a learning policy is told."""
+        tell_policy(self._own_policy, self._session, step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Nothing is kept per row."""
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """See `DraftSource`. Expanded nodes are numbered as the target numbers its drafted ones."""
+        return Proposal(self._probs(self._target.draft(tokens, parents), tokens, parents))

@@ -1,0 +1,197 @@
+"""A draft model with any other tokenizer: what it writes is decoded and encoded anew in the target's tokens.
+
+String-level drafting (SLEM of Timor et al. 2025, as in transformers' universal assisted decoding), for trees: the
+draft model grows a tree of its own tokens, every path's text becomes a path of the target's, and these make one tree of
+selected children. They have no distribution to sample from, so this suits greedy decoding; sampled output is exact too,
+but `SharedVocabulary` accepts more there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, takewhile
+
+import torch
+
+from treespec.checks import check_count
+from treespec.drafters.base import Shape, own_policy, policy_of_call, single_nodes, stack_trees
+from treespec.drafters.model.draft_model import DraftModel
+from treespec.drafters.model.token_map import (
+    NOT_SHARED,
+    START_TOKEN,
+    TextCodec,
+    Translator,
+    continue_text,
+    is_special,
+    shared_tokens,
+    spell,
+    text_of_rows,
+)
+from treespec.policies.heap import HostTree
+from treespec.protocols import CausalScorer, Session, VerifiedStep
+from treespec.sampling import NoProcessors
+from treespec.tree import Path, TokenTree, TreeBatch, Verdict
+
+
+class ReEncoding:
+    """Drafts with a model that has another tokenizer, by way of the text; see `Drafter` for its methods.
+
+    The caller's logits processors speak of the target's tokens and are not asked about the draft's.
+
+    Args:
+        scorer: the draft model.
+        draft: its tokenizer.
+        target: the target's tokenizer.
+        policy: how trees of draft tokens are shaped; None takes the call's policy. Trees of target tokens keep to its
+            number of nodes.
+        max_length: see `DraftModel`, in draft tokens.
+        lookback: how many committed tokens are encoded together with a continuation, so that it is cut into tokens as
+            it would be within its text.
+
+    Raises:
+        ConfigError, InvalidTreeError: a lookback that is no positive int; see also `as_policy`.
+    """
+
+    def __init__(
+        self,
+        scorer: CausalScorer,
+        draft: TextCodec,
+        target: TextCodec,
+        policy: Shape | None = None,
+        max_length: int | None = None,
+        lookback: int = 8,
+    ) -> None:
+        self._num_logits = scorer.vocab_size
+        self._own_policy = own_policy(policy)
+        self._inner = DraftModel(scorer, self._own_policy, max_length)
+        self._draft, self._target = draft, target
+        self._lookback = check_count("lookback", lookback)
+        is_kept = torch.tensor([is_special(target, token) for token in range(len(target.pieces))])
+        special = torch.where(is_kept, shared_tokens(target, draft), NOT_SHARED)
+        self._translate = Translator(target, draft, special)
+        self._special_of = {own: token for token, own in enumerate(special.tolist()) if own != NOT_SHARED}
+
+    def start(self, session: Session) -> None:
+        """Read the prompt in the draft's tokens.
+
+        Raises:
+            ConfigError: no policy, see `policy_of_call`.
+        """
+        self._session, self._policy = session, policy_of_call(self._own_policy, session)
+        history = session.history
+        prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
+        self._tails = [tokens[-self._lookback :] for tokens in prompts]
+        told = [self._known(self._translate.start(tokens)) or [START_TOKEN] for tokens in prompts]
+        self._text = text_of_rows(told, session.device)
+        inner = replace(session, history=self._text, is_sampling=False, processors=NoProcessors())
+        self._inner.start(replace(inner, vocab_size=self._num_logits))
+        self._trees: TreeBatch | None = None
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """The draft model's trees, re-encoded. See `Drafter`."""
+        self._trees = self._inner.propose(max_depth)
+        if self._trees.max_nodes == 1:
+            return single_nodes(self._session.history.last_tokens)
+        assert self._trees.values is not None
+        trees = []
+        for tree, values, tail in zip(self._trees.trees, self._trees.values.tolist(), self._tails, strict=True):
+            found = self._encode(tree, values, tail, max_depth)
+            trees.append(tree_of_paths(tail[-1], found, self._policy.max_nodes))
+        return stack_trees(trees, self._session.device)
+
+    def update(self, step: VerifiedStep) -> None:
+        """Tell the draft model what was emitted: in the tokens that it drafted as far as these spell the same."""
+        trees, self._trees = self._trees, None
+        told, verdicts = [], []
+        for row, emitted in enumerate(step.emitted):
+            tree = None if trees is None else trees.trees[row]
+            path, tokens = self._tell(tree, emitted)
+            self._text.append(row, tokens)
+            self._tails[row] = [*self._tails[row], *emitted][-self._lookback :]
+            told.append(tokens)
+            next_token = tokens[len(path) - 1] if len(tokens) >= len(path) else NOT_SHARED
+            verdicts.append(Verdict(path, next_token, is_bonus=tree is not None and not tree.children(path[-1])))
+        own = step if trees is None else replace(step, trees=trees, verdicts=verdicts)
+        self._inner.update(replace(own, emitted=told))
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._tails = [self._tails[row] for row in rows]
+        self._text.select_rows(rows)
+        self._inner.select_rows(rows)
+
+    def _encode(
+        self, tree: TokenTree, values: Sequence[float], tail: Sequence[int], max_depth: int
+    ) -> dict[Path, float]:
+        """The target's paths for a tree of draft tokens below a text that ends with `tail`, with their values."""
+        found: dict[Path, float] = {}
+        for leaf in tree.leaf_paths():
+            path: Path = ()
+            for token, value in self._encode_path([(tree.token(node), values[node]) for node in leaf[1:]], tail):
+                if token >= self._session.vocab_size or len(path) == max_depth:
+                    break
+                path = (*path, token)
+                found[path] = max(found.get(path, 0.0), value)
+        return found
+
+    def _encode_path(self, drafted: Sequence[tuple[int, float]], tail: Sequence[int]) -> list[tuple[int, float]]:
+        """Target tokens for draft tokens with their values; each has the value of the draft token in which it ends.
+
+        A special token ends the path.
+        """
+        steps: list[tuple[bytes, float]] = []
+        ending: list[tuple[int, float]] = []
+        for token, value in drafted:
+            if is_special(self._draft, token):
+                ending = [(self._special_of[token], value)] if token in self._special_of else []
+                break
+            steps.append((spell(self._draft, [token]), value))
+        tokens = continue_text(self._target, self._before(tail), b"".join(piece for piece, _ in steps))
+        if steps and not tokens:
+            return []  # The text does not go on where the target's last token ends.
+        ends = list(accumulate(len(piece) for piece, _ in steps))
+        reached = accumulate(len(spell(self._target, [token])) for token in tokens)
+        found = [(token, steps[bisect_left(ends, end)][1]) for token, end in zip(tokens, reached, strict=True)]
+        return [*found, *ending]
+
+    def _before(self, tail: Sequence[int]) -> bytes:
+        """The text of the last tokens behind the last special one."""
+        ordinary = list(takewhile(lambda token: not is_special(self._target, token), reversed(tail)))
+        return spell(self._target, ordinary[::-1])
+
+    def _tell(self, tree: TokenTree | None, emitted: Sequence[int]) -> tuple[Path, list[int]]:
+        """The drafted path that spells the beginning of what was emitted, and all of that in the draft's tokens."""
+        head = list(takewhile(lambda token: not is_special(self._target, token), emitted))
+        text, path, drafted = spell(self._target, head), (0,), []
+        if tree is not None:
+            path = longest_path(tree, self._draft, text)
+            drafted = [tree.token(node) for node in path[1:]]
+        rest = self._draft.encode(text[len(spell(self._draft, drafted)) :])
+        return path, [*drafted, *self._known([*rest, *self._translate(emitted[len(head) :])])]
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Those that the draft model has: a tokenizer may name more of them than the head has logits."""
+        return [token for token in tokens if token < self._num_logits]
+
+
+def longest_path(tree: TokenTree, codec: TextCodec, text: bytes) -> Path:
+    """The drafted path, root included, that spells the most of the beginning of `text`; of equal ones the first."""
+    spelled: dict[int, int] = {0: 0}
+    for node in range(1, tree.num_nodes):
+        piece, above = spell(codec, [tree.token(node)]), spelled.get(tree.parent_list[node])
+        if piece and above is not None and text.startswith(piece, above):
+            spelled[node] = above + len(piece)
+    return tree.path_to(max(spelled, key=spelled.__getitem__))
+
+
+def tree_of_paths(root: int, values: dict[Path, float], num_nodes: int) -> HostTree:
+    """The `num_nodes - 1` most valuable paths as a tree below `root`; values must not rise along a path."""
+    best = sorted(values, key=lambda path: (-values[path], len(path)))[: num_nodes - 1]
+    ids = {(): 0} | {path: node for node, path in enumerate(best, start=1)}
+    return HostTree(
+        tokens=[root, *(path[-1] for path in best)],
+        parents=[-1, *(ids[path[:-1]] for path in best)],
+        values=[1.0, *(values[path] for path in best)],
+    )

@@ -1,0 +1,183 @@
+"""Draft models whose tokens are not the target's.
+
+Token-level intersection (TLI; Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies"): the draft's distribution is restricted to the shared tokens and
+renormalised, q'(x) = q(x) / sum_{y shared} q(y), which is one more draft distribution over the target's vocabulary.
+Verification is exact for every draft distribution, so exactness never depends on how well tokens were matched or texts
+were told; acceptance does.
+
+Axis letters: B rows, F nodes, V target vocabulary, W draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, text_of_rows
+from treespec.errors import ConfigError, VocabularyMismatchError
+from treespec.protocols import History, Session
+
+
+class DraftText(Protocol):
+    """One call's committed text as a draft model reads it, and the way between the two vocabularies."""
+
+    @property
+    def history(self) -> History:
+        """The text in the draft's tokens."""
+        ...
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        """Drafted tokens int64 [B, F] in the draft's ids."""
+        ...
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """The draft's logits [B, F, W] over the target's vocabulary, [B, F, V]."""
+        ...
+
+    def with_mass(self, scores: Tensor) -> Tensor:
+        """Processed scores [..., V]; a distribution that the processors left without any mass is replaced."""
+        ...
+
+    def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Take in what was emitted per row; returns it in the draft's tokens."""
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """How a draft model's vocabulary relates to the target's."""
+
+    def read(self, session: Session, num_logits: int) -> DraftText:
+        """The text of a call, for a draft model whose head gives W = `num_logits` logits."""
+        ...
+
+
+class SameVocabulary:
+    """One vocabulary: a token is a token."""
+
+    def read(self, session: Session, num_logits: int) -> DraftText:
+        """See `Vocabulary`.
+
+        Raises:
+            VocabularyMismatchError: the heads have different sizes.
+        """
+        if num_logits != session.vocab_size:
+            raise VocabularyMismatchError(
+                f"the draft model's vocabulary has {num_logits} tokens and the target's {session.vocab_size}. If both "
+                "use one tokenizer and only a head is padded, say treespec.hf.draft_model(model, "
+                "is_same_tokenizer=True); otherwise treespec.hf.draft_model(model, tokenizer=the draft model's, "
+                "target_tokenizer=the target's)"
+            )
+        return _SameText(session.history)
+
+
+class _SameText:
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def with_mass(self, scores: Tensor) -> Tensor:
+        return scores
+
+    def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        return emitted  # The engine has appended it to the history that both share.
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        pass
+
+
+class SharedVocabulary:
+    """The draft model drafts only those tokens that both vocabularies have.
+
+    Args:
+        draft_ids: int64 [n], the draft's id of the target's first n tokens, -1 where it has none, see `shared_tokens`.
+        translator: how texts are told; None drops the tokens that are not shared.
+
+    Raises:
+        ConfigError: no token is shared.
+    """
+
+    def __init__(self, draft_ids: Tensor, translator: Translator | None = None) -> None:
+        self.draft_ids, self._translator = draft_ids, translator
+        if not bool((draft_ids >= 0).any()):
+            raise ConfigError("the two tokenizers share no token: draft_model(..., method='re-encoding') needs none")
+
+    @classmethod
+    def of_one_tokenizer(cls, num_logits: int) -> SharedVocabulary:
+        """For a draft model with the target's tokenizer, one of whose heads is padded: ids mean the same in both.
+
+        Logits that only the draft has are cut, tokens that only the target's head has are never drafted.
+        """
+        return cls(torch.arange(num_logits))
+
+    def read(self, session: Session, num_logits: int) -> DraftText:
+        """See `Vocabulary`; ids beyond the two heads are not shared.
+
+        Raises:
+            VocabularyMismatchError: all shared tokens lie beyond one of the heads.
+        """
+        num_missing = session.vocab_size - len(self.draft_ids)
+        ids = torch.nn.functional.pad(self.draft_ids, (0, num_missing), value=NOT_SHARED)
+        ids = torch.where(ids < num_logits, ids, NOT_SHARED)
+        if not bool((ids != NOT_SHARED).any()):
+            raise VocabularyMismatchError(
+                f"of the tokens that both tokenizers have none is among the draft model's {num_logits} logits and the "
+                f"target's {session.vocab_size}: do the tokenizers belong to these models?"
+            )
+        return _OtherText(session, num_logits, ids.to(session.device), self._translator)
+
+
+class _OtherText:
+    """A text in other tokens than the target's, of which `draft_ids` int64 [V] are shared; see `DraftText`."""
+
+    def __init__(self, session: Session, num_logits: int, draft_ids: Tensor, translator: Translator | None) -> None:
+        self._num_logits = num_logits
+        self._ids, self._is_shared = draft_ids.clamp(min=0), draft_ids >= 0
+        self._translator, history = translator, session.history
+        self._list: list[int] = draft_ids.tolist() if translator is None else []
+        prompts = [self._start(history.tokens(b).tolist()) for b in range(history.num_rows)]
+        self.history = text_of_rows(prompts, session.device)
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        return self._ids[tokens]
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        return logits[..., self._ids].masked_fill(~self._is_shared, -torch.inf)
+
+    def with_mass(self, scores: Tensor) -> Tensor:
+        """Where a processor allows no shared token, any shared token is as good a guess."""
+        is_empty = (scores == -torch.inf).all(-1, keepdim=True)
+        return scores.masked_fill(is_empty & self._is_shared, 0.0)
+
+    def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        told = [self._tell(tokens) for tokens in emitted]
+        for row, tokens in enumerate(told):
+            self.history.append(row, tokens)
+        return told
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.history.select_rows(rows)
+
+    def _tell(self, tokens: Sequence[int]) -> list[int]:
+        told = [self._list[token] for token in tokens] if self._translator is None else self._translator(tokens)
+        return self._known(told)
+
+    def _start(self, prompt: Sequence[int]) -> list[int]:
+        told = self._tell(prompt) if self._translator is None else self._known(self._translator.start(prompt))
+        return told or [START_TOKEN]
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Those that the draft model has: a tokenizer may name more of them than the head has logits."""
+        return [token for token in tokens if 0 <= token < self._num_logits]

@@ -1,0 +1,194 @@
+"""The loop: draft a tree, score it, verify it, commit the accepted path, for every row at once.
+
+A chain is a tree of width one and plain decoding a tree of one node: there is no second engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from treespec.engine.request import Request, Result, Streams
+from treespec.engine.stats import SpeculationStats, StepRecord
+from treespec.engine.target_probs import TargetProbs
+from treespec.engine.verify import verify_trees
+from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies.truncated import as_chain
+from treespec.protocols import (
+    Capability,
+    CausalScorer,
+    Drafter,
+    FeatureDrafter,
+    History,
+    LearningPolicy,
+    Session,
+    VerifiedStep,
+)
+from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
+from treespec.verification import resolve
+
+
+@torch.no_grad()
+def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Result:
+    """Decode every row of `request` until it stops, drafting with `drafter` and verifying with `target`.
+
+    With any lossless rule the output distribution is the target's own under the given processors.
+
+    Raises:
+        InvalidTreeError, RuleMismatchError: what the drafter proposed is no tree, or not one the rule admits.
+        LogitsError: the target's logits give no distribution.
+        ConfigError: the drafter reads hidden states that the target's scorer does not return.
+    """
+    check_features(target, drafter)
+    run = _Run(target, drafter, request)
+    with run.stats.timed("prefill"):
+        states = target.prefill(request.prompt_ids[:, :-1], request.prompt_mask[:, :-1])
+        drafter.start(replace(run.session, prompt_states=states))
+    while run.rows:
+        before = dict(run.stats.seconds)
+        with run.stats.timed("draft"):
+            trees = run.draft()
+        with run.stats.timed("target"):
+            scores = target.extend(trees.tokens, trees.parents)
+        with run.stats.timed("verify"):
+            probs = TargetProbs(trees, scores.logits, run.history, request.processors, run.rows, request.is_sampling)
+            verdicts = run.verify(trees, probs)
+        with run.stats.timed("commit"):
+            emitted, finished = run.emit(verdicts, probs)
+            target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
+            run.learn(VerifiedStep(trees, verdicts, scores, emitted))
+        run.record(trees, verdicts, emitted, before)
+        run.leave(finished)
+    return Result(run.outputs, run.stats, run.records)
+
+
+def check_features(target: CausalScorer, drafter: Drafter) -> None:
+    """Raise `ConfigError` when the drafter reads hidden states that `target` does not return."""
+    missing = set(hidden_layers(drafter)) - set(target.hidden_layers if hidden_layers(drafter) else ())
+    if missing:
+        raise ConfigError(
+            f"{type(drafter).__name__} reads the target's hidden states {sorted(missing)}, which its scorer does not "
+            f"return: make_scorer(model, hidden_layers={hidden_layers(drafter)})"
+        )
+
+
+def hidden_layers(drafter: Drafter) -> tuple[int, ...]:
+    """The target's layers that a drafter reads, see `FeatureDrafter`."""
+    return drafter.hidden_layers if isinstance(drafter, FeatureDrafter) else ()
+
+
+class _Run:
+    """The state of one call."""
+
+    def __init__(self, target: CausalScorer, drafter: Drafter, request: Request) -> None:
+        self.target, self.drafter, self.request = target, drafter, request
+        self.streams = Streams.from_seed(request.seed, target.device)
+        self.history = History(request.prompt_ids, request.prompt_mask)
+        self.stats, self.records = SpeculationStats(), []
+        self.rows = list(range(request.prompt_ids.shape[0]))
+        self.outputs: list[list[int]] = [[] for _ in self.rows]
+        is_chain_only = target.capability == Capability.CHAIN
+        self.session = Session(
+            history=self.history,
+            is_sampling=request.is_sampling,
+            processors=request.processors,
+            generator=self.streams.draft,
+            device=target.device,
+            vocab_size=target.vocab_size,
+            row_ids=self.rows,
+            policy=as_chain(request.policy) if is_chain_only and request.policy is not None else request.policy,
+            target=target,
+        )
+
+    def draft(self) -> TreeBatch:
+        """Trees no deeper than each row has room for: a path of depth d emits d + 1 tokens."""
+        room = [self._room(b) - 1 for b in range(len(self.rows))]
+        if self.target.capability == Capability.PLAIN or max(room) < 1:
+            return self._roots()
+        trees = self.drafter.propose(max(room))
+        self._check(trees)
+        if trees.max_nodes > 1 + min(room):
+            trees = trees.limit_depth(room)
+        if self.target.capability == Capability.CHAIN and not trees.is_chain:
+            return trees.best_chains()
+        return trees
+
+    def _check(self, trees: TreeBatch) -> None:
+        """Refuse what cannot be scored; on an accelerator values are not read before the verdicts are."""
+        if not isinstance(trees, TreeBatch) or trees.num_rows != len(self.rows):
+            got = f"{trees.num_rows} trees" if isinstance(trees, TreeBatch) else type(trees).__name__
+            raise InvalidTreeError(f"the drafter must propose a TreeBatch of {len(self.rows)} trees, got {got}")
+        if trees.device.type != "cpu":
+            return
+        if not torch.equal(trees.tokens[:, 0], self.history.last_tokens):
+            raise InvalidTreeError("the drafter's roots must be the last committed tokens, history.last_tokens")
+        if not bool(((trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)).all()):
+            raise InvalidTreeError(f"a drafted token is outside the target's vocabulary of {self.target.vocab_size}")
+
+    def _room(self, index: int) -> int:
+        history = self.history
+        return self.request.stopping.max_new(self.rows[index], history.lengths[index], history.num_padding[index])
+
+    def _roots(self) -> TreeBatch:
+        tokens = self.history.last_tokens.unsqueeze(1)
+        return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT))
+
+    def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
+        rule = resolve(self.request.verification, self.request.is_sampling, trees)
+        shape = trees.tokens.shape
+        coins, draws = (
+            torch.rand(shape, dtype=torch.float64, device=trees.device, generator=stream)
+            for stream in (self.streams.coins, self.streams.draws)
+        )
+        return verify_trees(rule, trees, probs, coins, draws)
+
+    def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
+        """Append the accepted tokens and the next token of every row, cut where generation stops."""
+        emitted, finished = [], []
+        for index, verdict in enumerate(verdicts):
+            row, tree = self.rows[index], probs.trees.trees[index]
+            tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
+            tokens = tokens[: self._room(index)]
+            if self.request.on_target_probs:
+                self.request.on_target_probs(row, probs, index, verdict.path[: len(tokens)])
+            self.history.append(index, tokens)
+            num_kept = self.request.stopping.num_kept(row, self.history.row(index), tokens)
+            if num_kept is not None:
+                self.history.truncate(index, self.history.lengths[index] - len(tokens) + num_kept)
+                tokens = tokens[:num_kept]
+            self.outputs[row] += tokens
+            if self.request.on_tokens:
+                self.request.on_tokens(row, tokens)
+            emitted.append(tokens)
+            finished.append(num_kept is not None)
+        return emitted, finished
+
+    def learn(self, step: VerifiedStep) -> None:
+        """Tell the drafter, and a policy that learns, what became of the last trees.
+
+        The session's policy: the request's own has no part in a call for which `as_chain` replaces it.
+        """
+        self.drafter.update(step)
+        if isinstance(self.session.policy, LearningPolicy):
+            self.session.policy.update(step)
+
+    def record(
+        self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]
+    ) -> None:
+        self.stats.record(trees.trees, verdicts, emitted)
+        if self.request.has_records:
+            seconds = {phase: total - before[phase] for phase, total in self.stats.seconds.items()}
+            self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds))
+
+    def leave(self, finished: Sequence[bool]) -> None:
+        """Rows that have finished leave the work."""
+        if not any(finished):
+            return
+        stay = [b for b, is_done in enumerate(finished) if not is_done]
+        self.rows[:] = [self.rows[b] for b in stay]
+        if stay:
+            self.history.select_rows(stay)
+            self.target.select_rows(stay)
+            self.drafter.select_rows(stay)

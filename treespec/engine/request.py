@@ -1,0 +1,88 @@
+"""What one call asks of the engine and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from treespec.engine.stats import SpeculationStats, StepRecord
+from treespec.engine.target_probs import TargetProbs
+from treespec.protocols import PathProcessors, TreePolicy, VerificationRule
+from treespec.sampling import NoProcessors
+
+
+class Stopping(Protocol):
+    """Where generation ends."""
+
+    def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:
+        """How many of the new tokens are kept, up to and including the one that stops the row; None: go on.
+
+        `ids` int64 [L] holds the whole row, left padding and new tokens included; `row` is the caller's batch row.
+        """
+        ...
+
+    def max_new(self, row: int, length: int, num_padding: int) -> int:
+        """How many tokens a row of `length` ids, `num_padding` of them padding, may still get."""
+        ...
+
+
+class Streams(NamedTuple):
+    """Three independent random streams: what one uses never shifts another."""
+
+    draft: torch.Generator
+    coins: torch.Generator
+    draws: torch.Generator
+
+    @classmethod
+    def from_seed(cls, seed: int | None, device: torch.device) -> Streams:
+        """`seed=None` takes one draw from torch's default generator, so that `torch.manual_seed` is enough."""
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        parent = torch.Generator().manual_seed(seed)
+        seeds = torch.randint(2**62, (3,), generator=parent).tolist()
+        return cls(*(torch.Generator(device).manual_seed(s) for s in seeds))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything one call of `speculate` needs beside the models.
+
+    Args:
+        prompt_ids: int64 [B, P], P >= 1, left-padded.
+        prompt_mask: bool [B, P], False on padding.
+        stopping: where each row ends.
+        policy: how trees are shaped, for drafters that have no policy of their own.
+        verification: "auto", a rule's name or a rule.
+        processors: the caller's logits processors.
+        is_sampling: False decodes greedily.
+        seed: of all random streams; None takes one draw from torch's default generator.
+        on_tokens: called with (row, tokens) as soon as tokens are final.
+        on_target_probs: called with (row, target_probs, index of the row in `target_probs`, path) before a row's
+            tokens are final.
+        has_records: keep one `StepRecord` per step.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    stopping: Stopping
+    policy: TreePolicy | None = None
+    verification: str | VerificationRule = "auto"
+    processors: PathProcessors = field(default_factory=NoProcessors)
+    is_sampling: bool = True
+    seed: int | None = None
+    on_tokens: Callable[[int, list[int]], None] | None = None
+    on_target_probs: Callable[[int, TargetProbs, int, tuple[int, ...]], None] | None = None
+    has_records: bool = False
+
+
+@dataclass
+class Result:
+    """`tokens[b]`: everything emitted for row b; counters; step records if asked for."""
+
+    tokens: list[list[int]]
+    stats: SpeculationStats
+    records: list[StepRecord]

@@ -1,0 +1,1 @@
+"""Files of draft heads: public checkpoint formats read, the speculators format written."""

@@ -1,0 +1,169 @@
+"""Writing draft heads in the speculators library's format, which vLLM reads too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from treespec.errors import ConfigError
+from treespec.heads.files import dflash as dflash_files
+from treespec.heads.files import eagle3 as eagle3_files
+from treespec.heads.files.checkpoint import split_fused
+from treespec.heads.files.parts import FROM_TARGET, FULL, SLIDING
+from treespec.heads.modules.base import HeadConfig
+from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
+from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+
+NUM_TOKENS = 3
+"""What an EAGLE-3 head's file says to draft by default."""
+
+
+def save_head(
+    head: Eagle3Head | DFlashHead,
+    hidden_layers: Sequence[int],
+    folder: str | Path,
+    verifier: str | None = None,
+    has_lm_head: bool = True,
+    has_embedding: bool = False,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write `config.json` and `model.safetensors` to a folder; a block-parallel head as DSpark's if it is one.
+
+    Args:
+        hidden_layers: the target's hidden states that the head fuses, counted from the embedding (0).
+        verifier: the target's name, for the record.
+        has_lm_head: False leaves out rows that are the target's own; the loader takes them from there again.
+        has_embedding: with the embedding, for readers that do not take the target's.
+        dtype: of the weights; None: the head's own.
+
+    Raises:
+        ConfigError: hidden layers that are not as many as the head fuses or counted from the end, spans of a
+            block-parallel head that the format has no words for, or weights too large for `dtype`.
+    """
+    if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:
+        expected = f"{head.config.num_features} hidden layers, counted from 0"
+        raise ConfigError(f"the head fuses {expected}, got {list(hidden_layers)}")
+    if isinstance(head, DFlashHead):
+        keys = _block_keys(head.config, hidden_layers, verifier)
+    else:
+        keys = _eagle3_keys(head.config, hidden_layers, verifier)
+    state = split_fused(head.state_dict(), head.config.layer)
+    if not has_lm_head:
+        del state["lm_head.weight"]
+        keys[FROM_TARGET] = True
+    if has_embedding:
+        state["embed_tokens.weight"] = head.embedding
+    if not torch.equal(head.target_ids.cpu(), torch.arange(head.config.vocab_size)):
+        state |= _vocabulary_maps(head)
+    tensors = {name: _file_tensor(name, tensor, dtype) for name, tensor in state.items()}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A copy, for the file's format forbids tensors that share memory, as tied embeddings do."""
+    cast = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
+    if cast.isinf().any() and not tensor.isinf().any():
+        raise ConfigError(f"{name} has weights beyond {dtype}: write them as bfloat16 or float32")
+    return cast
+
+
+def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
+    """The configuration file of an EAGLE-3 head."""
+    return _common_keys("eagle3", "Eagle3Speculator", config, NUM_TOKENS, verifier) | {
+        "norm_before_residual": config.has_norm_before_residual,
+        "norm_before_fc": config.has_norm_before_fc,
+        "fc_norm": config.has_feature_norms,
+        "norm_output": config.has_norm_output,
+        eagle3_files.LAYER_IDS: list(hidden_layers),
+        "transformer_layer_config": _layer_keys(config, [config.layer.window] * config.num_layers),
+    }
+
+
+def _block_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
+    """The configuration file of a block-parallel head."""
+    algorithm, architecture = ("dspark", "DSparkDraftModel") if config.is_dspark else ("dflash", "DFlashDraftModel")
+    keys = _common_keys(algorithm, architecture, config, config.num_depths, verifier) | {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token,
+        dflash_files.LAYER_IDS: list(hidden_layers),
+        "sample_from_anchor": config.has_anchor_output,
+        "sliding_window_non_causal": not _is_causal(config),
+        "transformer_layer_config": _layer_keys(config, [span.window for span in config.spans]),
+    }
+    if config.is_dspark:
+        keys |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": config.has_confidence,
+            "confidence_head_with_markov": config.has_markov_confidence,
+        }
+    return keys
+
+
+def _is_causal(config: DFlashConfig) -> bool:
+    """Whether the layers with a window are causal; those without one never are in this format."""
+    kinds = {span.is_causal for span in config.spans if span.window is not None}
+    windows = {span.window for span in config.spans if span.window is not None}
+    if len(kinds) > 1 or len(windows) > 1 or any(s.is_causal and s.window is None for s in config.spans):
+        raise ConfigError(f"the speculators format has one window, and causal blocks only with it; got {config.spans}")
+    return kinds == {True}
+
+
+def _common_keys(
+    algorithm: str, architecture: str, config: HeadConfig, num_tokens: int, verifier: str | None
+) -> dict[str, Any]:
+    """The keys that every head has; `num_tokens` drafted by default."""
+    return {
+        "architectures": [architecture],
+        "model_type": "speculators",
+        "speculators_model_type": algorithm,
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+        "draft_vocab_size": config.draft_vocab_size,
+        "tie_word_embeddings": False,
+        "target_hidden_size": config.target_hidden_size,
+    }
+
+
+def _layer_keys(config: HeadConfig, windows: Sequence[int | None]) -> dict[str, Any]:
+    """`transformer_layer_config`: layers of these windows, which are all the same but for None."""
+    layer = config.layer
+    keys: dict[str, Any] = {
+        "model_type": "qwen3" if layer.has_head_norms else "llama",
+        "hidden_act": "silu",
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_key_heads,
+        "head_dim": layer.head_dim,
+        "num_hidden_layers": len(windows),
+        "rms_norm_eps": layer.norm_eps,
+        "rope_parameters": dict(layer.rope),
+        "max_position_embeddings": layer.max_positions,
+        "attention_bias": layer.has_attention_bias,
+        "mlp_bias": layer.has_mlp_bias,
+        "vocab_size": config.vocab_size,
+    }
+    if any(windows):
+        keys["layer_types"] = [SLIDING if window else FULL for window in windows]
+        keys["sliding_window"] = next(window for window in windows if window)
+    return keys
+
+
+def _vocabulary_maps(head: Eagle3Head | DFlashHead) -> dict[str, Tensor]:
+    ids = head.target_ids.cpu()
+    is_used = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": is_used}

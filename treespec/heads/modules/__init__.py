@@ -1,0 +1,1 @@
+"""Draft heads as plain torch modules."""

@@ -1,0 +1,63 @@
+"""What all draft heads on a target's hidden states have: `fc` that fuses those, layers, a norm and an output head.
+
+Axis letters: H the head's hidden size, J the target's, L features fused, V the target's vocabulary, W the draft
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from treespec.heads.modules.layers import LayerConfig
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The part of a head's shape that all of them have.
+
+    Args:
+        layer: the decoder layers' shape.
+        vocab_size: V, of the embedding.
+        draft_vocab_size: W.
+        target_hidden_size: J.
+        num_features: L.
+    """
+
+    layer: LayerConfig
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_features: int
+
+
+Config = TypeVar("Config", bound=HeadConfig)
+
+
+class DraftHead(nn.Module, Generic[Config]):
+    """A head as a module, for drafting and for training.
+
+    Args:
+        config: its shape.
+        embedding: [V, H], the target's or the checkpoint's own; frozen, and no part of the state.
+        target_ids: int64 [W], the target's id of every draft id.
+        layers: fresh decoder layers, which every kind makes itself.
+    """
+
+    embedding: Tensor
+    target_ids: Tensor
+
+    def __init__(self, config: Config, embedding: Tensor, target_ids: Tensor, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        layer = config.layer
+        self.config: Config = config
+        self.fc = nn.Linear(config.num_features * config.target_hidden_size, layer.hidden_size, bias=False)
+        self.layers = nn.ModuleList(layers)
+        self.norm = layer.norm()
+        self.lm_head = nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary = layer.rotary()
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.register_buffer("target_ids", target_ids, persistent=False)

@@ -1,0 +1,98 @@
+"""A draft head's own cache: keys and values of committed positions, and of a tree until the next commit.
+
+Axis letters: B rows, F new tokens, G key heads, S slots, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.heads.modules.layers import LayerConfig
+
+FIRST_SLOTS = 256
+
+
+class RowKeys:
+    """A `KeyStore` whose rows fill their slots from the front, each at its own pace, without holes.
+
+    Pending nodes stand behind the longest row and are forgotten by `drop_pending`; nothing is ever moved. A pass is
+    announced by `begin_rows` or `begin_pending`, which say where its keys go.
+
+    `lengths`: committed slots per row.
+    """
+
+    def __init__(self, layer: LayerConfig, num_layers: int, num_rows: int, like: Tensor) -> None:
+        """like: any tensor of the dtype and device that the keys have."""
+        shape = (num_rows, layer.num_key_heads, FIRST_SLOTS, layer.head_dim)
+        # Zeros, not empty: what a mask hides is multiplied by zero, which NaN would survive.
+        self._buffers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(num_layers)]
+        self.lengths = [0] * num_rows
+        self._num_pending = 0
+        self._end = 0
+        self._start: int | None = None
+        self._scattered: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def num_committed(self) -> int:
+        """The longest row's slots: pending nodes stand behind them."""
+        return max(self.lengths, default=0)
+
+    def begin_rows(self, counts: Sequence[int], num_columns: int) -> int:
+        """The next pass commits: the first `counts[b]` of its columns go behind row b's slots.
+
+        Returns:
+            S, the slots that the pass attends.
+        """
+        self._num_pending = 0
+        ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self._reserve(max(ends))
+        if len(set(self.lengths)) == 1 and set(counts) == {num_columns}:
+            self._start, self._scattered = self.lengths[0], None
+        else:
+            places = [(b, c, self.lengths[b] + c) for b, count in enumerate(counts) for c in range(count)]
+            index = torch.tensor(places, dtype=torch.int64).view(-1, 3).T
+            rows, columns, slots = index.to(self._buffers[0][0].device, non_blocking=True)
+            self._start, self._scattered = None, (rows, columns, slots)
+        self.lengths, self._end = ends, max(ends)
+        return self._end
+
+    def begin_pending(self, num_nodes: int) -> int:
+        """The next pass adds nodes that may be dropped; returns S."""
+        self._start, self._scattered = self.num_committed + self._num_pending, None
+        self._num_pending += num_nodes
+        self._end = self._start + num_nodes
+        self._reserve(self._end)
+        return self._end
+
+    def drop_pending(self) -> None:
+        """Forget the nodes."""
+        self._num_pending = 0
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KeyStore`."""
+        for buffer, fresh in zip(self._buffers[layer], (keys, values), strict=True):
+            if self._scattered is not None:
+                rows, columns, slots = self._scattered
+                buffer[rows, :, slots] = fresh[rows, :, columns]
+            else:
+                buffer[:, :, self._start : self._end] = fresh
+        stored_keys, stored_values = self._buffers[layer]
+        return stored_keys[:, :, : self._end], stored_values[:, :, : self._end]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        index = torch.tensor(list(rows), device=self._buffers[0][0].device)
+        self._buffers = [(keys[index], values[index]) for keys, values in self._buffers]
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def _reserve(self, num_slots: int) -> None:
+        room = self._buffers[0][0].shape[2]
+        if num_slots > room:
+            more = max(num_slots, 2 * room) - room
+            self._buffers = [
+                (torch.nn.functional.pad(keys, (0, 0, 0, more)), torch.nn.functional.pad(values, (0, 0, 0, more)))
+                for keys, values in self._buffers
+            ]

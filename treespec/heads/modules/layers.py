@@ -1,0 +1,177 @@
+"""Layers that the draft heads are made of: grouped-query attention under an explicit mask, and a gated MLP.
+
+Projections that read the same input are one matrix here; `checkpoint.py` splits them as files have them.
+Axis letters: B rows, F new tokens, S keys, H hidden size, A query heads, G key heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from treespec.heads.modules.rotary import Rotary, Rotation, rotate
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """The shape of a decoder layer, in llama's words.
+
+    Args:
+        hidden_size, intermediate_size, num_heads, num_key_heads, head_dim: H, the MLP's width, A, G, D.
+        norm_eps: of all RMS norms.
+        rope: see `Rotary`.
+        max_positions: the positions that the checkpoint was made for; not a limit.
+        has_attention_bias, has_output_bias, has_mlp_bias: biases of q, k and v, of the attention's output, of the MLP.
+        has_head_norms: RMS norms over every query's and key's head, as in Qwen3.
+        window: how many positions back a token sees, itself included; None for all.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    norm_eps: float = 1e-6
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    max_positions: int = 2048
+    has_attention_bias: bool = False
+    has_output_bias: bool = False
+    has_mlp_bias: bool = False
+    has_head_norms: bool = False
+    window: int | None = None
+
+    def rotary(self) -> Rotary:
+        """The rotary embedding of such layers."""
+        return Rotary(self.head_dim, self.rope, self.max_positions)
+
+    def norm(self, size: int | None = None) -> nn.RMSNorm:
+        """An RMS norm over `size`, H by default."""
+        return nn.RMSNorm(size or self.hidden_size, eps=self.norm_eps)
+
+
+class KeyStore(Protocol):
+    """Where a pass leaves its keys and values, and finds those of earlier passes."""
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values [B, G, F, D] of a layer; returns all that the pass may attend, [B, G, S, D] each."""
+        ...
+
+
+class Mixing(Protocol):
+    """What may stand for a mask: attention over keys of which most queries see few."""
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Values mixed for queries [B, G, R F, D], R heads per key head one after the other; keys [B, G, S, D]."""
+        ...
+
+
+Mask = Tensor | Mixing | None
+"""Bool [B or 1, 1, F, S], True where a key is attended; or what does the same faster; None where all are."""
+
+
+class AppendedKeys:
+    """A key store that appends pass after pass, through which gradients flow."""
+
+    def __init__(self) -> None:
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KeyStore`."""
+        if layer in self._stored:
+            before = self._stored[layer]
+            keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+        self._stored[layer] = keys, values
+        return keys, values
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; the heads that share a key head are stacked as queries, so that no key is copied.
+
+    Args:
+        config: the layer's shape.
+        index: the layer's number in the key store.
+        input_size: what q, k and v read, H by default.
+    """
+
+    def __init__(self, config: LayerConfig, index: int, input_size: int | None = None) -> None:
+        super().__init__()
+        self._index, self._head_dim = index, config.head_dim
+        self._num_heads, self._num_key_heads = config.num_heads, config.num_key_heads
+        num_projected = config.num_heads + 2 * config.num_key_heads
+        size = input_size or config.hidden_size
+        self.qkv_proj = nn.Linear(size, num_projected * config.head_dim, bias=config.has_attention_bias)
+        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.has_output_bias)
+        self.q_norm = config.norm(config.head_dim) if config.has_head_norms else None
+        self.k_norm = config.norm(config.head_dim) if config.has_head_norms else None
+
+    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
+        """states [B, F, input_size] to [B, F, H]; `mask` says which of the store's keys are attended."""
+        queries, keys, values = self.project(states, rotation)
+        keys, values = store.extend(self._index, keys, values)
+        return self.attend(queries, keys, values, mask)
+
+    def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [B, F, A, D], rotated keys and values [B, G, F, D]."""
+        num_rows, num_tokens, _ = states.shape
+        projected = self.qkv_proj(states).view(num_rows, num_tokens, -1, self._head_dim)
+        num_heads, num_key_heads = self._num_heads, self._num_key_heads
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys, values = projected.split([num_heads, num_key_heads, num_key_heads], 2)
+            rotated = torch.cat([self.q_norm(queries), self.k_norm(keys)], 2)
+        else:
+            rotated, values = projected.split([num_heads + num_key_heads, num_key_heads], 2)
+        queries, keys = rotate(rotated, rotation).split([num_heads, num_key_heads], 2)
+        return queries, keys.transpose(1, 2), values.transpose(1, 2)
+
+    def project_keys(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values [B, G, F, D] of states [B, F, input_size] that ask for nothing."""
+        first, bias = self._num_heads * self._head_dim, self.qkv_proj.bias
+        projected = nn.functional.linear(states, self.qkv_proj.weight[first:], None if bias is None else bias[first:])
+        keys, values = projected.view(*states.shape[:2], -1, self._head_dim).chunk(2, 2)
+        keys = rotate(keys if self.k_norm is None else self.k_norm(keys), rotation)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
+        """Queries [B, F, A, D] over keys and values [B, G, S, D]: [B, F, H]."""
+        num_rows, num_tokens, _, size = queries.shape
+        share = self._num_heads // self._num_key_heads
+        stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
+        stacked = stacked.reshape(num_rows, -1, share * num_tokens, size)
+        if mask is None or isinstance(mask, Tensor):
+            mask = mask if mask is None or share == 1 else mask.repeat(1, 1, share, 1)
+            mixed = nn.functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
+        else:
+            mixed = mask(stacked, keys, values)
+        mixed = mixed.view(num_rows, -1, share, num_tokens, size).permute(0, 3, 1, 2, 4)
+        return self.o_proj(mixed.reshape(num_rows, num_tokens, -1))
+
+
+class GatedMlp(nn.Module):
+    """`down(silu(gate(x)) * up(x))` over [..., H]."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.has_mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.has_mlp_bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(states).chunk(2, -1)
+        return self.down_proj(nn.functional.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """A pre-norm decoder layer over [B, F, H], as in llama."""
+
+    def __init__(self, config: LayerConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = config.norm(), config.norm()
+        self.self_attn = Attention(config, index)
+        self.mlp = GatedMlp(config)
+
+    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
+        states = states + self.self_attn(self.input_layernorm(states), rotation, mask, store)
+        return states + self.mlp(self.post_attention_layernorm(states))

@@ -1,0 +1,1 @@
+"""Tree attention masks, and models that need more than a mask."""

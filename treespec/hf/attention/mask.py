@@ -1,0 +1,201 @@
+"""Tree attention masks: what lets one forward pass score every node of a token tree.
+
+A node may attend the row's committed tokens, its ancestors and itself. Sliding windows and chunks count *positions*
+(committed tokens before the node, plus its depth), never slots: siblings lie side by side in the cache but stand at
+the same position. Axis letters: B rows, S committed slots, M earlier pending nodes, F new nodes, N nodes, K key slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from treespec.errors import InvalidTreeError
+from treespec.hf.attention.layout import AttentionLayout, Reach, attention_layout
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, ancestor_mask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Mask: TypeAlias = Tensor | BlockMask
+
+
+@dataclass(frozen=True)
+class TreeAttention:
+    """What a model needs beside the tokens to score nodes.
+
+    Attributes:
+        mask: what to hand over as `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float
+            [B, 1, F, K] for eager, a BlockMask for flex_attention, a dict of them by layer type where the model's
+            layers differ; None when the model's own causal mask is the right one.
+        position_ids: int64 [B, F].
+        key_positions: int64 [B, K], the position of every slot's token (any number where no token is), for models
+            that read positions off their keys (alibi); None where slots count positions rightly.
+    """
+
+    mask: Mask | dict[str, Mask] | None
+    position_ids: Tensor
+    key_positions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CachedSlots:
+    """The committed part of a cache.
+
+    Args:
+        mask: bool [B, S], False on left padding and on holes that rejected nodes left behind.
+        is_contiguous: True when `mask` is known to be all True, so that a slot's number is its position.
+        num_slots: the number of slots that the layers return, for caches of fixed size; None for growing ones.
+    """
+
+    mask: Tensor
+    is_contiguous: bool = False
+    num_slots: int | None = None
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 [B]: committed tokens per row."""
+        return self.mask.sum(1)
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [B, S]: the position of each slot's token; meaningless where `mask` is False."""
+        return (self.mask.cumsum(1) - 1).clamp(min=0)
+
+
+def tree_attention_mask(
+    trees: TreeBatch | TokenTree | Sequence[TokenTree],
+    cached: Tensor | int,
+    config: PreTrainedConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    num_slots: int | None = None,
+) -> TreeAttention:
+    """The attention mask and the position ids for one forward pass over whole trees.
+
+    Args:
+        trees: one tree, several of any sizes, or a batch [B, N]; padding nodes attend the row's tokens and themselves.
+        cached: bool [B, S], True where a cache slot holds a committed token (left padding and holes are False), or
+            the number of cached tokens when there is neither. The cache must have no layers that forget tokens, see
+            `new_cache`.
+        config: the model's configuration; it names the attention implementation, layer types and windows.
+        dtype: the model's dtype, for additive masks.
+        num_slots: the number of slots of a static cache.
+
+    Raises:
+        InvalidTreeError: the trees' rows are not those of `cached`.
+        UnsupportedModelError: the attention implementation or a layer type takes no tree mask.
+    """
+    batch = _as_batch(trees)
+    if isinstance(cached, int):
+        full = torch.ones(batch.num_rows, cached, dtype=torch.bool, device=batch.device)
+        slots = CachedSlots(full, True, num_slots)
+    else:
+        slots = CachedSlots(cached, bool(cached.all()), num_slots)
+    if slots.mask.ndim != 2 or slots.mask.dtype != torch.bool or slots.mask.shape[0] != batch.num_rows:
+        got = f"{slots.mask.dtype} {list(slots.mask.shape)}"
+        raise InvalidTreeError(f"cached must be bool [{batch.num_rows}, S], one row per tree, got {got}")
+    return pending_attention(slots, batch.parents, batch.max_nodes, attention_layout(config), dtype)
+
+
+def pending_attention(
+    slots: CachedSlots, parents: Tensor, num_new: int, layout: AttentionLayout, dtype: torch.dtype
+) -> TreeAttention:
+    """The mask and positions of the last `num_new` of M + F pending nodes, which follow S committed slots.
+
+    Args:
+        slots: the committed slots.
+        parents: int64 [B, M + F]: ids of pending nodes, -1 for the last committed token, -2 for padding. On the CPU a
+            chain is recognised, which then needs no mask; on an accelerator reading them would wait for the device.
+        num_new: F.
+        layout: the model's, see `attention_layout`.
+        dtype: of additive masks.
+    """
+    num_pending = parents.shape[1]
+    device = slots.mask.device
+    if slots.is_contiguous and is_known_chain(parents):
+        first = slots.mask.shape[1] + num_pending - num_new
+        positions = torch.arange(first, first + num_new, device=device).expand(parents.shape[0], -1)
+        return TreeAttention(None, positions)
+    ancestors = ancestor_mask(parents.to(device))
+    depths = (ancestors.sum(-1) - 1).clamp(min=0)
+    pending_positions = slots.lengths.unsqueeze(1) + depths
+    allowed = _attended_keys(slots, ancestors, num_new)
+    positions, key_positions = pending_positions[:, -num_new:], _key_positions(slots, pending_positions)
+    masks = {
+        layer_type: _encode(_limit(allowed, positions, key_positions, reach), layout.implementation, dtype)
+        for layer_type, reach in layout.reaches.items()
+    }
+    named = {name: mask for name, mask in masks.items() if name is not None}
+    return TreeAttention(named or masks[None], positions, key_positions)
+
+
+def is_known_chain(parents: Tensor) -> bool:
+    """Whether int64 [B, N] `parents` are chains (padding behind), as far as that can be told without a device wait."""
+    if parents.shape[1] == 1:
+        return True
+    if parents.device.type != "cpu":
+        return False
+    steps = torch.arange(-1, parents.shape[1] - 1)
+    return bool(((parents == steps) | (parents == PADDING_PARENT)).all())
+
+
+def _as_batch(trees: TreeBatch | TokenTree | Sequence[TokenTree]) -> TreeBatch:
+    if isinstance(trees, TreeBatch):
+        return trees
+    return TreeBatch.from_trees([trees] if isinstance(trees, TokenTree) else trees)
+
+
+def _attended_keys(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tensor:
+    """bool [B, F, K]: committed tokens, ancestors and the node itself; nothing in a static cache's unused slots."""
+    num_pending = ancestors.shape[1]
+    committed = slots.mask.unsqueeze(1).expand(-1, num_new, -1)
+    # A padding node has no ancestors, but a query without any key would be NaN in some attention kernels.
+    itself = torch.eye(num_pending, dtype=torch.bool, device=ancestors.device)[-num_new:]
+    keys = torch.cat([committed, ancestors[:, -num_new:] | itself], dim=2)
+    if slots.num_slots is None:
+        return keys
+    return torch.nn.functional.pad(keys, (0, slots.num_slots - keys.shape[2]))
+
+
+def _key_positions(slots: CachedSlots, pending_positions: Tensor) -> Tensor:
+    """int64 [B, K]."""
+    known = torch.cat([slots.positions, pending_positions], dim=1)
+    if slots.num_slots is None:
+        return known
+    return torch.nn.functional.pad(known, (0, slots.num_slots - known.shape[1]))
+
+
+def _limit(allowed: Tensor, positions: Tensor, key_positions: Tensor, reach: Reach) -> Tensor:
+    """Cut bool [B, F, K] to the keys within a layer's reach."""
+    query, key = positions.unsqueeze(2), key_positions.unsqueeze(1)
+    if reach.kind == "sliding":
+        return allowed & (query - key < reach.size)
+    if reach.kind == "chunked":
+        return allowed & (query // reach.size == key // reach.size)
+    return allowed
+
+
+def _encode(allowed: Tensor, implementation: str, dtype: torch.dtype) -> Mask:
+    """bool [B, F, K] in the form that the attention implementation reads."""
+    if implementation == "flex_attention":
+        return _block_mask(allowed)
+    mask = allowed.unsqueeze(1)
+    if implementation == "sdpa":
+        return mask
+    # Eager attention adds the mask to its scores: a bool mask would be read as 0 and 1 there, silently.
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.finfo(dtype).min)
+
+
+def _block_mask(allowed: Tensor) -> BlockMask:
+    def is_attended(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return allowed[row, query, key]
+
+    num_rows, num_queries, num_keys = allowed.shape
+    return create_block_mask(is_attended, num_rows, None, num_queries, num_keys, device=str(allowed.device))

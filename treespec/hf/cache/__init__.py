@@ -1,0 +1,1 @@
+"""Key-value caches that rejected nodes can be removed from."""

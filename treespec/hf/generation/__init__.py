@@ -1,0 +1,1 @@
+"""`model.generate` by trees: one call, from its arguments to its output."""

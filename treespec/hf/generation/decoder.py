@@ -1,0 +1,66 @@
+"""The textbook's two-model class, on the same engine in chain mode."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from treespec.checks import check_count
+from treespec.errors import ConfigError
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.policies import Chain
+
+
+class SpeculativeDecoder:
+    """Text in, text out, with a draft and a target model named as for `from_pretrained`.
+
+    The sampling is exact (rejected tokens are replaced from the residual distribution) and an end-of-sequence token
+    stops the text wherever it stands in a block.
+
+    Args:
+        draft_model_name: a hub name or folder; the vocabulary must be the target's.
+        target_model_name: a hub name or folder; its tokenizer is used.
+        num_speculative_tokens: the chain's length, draft tokens a step.
+        model_kwargs: passed to both `from_pretrained` calls (`dtype`, `device_map`, ...).
+
+    Raises:
+        ConfigError: `num_speculative_tokens` is not a positive int.
+        CheckpointError: a model or the tokenizer cannot be loaded.
+        VocabularyMismatchError: at the first `generate`, when the vocabularies differ.
+    """
+
+    def __init__(
+        self, draft_model_name: str, target_model_name: str, num_speculative_tokens: int = 4, **model_kwargs: Any
+    ) -> None:
+        chain = Chain(num_speculative_tokens)  # Checked before anything large is loaded.
+        self.tokenizer = load_tokenizer(target_model_name)
+        self.target_model = load_model(target_model_name, **model_kwargs)
+        self.draft_model = load_model(draft_model_name, **model_kwargs)
+        self.speculation = TreeSpeculation(self.draft_model, tree=chain)
+
+    def generate(self, prompt: str, max_tokens: int = 100, *, temperature: float = 1.0, seed: int | None = None) -> str:
+        """Continue a prompt by at most `max_tokens` tokens and return the continuation's text.
+
+        Args:
+            prompt: not empty.
+            max_tokens: at least 1.
+            temperature: 0 decodes greedily.
+            seed: of this call; None takes one draw from torch's default generator.
+
+        Raises:
+            ConfigError: a temperature that is negative or no finite number, no tokens to generate, or a seed that is
+                none.
+        """
+        if not (math.isfinite(temperature) and temperature >= 0):
+            raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")
+        check_count("max_tokens", max_tokens)
+        inputs = self.tokenizer(prompt, return_tensors="pt").to(self.target_model.device)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        with self.speculation.overridden(seed=seed), torch.inference_mode():
+            out = self.target_model.generate(  # pyright: ignore[reportCallIssue]
+                **inputs, max_new_tokens=max_tokens, custom_generate=self.speculation, **sampling
+            )
+        return self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -1,0 +1,1 @@
+"""From names, folders and models to drafters and scorers."""

@@ -1,0 +1,130 @@
+"""Causal language models as drafters: as they are, or with another tokenizer, a static cache or compiled passes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from treespec.checks import check_count
+from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary
+from treespec.drafters.base import Shape
+from treespec.drafters.model.token_map import Translator, shared_tokens
+from treespec.errors import ConfigError, TreespecWarning
+from treespec.hf.loading.tokenizers import Spelling
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.static_scorer import StaticScorer
+from treespec.protocols import CausalScorer, Drafter
+
+AnyDrafter = Drafter | PreTrainedModel
+
+INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
+SMALL_SHARE = 0.1
+"""A smaller part of the smaller vocabulary leaves a draft model little to say."""
+
+MAX_SHAPES = 64
+"""PyTorch's own limit of 8 is soon reached by a batch whose rows finish one by one; beyond it passes run plainly."""
+
+
+def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
+    """A drafter from a drafter, a model, or a list of them (merged into one tree).
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(drafter, PreTrainedModel):
+        return DraftModel(make_scorer(drafter))
+    if isinstance(drafter, Drafter) and not isinstance(drafter, type):
+        return drafter
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
+        parts = [as_drafter(part) for part in drafter]
+        return parts[0] if len(parts) == 1 else Merge(parts)
+    raise ConfigError(
+        f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
+        "disk load it first with AutoModelForCausalLM.from_pretrained"
+    )
+
+
+def draft_model(
+    model: PreTrainedModel,
+    *,
+    tokenizer: Any = None,
+    target_tokenizer: Any = None,
+    method: str = INTERSECTION,
+    is_same_tokenizer: bool = False,
+    static_cache_len: int | None = None,
+    compile: bool | Mapping[str, Any] = False,
+    policy: Shape | None = None,
+    max_length: int | None = None,
+) -> DraftModel | ReEncoding:
+    """A drafter from a causal language model.
+
+    `treespec.TreeSpeculation(model)` is enough for a model with the target's vocabulary; here are the options.
+
+    Args:
+        model: the draft model.
+        tokenizer, target_tokenizer: the draft model's and the target's, where they differ; both or neither.
+        method: with two tokenizers, "intersection" (the distribution is restricted to the shared tokens) or
+            "re-encoding" (the draft's text is cut into the target's tokens; for greedy decoding).
+        is_same_tokenizer: the draft model has the target's tokenizer although its head has another size: heads are
+            often padded, and the padding is then cut off or left without probability.
+        static_cache_len: slots of a cache of fixed size, None for a growing one. It needs room for the longest text in
+            draft tokens, and for the nodes of one step's passes, each rounded up to a power of two; when it is full,
+            the target decodes alone.
+        compile: run the passes over new nodes through `torch.compile`, with a static cache only; a mapping holds its
+            options. There is one compilation per number of rows and power of two up to the widest pass.
+        policy, max_length: see `DraftModel`.
+
+    Raises:
+        ConfigError: one tokenizer without the other, both for one and the same, an unknown method, tokenizers that
+            share no token, `compile` without a static cache, or something that is no model.
+        UnsupportedModelError: see `make_scorer`.
+    """
+    if method not in (INTERSECTION, RE_ENCODING):
+        raise ConfigError(f"method must be {INTERSECTION!r} or {RE_ENCODING!r}, got {method!r}")
+    has_tokenizers = tokenizer is not None
+    if has_tokenizers != (target_tokenizer is not None):
+        raise ConfigError("tokenizer (the draft model's) and target_tokenizer come together: give both, or neither")
+    if has_tokenizers and is_same_tokenizer:
+        raise ConfigError("is_same_tokenizer=True needs no tokenizers: leave them out, or leave it out")
+    if method == RE_ENCODING and not has_tokenizers:
+        raise ConfigError("method 're-encoding' needs tokenizer= (the draft model's) and target_tokenizer=")
+    codecs = (Spelling(tokenizer), Spelling(target_tokenizer)) if has_tokenizers else None
+    vocabulary = _intersection(*codecs) if codecs and method == INTERSECTION else None
+    scorer = _scorer(model, static_cache_len, compile)
+    if codecs and method == RE_ENCODING:
+        return ReEncoding(scorer, *codecs, policy=policy, max_length=max_length)
+    if is_same_tokenizer:
+        vocabulary = SharedVocabulary.of_one_tokenizer(scorer.vocab_size)
+    return DraftModel(scorer, policy, max_length, vocabulary)
+
+
+def _scorer(model: PreTrainedModel, static_cache_len: int | None, compile: bool | Mapping[str, Any]) -> CausalScorer:
+    if static_cache_len is None:
+        if compile is not False:
+            raise ConfigError("compile=... needs static_cache_len=...: a growing cache has another shape at every pass")
+        return make_scorer(model)
+    check_count("static_cache_len", static_cache_len)
+    options = {} if isinstance(compile, bool) else compile
+    settings = {"dynamic": False, "recompile_limit": MAX_SHAPES, **options}
+    compiled: Any = model if compile is False else torch.compile(model, **settings)
+    return StaticScorer(make_scorer(compiled, max_cache_len=static_cache_len))
+
+
+def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:
+    """What the two tokenizers share, with a warning where that is little."""
+    draft_ids = shared_tokens(target, draft)
+    vocabulary = SharedVocabulary(draft_ids, Translator(target, draft, draft_ids))
+    num_shared = int((draft_ids >= 0).sum())
+    share = num_shared / min(len(target.pieces), len(draft.pieces))
+    if share < SMALL_SHARE:
+        warnings.warn(
+            f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary: the draft model can say "
+            "little by method='intersection'; when decoding greedily try method='re-encoding'",
+            TreespecWarning,
+            stacklevel=3,
+        )
+    return vocabulary

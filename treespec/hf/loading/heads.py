@@ -1,0 +1,167 @@
+"""Draft heads from files, fitted to the target that they were trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import PreTrainedModel
+
+import treespec.data
+from treespec.drafters.base import Shape
+from treespec.drafters.heads.dflash import DFlash
+from treespec.drafters.heads.eagle3 import Eagle3
+from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.files.build import build_head
+from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
+from treespec.heads.files.dflash import ALGORITHMS
+from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
+from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.hf.models.introspect import input_device, num_logits
+
+KINDS = ("eagle3", *ALGORITHMS)
+"""The speculators library's names of the heads that are read."""
+
+DATA, HEAD_SUFFIX = Path(treespec.data.__file__).parent, "-head"
+"""The heads that come with treespec lie in folders named after their targets, with this suffix."""
+
+
+def load_drafter(
+    name: str | Path,
+    target: PreTrainedModel,
+    *,
+    policy: Shape | None = None,
+    max_length: int | None = None,
+    hidden_layers: Sequence[int] | None = None,
+) -> Eagle3 | DFlash:
+    """The drafter of a trained head for `target`; its configuration says which.
+
+    EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
+    library's. The head takes the target's dtype and device, and its embedding and head where the files have none.
+    Pickles are not opened.
+
+    Args:
+        name: a folder with `config.json` and `*.safetensors`, or a hub name.
+        policy, max_length: see `Eagle3`.
+        hidden_layers: the indices of the target's hidden states that the head fuses, where its configuration does not
+            say; None: what it says, else EAGLE-3's own (2, L // 2, L - 3).
+
+    Raises:
+        CheckpointError: nothing there, a corrupt or truncated file, pickled weights only, no head of these kinds, or
+            the head of another model.
+        ConfigError: see `Eagle3`; hidden layers that the target does not have.
+    """
+    head = load_head(name, target)
+    layers = fused_layers(head.config, target, name, hidden_layers)
+    if isinstance(head, DFlashHead):
+        return DFlash(head, layers, policy, max_length)
+    return Eagle3(head, layers, policy, max_length)
+
+
+def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Eagle3Head | DFlashHead:
+    """The head's module, for training on or for a drafter of one's own.
+
+    Args:
+        name, target: see `load_drafter`.
+        dtype: of the module; None: the target's.
+
+    Raises:
+        CheckpointError, ConfigError: see `load_drafter`.
+    """
+    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
+    if not hasattr(target, "get_input_embeddings"):
+        raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
+    checkpoint = find_checkpoint(name)
+    embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
+    kind = checkpoint.config.get("speculators_model_type", KINDS[0])
+    if kind not in KINDS:
+        raise CheckpointError(f"{name} holds a {kind!r} speculator; {', '.join(map(repr, KINDS))} are read")
+    head = build_head(
+        checkpoint,
+        embedding=embedding,  # pyright: ignore[reportArgumentType]
+        lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]
+        dtype=dtype or target.dtype,
+        device=input_device(target),
+    )
+    _check_fit(head.config, target, name)
+    return head
+
+
+def shipped_head(name: str) -> Path:
+    """The folder of a head that comes with treespec, by its target's name without the owner.
+
+        drafter = load_drafter(shipped_head("SmolLM2-135M-Instruct"), model)
+
+    Raises:
+        CheckpointError: there is none for that model.
+    """
+    heads = {path.name.removesuffix(HEAD_SUFFIX): path for path in DATA.glob(f"*{HEAD_SUFFIX}")}
+    found = heads.get(name.rsplit("/", 1)[-1].lower())
+    if found is None:
+        raise CheckpointError(
+            f"no head for {name!r} comes with treespec (there are {', '.join(sorted(heads)) or 'none'}): train one "
+            f"with treespec train {name} --texts FOLDER --out FOLDER"
+        )
+    return found
+
+
+def find_checkpoint(name: str | Path) -> Checkpoint:
+    """The files of a folder, or of a hub repository (its safetensors and configuration only).
+
+    Raises:
+        CheckpointError: see `load_drafter`.
+    """
+    if Path(name).exists():
+        return read_checkpoint(name)
+    try:
+        folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors"])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"there is no folder {name}, and it cannot be fetched from the hub ({' '.join(str(error).split())})"
+        ) from error
+    return read_checkpoint(folder)
+
+
+def _check_fit(config: Eagle3Config | DFlashConfig, target: PreTrainedModel, name: str | Path) -> None:
+    text_config = target.config.get_text_config()
+    if config.target_hidden_size != text_config.hidden_size:
+        raise CheckpointError(
+            f"{name} reads hidden states of size {config.target_hidden_size}, {type(target).__name__} has "
+            f"{text_config.hidden_size}: it is the head of another model"
+        )
+    if config.vocab_size not in (text_config.vocab_size, num_logits(target)):
+        raise CheckpointError(
+            f"{name} is for a vocabulary of {config.vocab_size} tokens, {type(target).__name__} has "
+            f"{text_config.vocab_size}: it is the head of another model"
+        )
+
+
+def fused_layers(
+    config: Eagle3Config | DFlashConfig, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The indices of `HiddenStates` that the head fuses; the last index is normed, which no file means.
+
+    Args:
+        config: the head's.
+        given: `hidden_layers` of `load_drafter`, whose other arguments are the same.
+
+    Raises:
+        CheckpointError, ConfigError: see `load_drafter`.
+    """
+    count = target.config.get_text_config().num_hidden_layers
+    if given is None and config.hidden_layers is None and config.num_features == 3:
+        layers = (2, count // 2, count - 3)
+    else:
+        layers = tuple(given if given is not None else config.hidden_layers or ())
+    limit = count if given is None else count + 1
+    if len(layers) != config.num_features or not all(-limit <= layer < limit for layer in layers):
+        error = CheckpointError if given is None else ConfigError
+        raise error(
+            f"{name} fuses {config.num_features} hidden states of the target, got the indices {list(layers)} for a "
+            f"model of {count} layers: give hidden_layers=, or the head of this model"
+        )
+    if given is None and min(layers) < 0:
+        raise CheckpointError(f"{name} fuses the hidden states {list(layers)} of a model of {count} layers")
+    return layers

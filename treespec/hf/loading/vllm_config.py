@@ -1,0 +1,120 @@
+"""Speculation from vLLM's words: the keys of its `speculative_config`, read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from treespec.drafters import DFlash, Eagle3, Medusa, SuffixLookup, SuffixStore, TokenRecycling
+from treespec.errors import ConfigError
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.loading.drafters import draft_model
+from treespec.hf.loading.heads import KINDS, load_drafter
+from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.policies import Chain, Paths
+from treespec.protocols import Drafter
+from treespec.tree import parse_paths
+
+_KEYS: dict[str, set[str]] = {
+    "dflash": {"model"},
+    "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
+    "dspark": {"model"},
+    "eagle3": {"model"},
+    "medusa": {"model"},
+    "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
+    "suffix": set(),
+    "token_recycling": set(),
+}
+_COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
+
+
+def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = None, **options: Any) -> TreeSpeculation:
+    """Build a `TreeSpeculation` from a configuration in vLLM's words.
+
+    Args:
+        config: `method` ("draft_model", "eagle3", "dflash", "dspark", "medusa", "ngram", "suffix", or treespec's own
+            "token_recycling"), `model` (a name, a folder or a loaded model for "draft_model", the head's name or folder
+            for "eagle3", "dflash" and "dspark", the heads' folder or file for "medusa"), `num_speculative_tokens`
+            (draft tokens a step; a chain is no longer than a block) and optionally `speculative_token_tree` (a list of
+            rank paths as a literal, by default a chain); "ngram" also takes `prompt_lookup_max` and
+            `prompt_lookup_min`. A draft model with another tokenizer than the target's takes `tokenizer` (the target's)
+            and `assistant_tokenizer` (its own): transformers' words, names or tokenizers.
+        target: the model to be sped up, which "eagle3", "dflash" and "dspark" need: their heads read that model's
+            embedding and states.
+        options: keyword arguments of `TreeSpeculation` beside `tree`.
+
+    Raises:
+        ConfigError: an unknown method or key, a missing key, a head of another method, a tree whose size is not
+            `num_speculative_tokens`, or `tree` among the options.
+        CheckpointError: the draft model or the heads cannot be loaded.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"config must be a mapping such as {{'method': 'ngram', ...}}, got {config!r}")
+    if "tree" in options:
+        raise ConfigError("the configuration shapes the tree: use its speculative_token_tree in place of tree=")
+    method = config.get("method")
+    if not isinstance(method, str) or method not in _KEYS:
+        raise ConfigError(f"method must be one of {sorted(_KEYS)}, got {method!r}")
+    unknown = sorted(map(str, set(config) - _COMMON - _KEYS[method]))
+    if unknown:
+        raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | _KEYS[method])}")
+    tree = _tree(config)  # Checked before a model is loaded.
+    return TreeSpeculation(_drafter(method, config, target), tree=tree, **options)
+
+
+def _tree(config: Mapping[str, Any]) -> Chain | Paths:
+    count = config.get("num_speculative_tokens")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(f"num_speculative_tokens must be a positive int, got {count!r}")
+    literal = config.get("speculative_token_tree")
+    if literal is None:
+        return Chain(count)
+    paths = parse_paths(literal)
+    if len(paths) != count:
+        raise ConfigError(f"speculative_token_tree has {len(paths)} nodes, but num_speculative_tokens is {count}")
+    return Paths(paths)
+
+
+def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | None) -> Drafter | PreTrainedModel:
+    if method == "draft_model":
+        model = config.get("model")
+        if not isinstance(model, (str, PreTrainedModel)):
+            raise ConfigError(f"method 'draft_model' needs 'model': a name, a folder or a loaded model, got {model!r}")
+        tokenizers = [_tokenizer(config.get(key)) for key in ("tokenizer", "assistant_tokenizer")]
+        model = load_model(model) if isinstance(model, str) else model
+        if tokenizers == [None, None]:
+            return model
+        return draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
+    if method in KINDS:
+        return _trained_head(method, config.get("model"), target)
+    if method == "medusa":
+        heads = config.get("model")
+        if not isinstance(heads, (str, Path)):
+            raise ConfigError(f"method 'medusa' needs 'model': the folder or file of the heads, got {heads!r}")
+        return Medusa.load(heads)
+    if method == "token_recycling":
+        return TokenRecycling()
+    if method == "suffix":
+        return SuffixLookup(store=SuffixStore())
+    longest, shortest = config.get("prompt_lookup_max", 5), config.get("prompt_lookup_min", 1)
+    return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
+
+
+def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Eagle3 | DFlash:
+    if not isinstance(name, (str, Path)):
+        raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
+    if target is None:
+        raise ConfigError(f"method {method!r} needs the model to be sped up: from_config(config, target=model)")
+    drafter = load_drafter(name, target)
+    is_block = isinstance(drafter, DFlash)
+    found = ("dspark" if drafter.head.config.is_dspark else "dflash") if is_block else "eagle3"
+    if found != method:
+        raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
+    return drafter
+
+
+def _tokenizer(given: Any) -> Any:
+    return load_tokenizer(given) if isinstance(given, str) else given

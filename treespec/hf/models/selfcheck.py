@@ -1,0 +1,194 @@
+"""A measured answer to what a model can score in one pass, taken at its first use.
+
+A small tree is scored behind a short cached prefix, a path that is not the first child's is committed, and a second
+tree is scored; all logits are compared with plain uncached passes along each path. A node's difference is the root mean
+square over the vocabulary in units of the logits' standard deviation: unlike the largest difference it is alike for all
+vocabularies, and it keeps rounding in bfloat16 (up to .1) apart from wrong masks, wrong positions and states that mix
+siblings (.2 to 2). The tolerance is ten times what the model's own cached and uncached passes differ by, within bounds:
+no less than rounding in its dtype explains, no more than hides a wrong mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treespec.errors import LogitsError, TreespecError
+from treespec.hf.models.capability import Detection, undisturbed, warn_once
+from treespec.hf.models.introspect import input_device
+from treespec.protocols import Capability, CausalScorer
+
+PREFIX_LENGTH = 8
+MAX_CHECKED_WINDOW = 32
+NUM_CONTINUED = 6
+OWN_DIFFERENCE_FACTOR = 10.0
+LEAST_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.15}
+"""Eager attention rounds float64 to float32 inside; other shapes may run other kernels, or by luck the same ones."""
+LARGEST_TOLERANCE = 0.25
+
+
+class Round(NamedTuple):
+    """One pass: the parents of its nodes and the path that is committed after it."""
+
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+
+
+ROUNDS = {
+    Capability.TREE: (Round((-1, 0, 0, 1, 2, 2), (0, 2, 5)), Round((-1, 0, 0, 1, 2), (0, 2, 4))),
+    Capability.CHAIN: (Round((-1, 0, 1, 2), (0, 1)), Round((-1, 0, 1), (0, 1, 2))),
+}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a model was found to score rightly.
+
+    Attributes:
+        capability: the most that holds.
+        tolerance: the largest difference that counts as rounding, in standard deviations of the logits.
+        errors: the largest node's difference for each capability tried, infinite where the model failed.
+        reason: why it is not more, empty for `Capability.TREE`.
+    """
+
+    capability: Capability
+    tolerance: float
+    errors: dict[Capability, float]
+    reason: str = ""
+
+
+class MakeScorer(Protocol):
+    """Makes a fresh scorer, with a static cache of so many slots or with a growing one."""
+
+    def __call__(self, *, max_cache_len: int | None) -> CausalScorer: ...
+
+
+Candidate = tuple[Capability, MakeScorer]
+
+_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any, bool], CheckResult]] = WeakKeyDictionary()
+
+
+def check_once(model: PreTrainedModel, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
+    """`self_check`, kept per model, dtype, attention implementation and kind of cache.
+
+    With growing caches a fallback is said once by a `TreespecWarning`.
+    """
+    known = _results.setdefault(model, {})
+    key = (model.dtype, model.config.get_text_config()._attn_implementation, is_static)
+    if key not in known:
+        known[key] = self_check(model, candidates, is_static)
+    if not is_static:
+        warn_once(model, Detection(known[key].capability, known[key].reason))
+    return known[key]
+
+
+def self_check(model: PreTrainedModel, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
+    """Try scorers from the most capable to the least and return the first capability whose logits are right.
+
+    The model's training flags and the random states stay as they are.
+
+    Args:
+        model: the model that the scorers wrap.
+        candidates: capabilities above `Capability.PLAIN`, each with what makes a fresh scorer for it.
+        is_static: let the scorers use static caches.
+    """
+    errors: dict[Capability, float] = {}
+    reasons: list[str] = []
+    with undisturbed(model):
+        prompt = _prompt(model)
+        tolerance = _tolerance(model, prompt)
+        num_slots = 2 * MAX_CHECKED_WINDOW if is_static else None
+        for capability, make in candidates:
+            try:
+                errors[capability] = _largest_error(model, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
+            except torch.OutOfMemoryError:
+                raise
+            except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+                errors[capability] = float("inf")
+                reasons.append(f"{capability.name.lower()} passes fail: {_first_line(error)}")
+                continue
+            if errors[capability] <= tolerance:
+                return CheckResult(capability, tolerance, errors, "; ".join(reasons))
+            reasons.append(
+                f"{capability.name.lower()} logits differ from path logits by {errors[capability]:.2g} standard "
+                f"deviations, more than {tolerance:.2g}"
+            )
+    return CheckResult(Capability.PLAIN, tolerance, errors, "; ".join(reasons))
+
+
+def _first_line(error: Exception) -> str:
+    """Compilers put their whole output into the text of an error."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _prompt(model: PreTrainedModel) -> Tensor:
+    """Committed tokens, the first tree's root not included: int64 [1, P]. P exceeds the attention windows if short."""
+    text = model.config.get_text_config()
+    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    short = [size for size in sizes if isinstance(size, int) and size <= MAX_CHECKED_WINDOW]
+    return _tokens(model, max([PREFIX_LENGTH, *(size + 2 for size in short)]), seed=0)
+
+
+def _tokens(model: PreTrainedModel, length: int, seed: int) -> Tensor:
+    """Random ids int64 [1, length] from the middle of the vocabulary: special tokens stand at its ends."""
+    size = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator)
+    return ids.to(input_device(model))
+
+
+def _tolerance(model: PreTrainedModel, prompt: Tensor) -> float:
+    ids = torch.cat([prompt, _tokens(model, NUM_CONTINUED, seed=1)], dim=1)
+    plain = model(input_ids=ids, use_cache=False).logits[0, -NUM_CONTINUED:]
+    if plain.isnan().any():
+        raise LogitsError(f"{type(model).__name__} gives NaN logits for a plain pass: check its weights and its dtype")
+    cache = model(input_ids=prompt, use_cache=True).past_key_values
+    cached = model(input_ids=ids[:, -NUM_CONTINUED:], past_key_values=cache, use_cache=True).logits[0]
+    least = LEAST_TOLERANCE.get(plain.dtype, LEAST_TOLERANCE[torch.bfloat16])
+    return min(max(OWN_DIFFERENCE_FACTOR * float(_difference(cached, plain)), least), LARGEST_TOLERANCE)
+
+
+def _largest_error(model: PreTrainedModel, scorer: CausalScorer, prompt: Tensor, rounds: Sequence[Round]) -> float:
+    """Play the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
+    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    committed, worst = prompt, torch.zeros(())
+    for seed, (parents, path) in enumerate(rounds):
+        tokens = _tokens(model, len(parents), seed + 2)
+        logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
+        for row_path, plain in _path_logits(model, committed, tokens, parents):
+            worst = torch.maximum(worst, _difference(logits[row_path], plain).cpu())
+        scorer.commit([path])
+        committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
+    return float(worst)
+
+
+def _difference(logits: Tensor, expected: Tensor) -> Tensor:
+    """float []: the largest node's root mean square difference of [L, V] logits, in units of the expected ones' spread.
+
+    NaN where there is any. Tokens that a model forbids by infinities or its dtype's least number are left out.
+    """
+    is_allowed = expected > torch.finfo(expected.dtype).min / 2
+    gaps = torch.where(logits == expected, 0.0, logits.float() - expected.float())
+    spread = expected.float()[is_allowed].std().clamp(min=torch.finfo(torch.float32).tiny)
+    return gaps.square().mean(-1).sqrt().max() / spread
+
+
+def _path_logits(
+    model: PreTrainedModel, committed: Tensor, tokens: Tensor, parents: Sequence[int]
+) -> list[tuple[list[int], Tensor]]:
+    """The paths to all leaves (of one depth) with the logits [L, V] of their nodes, by one uncached pass."""
+    paths = []
+    for leaf in set(range(len(parents))) - set(parents):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        paths.append(path)
+    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths)]], dim=1)
+    logits = model(input_ids=ids, use_cache=False).logits[:, committed.shape[1] :]
+    return list(zip(paths, logits, strict=True))

@@ -1,0 +1,87 @@
+"""`StaticScorer`: passes over new nodes in few shapes, for models that are compiled or replayed shape by shape.
+
+A compiled model pays for every new shape of its inputs, often minutes. With a static cache the only shapes left are the
+number of rows and the number of nodes of a pass, and the latter is rounded up to a power of two here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.protocols import Capability, CausalScorer, HiddenStates, Scores
+from treespec.tree import PADDING_PARENT
+
+
+class StaticScorer:
+    """A `CausalScorer` that pads the passes of another one to 1, 2, 4, 8, ... nodes.
+
+    Padding takes slots of the cache until the next commit.
+
+    Args:
+        scorer: scores trees, e.g. `TreeScorer(torch.compile(model, dynamic=False), max_cache_len=2048)`.
+    """
+
+    def __init__(self, scorer: CausalScorer) -> None:
+        self._scorer = scorer
+        self._columns: list[int] = []
+        self._num_columns = 0
+
+    @property
+    def capability(self) -> Capability:
+        return self._scorer.capability
+
+    @property
+    def vocab_size(self) -> int:
+        return self._scorer.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._scorer.device
+
+    @property
+    def max_positions(self) -> int | None:
+        return self._scorer.max_positions
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self._scorer.hidden_layers
+
+    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
+        """See `CausalScorer`; a prompt is one pass of its own shape."""
+        self._forget_pending()
+        return self._scorer.prefill(ids, mask)
+
+    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+        """See `CausalScorer`; a static cache without room for the padding raises `ContextFullError`."""
+        count = tokens.shape[1]
+        missing = (1 << max(count - 1, 0).bit_length()) - count
+        scores = self._scorer.extend(
+            torch.nn.functional.pad(tokens, (0, missing)),
+            torch.nn.functional.pad(self._renumber(parents), (0, missing), value=PADDING_PARENT),
+        )
+        self._columns += range(self._num_columns, self._num_columns + count)
+        self._num_columns += count + missing
+        states = {layer: hidden[:, :count] for layer, hidden in scores.hidden_states.items()}
+        return Scores(scores.logits[:, :count], states)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """See `CausalScorer`."""
+        self._scorer.commit([[self._columns[node] for node in path] for path in paths])
+        self._forget_pending()
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """See `CausalScorer`."""
+        self._scorer.select_rows(rows)
+
+    def _renumber(self, parents: Tensor) -> Tensor:
+        """Numbers of pending nodes, int64 [B, F], as they stand among the padding."""
+        # Nodes of the pass itself may hang on each other: they come behind all earlier ones, padding included.
+        numbers = [*self._columns, *range(self._num_columns, self._num_columns + parents.shape[1])]
+        columns = torch.tensor(numbers).to(parents.device, non_blocking=True)
+        return torch.where(parents >= 0, columns[parents.clamp(min=0)], parents)
+
+    def _forget_pending(self) -> None:
+        self._columns, self._num_columns = [], 0

@@ -1,0 +1,367 @@
+"""What the parts expect of each other, on one page: scorers, steps, drafters, policies, rules and random sources.
+
+A part is any object with the right methods; there is nothing to inherit from.
+
+Axis letters: B rows, P prompt positions, F new nodes, N nodes, H hidden size, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from treespec.tree import TreeBatch, Verdict
+from treespec.tree.history import History
+
+__all__ = [
+    "Capability",
+    "CausalScorer",
+    "DraftSource",
+    "Drafter",
+    "EarlyExitDrafter",
+    "EarlyExitScorer",
+    "FeatureDrafter",
+    "HiddenStates",
+    "History",
+    "LearningPolicy",
+    "NodeProbs",
+    "PathProcessors",
+    "Proposal",
+    "RandomSource",
+    "Scores",
+    "Session",
+    "TreePolicy",
+    "VerifiableTree",
+    "VerificationRule",
+    "VerifiedStep",
+]
+
+
+class Capability(IntEnum):
+    """What a model can verify in one pass: nothing beyond the next token, a chain, or a tree."""
+
+    PLAIN = 0
+    CHAIN = 1
+    TREE = 2
+
+
+HiddenStates = Mapping[int, Tensor]
+"""Hidden states [B, F, H] by layer: 0 is the embedding, i what layer i (from one) leaves, -1 the last one, normed.
+
+These are the indices of transformers' `output.hidden_states`.
+"""
+
+
+class Scores(NamedTuple):
+    """What one pass over new nodes returns.
+
+    `logits` [B, F, V], in the model's dtype; `hidden_states` of the layers that the scorer was asked for.
+    """
+
+    logits: Tensor
+    hidden_states: HiddenStates = MappingProxyType({})
+
+
+class CausalScorer(Protocol):
+    """A causal language model with a cache that grows by trees and is cut back to paths.
+
+    Pending nodes are those scored since the last commit, numbered in the order in which they came.
+    """
+
+    @property
+    def capability(self) -> Capability:
+        """What it can score in one pass."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the last axis of its logits."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are expected and logits come back."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions the model has, None where it has no end."""
+        ...
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The layers whose hidden states it returns; see `HiddenStates`."""
+        ...
+
+    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
+        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0.
+
+        Returns the wanted hidden states of the columns that it computed, the last ones of the P; none for P = 0.
+        """
+        ...
+
+    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+        """Score F new pending nodes in one pass.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F], ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding.
+        """
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        ...
+
+
+@runtime_checkable
+class EarlyExitScorer(CausalScorer, Protocol):
+    """A scorer whose first layers draft what its later layers go on to verify."""
+
+    @property
+    def exit_layer(self) -> int:
+        """How many layers draft."""
+        ...
+
+    def draft(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Logits [B, F, V] of the head on the first layers' hidden states, for F more drafted nodes.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F], numbers of drafted nodes, counted over all calls since the last commit; -1 attaches
+                a node to the last committed token, -2 is padding.
+        """
+        ...
+
+
+class PathProcessors(Protocol):
+    """The caller's logits processors, applied along paths of a tree."""
+
+    @property
+    def is_path_free(self) -> bool:
+        """True when no processor looks at the tokens before the position (temperature, top-k, top-p, min-p, none)."""
+        ...
+
+    @property
+    def is_row_free(self) -> bool:
+        """True when a row's number means nothing, so that paths of several rows may be stacked."""
+        ...
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        """Processed scores float32 [M, V] from raw logits [M, V] of positions that end the ids int64 [M, L].
+
+        `row` is the row's number in the caller's batch (some processors index by it).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class VerifiedStep:
+    """One verified step, as drafters and statistics see it. The history already holds the emitted tokens."""
+
+    trees: TreeBatch
+    verdicts: list[Verdict]
+    scores: Scores
+    emitted: list[list[int]]
+    """Tokens appended to each row: the accepted draft tokens and the next token, cut where generation stopped."""
+
+
+class Proposal(NamedTuple):
+    """Next-token distributions of F nodes per row, dense or as candidates.
+
+    Dense: `probs` float [B, F, V] and `tokens` None: an exact distribution that may be sampled from. Candidates:
+    `tokens` int64 [B, F, K] in order of decreasing value and `probs` float [B, F, K], estimates that need not sum to
+    one and are zero where there is no candidate: children can only be selected.
+    """
+
+    probs: Tensor
+    tokens: Tensor | None = None
+
+
+class DraftSource(Protocol):
+    """What a policy grows its tree from, one level of expanded nodes at a time."""
+
+    @property
+    def root_tokens(self) -> Tensor:
+        """int64 [B]."""
+        ...
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the caller samples, so that children may be drawn."""
+        ...
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The draft's own random stream."""
+        ...
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+        """Next-token distributions of F more nodes, computed in one pass.
+
+        Args:
+            tokens: int64 [B, F].
+            parents: int64 [B, F]: the number of an earlier *expanded* node, counted over all calls since the root, -1
+                for the root itself (the first call, F = 1), -2 for padding.
+        """
+        ...
+
+
+class TreePolicy(Protocol):
+    """How a tree is shaped: which nodes are expanded and which children they get."""
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes of a tree, root included."""
+        ...
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """Grow one tree per row, no deeper than `max_depth`."""
+        ...
+
+
+@runtime_checkable
+class LearningPolicy(TreePolicy, Protocol):
+    """A policy that looks at what became of its trees.
+
+    The engine tells the call's policy, once per step, and a drafter the one that it was built with.
+    """
+
+    def update(self, step: VerifiedStep) -> None:
+        """Learn from one verified step."""
+        ...
+
+
+class VerifiableTree(Protocol):
+    """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the root included."""
+        ...
+
+    def children(self, node: int) -> Sequence[int]:
+        """Child ids in verification order."""
+        ...
+
+    def token(self, node: int) -> int:
+        """The token of a node."""
+        ...
+
+    def draft_probs_of(self, node: int) -> Any | None:
+        """The distribution this child was drawn from given what was drawn before it, an array [V]; None for a
+        point mass."""
+        ...
+
+
+NodeProbs = Callable[[int], Any]
+"""Maps a node to the target distribution after it, an array [V], computed on demand and never changed by the rule."""
+
+
+class RandomSource(Protocol):
+    """Where a rule's chance comes from: given coins and draws, or an enumeration of all of them."""
+
+    def flip(self, node: int, prob: Any) -> bool:
+        """True with probability `prob`; the coin is the one of the node that is judged."""
+        ...
+
+    def pick(self, node: int, weights: Any) -> int:
+        """An index drawn from unnormalised weights [V]; the draw is the one of the node that is drawn from."""
+        ...
+
+
+class VerificationRule(Protocol):
+    """Walks a drafted tree and decides what is kept."""
+
+    @property
+    def name(self) -> str:
+        """What `verification=` and messages call it."""
+        ...
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether what it emits has exactly the target's distribution, whatever the draft."""
+        ...
+
+    def check(self, trees: TreeBatch) -> None:
+        """Raise `RuleMismatchError` when the trees' draft distributions are not those that the rule admits."""
+        ...
+
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        """Judge one tree, touching only the nodes it needs. Generic over torch, numpy and rational arrays."""
+        ...
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a drafter gets at the start of a call. `history` is the engine's own and is always up to date."""
+
+    history: History
+    is_sampling: bool
+    processors: PathProcessors
+    generator: torch.Generator
+    device: torch.device
+    vocab_size: int
+    row_ids: list[int]
+    """The caller's batch row of every row still at work, kept up to date by the engine."""
+    policy: TreePolicy | None = None
+    """How this call's trees are to be shaped; a drafter built with a policy of its own keeps that."""
+    prompt_states: HiddenStates = field(default_factory=dict)
+    """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
+    target: CausalScorer | None = None
+    """The target's scorer, for drafters that draft with the target itself."""
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A source of token trees. One drafter serves one call of generation at a time.
+
+    An attribute `confidence_weight`, a float, is optional: how much its trees' values weigh to begin with where `Merge`
+    pools several drafters; 1, which is what one without it gets, takes them as a distribution, 0 does not hear them.
+    """
+
+    def start(self, session: Session) -> None:
+        """Forget the last call and read the prompt. Tables that learn across calls stay."""
+        ...
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees for all rows whose roots are `history.last_tokens`, no deeper than `max_depth` (>= 1)."""
+        ...
+
+    def update(self, step: VerifiedStep) -> None:
+        """Learn what became of the last trees."""
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order: the others have finished."""
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that reads hidden states of the target: of the prompt in its session, then of every step's nodes."""
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The layers it reads; see `HiddenStates`."""
+        ...
+
+
+@runtime_checkable
+class EarlyExitDrafter(Drafter, Protocol):
+    """A drafter that drafts with the target's first layers: its session's target must be an `EarlyExitScorer`."""
+
+    @property
+    def exit_layer(self) -> int | None:
+        """How many layers draft; None: none do, after all."""
+        ...

@@ -1,0 +1,132 @@
+"""Draws from given uniforms. Nothing here owns or touches a global random state.
+
+Axis letters: V vocabulary, k draws; `...` stands for any leading axes.
+"""
+
+import torch
+from torch import Tensor
+
+MIN_SPARSE = 1024
+"""In smaller vocabularies nobody looks which tokens have mass before a draw."""
+
+
+def residual(probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Unnormalised residual `(distribution - draft_probs)+`, float [..., V] (Leviathan et al. 2023, equation 3)."""
+    return (probs - draft_probs).clamp(min=0)
+
+
+def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """`weights / sum(weights)` over the last axis, float [..., V].
+
+    Rows without any mass become `fallback` (same shape) or stay zero: never NaN.
+    """
+    total = weights.sum(-1, keepdim=True)
+    has_mass = total > 0
+    scaled = weights / torch.where(has_mass, total, torch.ones_like(total))
+    return scaled if fallback is None else torch.where(has_mass, scaled, fallback)
+
+
+def truncate_probs(probs: Tensor, num_tokens: int) -> Tensor:
+    """The distribution of its `num_tokens` most probable tokens, renormalised: float [..., V] to the same, zero
+    elsewhere.
+
+    What is drawn from it has this distribution, so this is the distribution to store with the tree.
+    """
+    top = probs.topk(min(num_tokens, probs.shape[-1]), dim=-1)
+    return normalise(torch.zeros_like(probs).scatter(-1, top.indices, top.values))
+
+
+def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw an index from unnormalised weights, one per leading position.
+
+    The uniform is scaled by the last cumulative sum, so float32 distributions that sum to 1 - 8e-6 lose nothing, and an
+    index of zero mass is never returned while any index has mass.
+
+    Args:
+        weights: float [..., V], not negative.
+        uniform: float [...], in [0, 1).
+
+    Returns:
+        int64 [...].
+    """
+    return _search(weights, uniform.unsqueeze(-1)).squeeze(-1)
+
+
+def draw_independent(probs: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """k independent draws per distribution, duplicates kept, in drawing order: int64 [..., k]."""
+    uniform = torch.rand(*probs.shape[:-1], k, dtype=torch.float64, device=probs.device, generator=generator)
+    return _search(probs, uniform)
+
+
+def _search(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The indices at which uniforms [..., k] fall in the cumulative sums of weights [..., V]: int64 [..., k]."""
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    if cdf.device.type != "cpu":
+        cdf = flatten_at_zeros(cdf, weights)
+    total = cdf[..., -1:]
+    # u * total may round up to total itself: then the last index with mass is the right one.
+    goal = torch.minimum(uniform.to(torch.float64) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[-1] - 1)
+
+
+def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
+    """Cumulative sums [..., V] made monotone, and flat where the weight is zero, so that no such index is ever found.
+
+    A CPU adds in order and has both properties; a parallel scan associates every entry in its own way and may be off
+    by an ulp.
+    """
+    return torch.where(weights > 0, cdf, torch.zeros_like(cdf)).cummax(-1).values
+
+
+def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """k draws without replacement per distribution, in drawing order, by an exponential race (Gumbel top-k, Kool et al.
+    2019).
+
+    Args:
+        distribution: float [..., V].
+        k: at most V; more is cut to V.
+        generator: on the distribution's device.
+
+    Returns:
+        tokens int64 [..., k] and is_drawn bool [..., k]: False where the distribution had fewer than k tokens of
+        positive mass.
+    """
+    tokens, speeds = race(probs, k, generator)
+    return tokens, speeds > 0
+
+
+def _support(probs: Tensor) -> Tensor | None:
+    """int64 [S]: the indices where any distribution [..., V] has mass; None where looking is not worth it.
+
+    Top-k and reduced draft vocabularies leave few clocks to be set. An accelerator would have to be waited for.
+    """
+    if probs.device.type != "cpu" or probs.shape[-1] < MIN_SPARSE:
+        return None
+    # A sum of what is not negative: four times as fast as to compare every entry first.
+    return (probs.reshape(-1, probs.shape[-1]).sum(0) > 0).nonzero().squeeze(1)
+
+
+def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The k first arrivals of independent exponential clocks with rates `probs`, float [..., V].
+
+    They have exactly the distribution of successive draws from the renormalised rest; arrival times are Gumbels of the
+    log-distribution on another scale, `exp(-Gumbel)`.
+
+    Returns:
+        tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero where
+        a clock never rings.
+    """
+    columns = _support(probs)
+    if columns is not None and min(k, probs.shape[-1]) <= len(columns) < probs.shape[-1]:
+        first, speeds = _race_all(probs[..., columns], k, generator)
+        return columns[first], speeds
+    return _race_all(probs, k, generator)
+
+
+def _race_all(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`race` with a clock for every token."""
+    # Not `exponential_`, which takes three times as long on a CPU. A uniform of zero never rings.
+    clocks = torch.rand(probs.shape, dtype=torch.float64, device=probs.device, generator=generator).log_().neg_()
+    # A larger rate rings earlier; the reciprocal turns the first arrivals into a top-k and zero mass into never.
+    first = (probs.to(torch.float64) / clocks).topk(min(k, probs.shape[-1]), dim=-1)
+    return first.indices, first.values

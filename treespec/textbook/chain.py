@@ -1,0 +1,262 @@
+"""The textbook algorithm on plain arrays: one chain, one round, in the forms that people meet it in.
+
+Everything here is a pure function over torch tensors, numpy arrays or nested lists. Chance comes from `generator=`, or,
+without one, from the global state of the library that the arrays belong to (lists count as numpy): for every token
+first the coin, then, if it is needed, the token.
+
+Axis letters: K draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.errors import ConfigError
+from treespec.textbook.inputs import Array, Chain, read_chain, read_vector, to_numpy
+
+Generator = torch.Generator | np.random.Generator
+
+
+def speculative_decode(
+    target_probs: Array, draft_probs: Array, draft_tokens: Array, *, generator: Generator | None = None
+) -> list[int]:
+    """Token verification without a bonus token (Leviathan et al. 2023, algorithm 1).
+
+    Token i is kept with probability min(1, target/draft); the first rejected one is replaced by a draw from the
+    normalised residual (target - draft)+ and ends the round. Where the residual has no mass, which only rounding can
+    bring about, the draw is from the target distribution.
+
+    Args:
+        target_probs: float [K, V].
+        draft_probs: float [K, V], the distributions that the tokens were really drawn from.
+        draft_tokens: int [K].
+        generator: torch.Generator (on the arrays' device) or numpy.random.Generator.
+
+    Returns:
+        1 to K tokens.
+
+    Raises:
+        ConfigError: shapes that do not fit, distributions that are none, or a draft token of draft probability zero.
+    """
+    chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
+    if chain.num_tokens == 0:
+        raise ConfigError("speculative_decode needs at least one draft token, got none")
+    tokens, _ = _verify(chain, _chance(target_probs, draft_probs, generator))
+    return tokens
+
+
+def speculative_decoding_verify(
+    draft_tokens: Array,
+    draft_probs: Array,
+    target_probs: Array,
+    vocab_size: int,
+    *,
+    generator: Generator | None = None,
+) -> list[int]:
+    """Token verification with a bonus token (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
+
+    As `speculative_decode`, and when *every* draft token was kept and `target_probs` has a row more, one token is drawn
+    from that row. Counting the appended tokens instead (`len(output) == K`) would also add a bonus token after the last
+    draft token was rejected and replaced: its row is conditioned on the rejected token, so that form is biased.
+
+    Args:
+        draft_tokens: int [K].
+        draft_probs: float [K, V].
+        target_probs: float [K, V] or [K + 1, V].
+        vocab_size: V.
+        generator: torch.Generator or numpy.random.Generator.
+
+    Returns:
+        1 to K + 1 tokens; none when K = 0 and there is no extra row.
+
+    Raises:
+        ConfigError: see `speculative_decode`; also when `vocab_size` is not V.
+    """
+    chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1), vocab_size=vocab_size)
+    chance = _chance(target_probs, draft_probs, generator)
+    tokens, is_rejected = _verify(chain, chance)
+    if not is_rejected and chain.has_bonus_row:
+        tokens.append(chance.pick(chain.target[-1]))
+    return tokens
+
+
+def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array, random_coins: Array) -> dict[str, Any]:
+    """One round with given coins and no other chance: argmax stands where a token would be drawn.
+
+    Token i is kept when its coin is strictly below target/draft, a quotient of floats (one or more always keeps it). In
+    `explain_round` only a coin *greater* than the ratio rejects: the two differ where coin and ratio are equal. The
+    first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row
+    more, the argmax of the last target row follows as bonus. Good for following the algorithm by hand; the distribution
+    of its output is *not* the target's, which needs draws.
+
+    Args:
+        draft_probs: float [K, V].
+        target_probs: float [K, V] or [K + 1, V].
+        draft_tokens: int [K].
+        random_coins: float [K] in [0, 1].
+
+    Returns:
+        `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
+        those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 places (0.0 when K = 0).
+
+    Raises:
+        ConfigError: see `speculative_decode`; also for coins outside [0, 1] or not K of them.
+    """
+    chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
+    coins = iter(read_vector(random_coins, "random_coins", chain.num_tokens))
+    tokens, is_rejected = _verify(chain, _Chance(coin=lambda: next(coins), pick=lambda weights: int(weights.argmax())))
+    num_accepted = len(tokens) - is_rejected
+    if not is_rejected and chain.has_bonus_row:
+        tokens.append(int(chain.target[-1].argmax()))
+    rate = num_accepted / chain.num_tokens if chain.num_tokens else 0.0
+    return {"accepted_tokens": tokens, "num_generated": len(tokens), "acceptance_rate": round(rate, 4)}
+
+
+@dataclass(frozen=True)
+class TokenExplanation:
+    """What became of one draft token. `verdict` is "accepted", "rejected" or "discarded" (stands after a rejection)."""
+
+    index: int
+    target_prob: float
+    draft_prob: float
+    ratio: float
+    coin: float
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundExplanation:
+    """A round, token by token; `str()` gives it as text.
+
+    Sources differ in what "appended" counts: `num_appended` is the block of accepted draft tokens, up to but without
+    the first rejected one; `num_appended_with_replacement` also counts the residual token that takes the rejected one's
+    place. Neither counts a bonus token, whose distribution is not among the inputs.
+    """
+
+    steps: tuple[TokenExplanation, ...]
+    num_appended: int
+    num_appended_with_replacement: int
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted draft tokens; the same number as `num_appended`."""
+        return self.num_appended
+
+    def __str__(self) -> str:
+        lines = [
+            f"token {s.index}: target {s.target_prob:.6g}, draft {s.draft_prob:.6g}, ratio {s.ratio:.6g}, "
+            f"coin {s.coin:.6g}: {s.verdict}, {s.reason}"
+            for s in self.steps
+        ]
+        is_rejected = self.num_appended < len(self.steps)
+        end = (
+            f"a rejected token that is not replaced: {self.num_appended} appended; replaced by a residual token: "
+            f"{self.num_appended_with_replacement} appended"
+            if is_rejected
+            else f"no token was rejected: {self.num_appended} appended under both readings, before any bonus token"
+        )
+        return "\n".join([*lines, f"{self.num_accepted} of {len(self.steps)} draft tokens accepted; {end}."])
+
+
+def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Array) -> RoundExplanation:
+    """Why each draft token of a round is accepted or rejected, and how many tokens are appended.
+
+    A token with target >= draft is accepted whatever its coin; another one is rejected only if its coin is *greater*
+    than target/draft. The comparison is exact on the decimals as written: .06 / .2 is .3, and a coin of .3 accepts.
+    `simulate_round` keeps a token only if its coin is strictly *below* the ratio, so it rejects that one.
+    Tokens after the first rejected one are discarded without being judged.
+
+    Args:
+        target_token_probs: float [K], the target's probability of each draft token.
+        draft_token_probs: float [K], the draft's, all positive.
+        coins: float [K] in [0, 1].
+
+    Raises:
+        ConfigError: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
+    """
+    draft = read_vector(draft_token_probs, "draft_token_probs", None)
+    target = read_vector(target_token_probs, "target_token_probs", len(draft))
+    coin_list = read_vector(coins, "coins", len(draft))
+    steps: list[TokenExplanation] = []
+    first_rejected = len(draft)
+    for i, (p_target, p_draft, coin) in enumerate(zip(target, draft, coin_list, strict=True)):
+        if p_draft == 0:
+            raise ConfigError(f"draft_token_probs[{i}] is 0: a token that was drafted has a positive draft probability")
+        verdict, reason = _judge(i, p_target, p_draft, coin, first_rejected)
+        first_rejected = i if verdict == "rejected" else first_rejected
+        steps.append(TokenExplanation(i, p_target, p_draft, p_target / p_draft, coin, verdict, reason))
+    return RoundExplanation(tuple(steps), first_rejected, min(first_rejected + 1, len(draft)))
+
+
+def _judge(index: int, target: float, draft: float, coin: float, first_rejected: int) -> tuple[str, str]:
+    ratio = target / draft
+    if first_rejected < index:
+        return "discarded", f"because token {first_rejected} before it was rejected"
+    if target >= draft:
+        return "accepted", "because the target's probability is at least the draft's, whatever the coin"
+    if Fraction(str(coin)) * Fraction(str(draft)) > Fraction(str(target)):
+        return "rejected", f"because the coin {coin:.6g} is greater than the ratio {ratio:.6g}"
+    return "accepted", f"because the coin {coin:.6g} is not greater than the ratio {ratio:.6g}"
+
+
+class _Chance(NamedTuple):
+    """Where coins in [0, 1) and tokens (from unnormalised weights [V]) come from."""
+
+    coin: Callable[[], float]
+    pick: Callable[[Any], int]
+
+
+def _verify(chain: Chain, chance: _Chance) -> tuple[list[int], bool]:
+    """The tokens up to the first rejection, its replacement included, and whether there was one."""
+    output: list[int] = []
+    for target, draft, token in zip(chain.target, chain.draft, chain.tokens, strict=False):
+        ratio = float(target[token]) / float(draft[token])
+        coin = chance.coin()
+        if ratio >= 1 or coin < ratio:
+            output.append(token)
+            continue
+        weights = (target - draft).clip(0)
+        output.append(chance.pick(weights if weights.sum() > 0 else target))
+        return output, True
+    return output, False
+
+
+def _chance(target_probs: Array, draft_probs: Array, generator: Generator | None) -> _Chance:
+    is_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
+    if isinstance(generator, np.random.Generator):
+        uniform: Callable[[], float] = generator.random
+        return _Chance(uniform, lambda weights: _inverse_cdf(weights, uniform()))
+    if isinstance(generator, torch.Generator) or (generator is None and is_torch):
+        device = generator.device if generator is not None else "cpu"
+        return _Chance(
+            lambda: torch.rand(1, generator=generator, device=device).item(),
+            lambda weights: int(torch.multinomial(torch.as_tensor(weights).to(device), 1, generator=generator)),
+        )
+    if generator is None:
+        return _Chance(np.random.random_sample, lambda weights: _inverse_cdf(weights, np.random.random_sample()))
+    raise ConfigError(f"generator must be a torch.Generator or numpy.random.Generator, got {type(generator).__name__}")
+
+
+def _inverse_cdf(weights: Any, uniform: float) -> int:
+    """Scaled by the last sum and searched from the right: an index without mass is never returned."""
+    cdf = np.cumsum(to_numpy(weights, "weights"), dtype=np.float64)
+    goal = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0))
+    return int(np.searchsorted(cdf, goal, side="right"))
+
+
+__all__ = [
+    "RoundExplanation",
+    "TokenExplanation",
+    "explain_round",
+    "simulate_round",
+    "speculative_decode",
+    "speculative_decoding_verify",
+]

@@ -1,0 +1,146 @@
+"""Reading the inputs of the textbook functions: tensors, arrays or nested lists, checked, with errors that say why.
+
+Axis letters: K draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.errors import ConfigError
+
+Array = Tensor | np.ndarray | Sequence[Any]
+
+# Tables written by hand are rounded to two digits, e.g. (.33, .33, .33).
+_SUM_TOLERANCE = 0.01 + 1e-9
+
+
+class Chain(NamedTuple):
+    """Checked inputs in one library: target [K or K + 1, V], draft [K, V], tokens of length K."""
+
+    target: Any
+    draft: Any
+    tokens: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def has_bonus_row(self) -> bool:
+        return self.target.shape[0] > self.num_tokens
+
+
+def read_chain(
+    target_probs: Array,
+    draft_probs: Array,
+    draft_tokens: Array,
+    extra_rows: tuple[int, ...],
+    vocab_size: int | None = None,
+) -> Chain:
+    """Check K draft tokens, their distributions and K + `extra_rows` target distributions; torch if any distribution
+    is, else numpy float64.
+
+    Raises:
+        ConfigError: shapes that do not fit, distributions that are none, a draft token of draft probability zero, or a
+            `vocab_size` that is no integer.
+    """
+    if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral)):
+        raise ConfigError(f"vocab_size must be an integer, got {vocab_size!r}")
+    tokens = _read_tokens(draft_tokens)
+    use_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
+    draft = _read_distributions(draft_probs, "draft_probs", use_torch)
+    target = _read_distributions(target_probs, "target_probs", use_torch)
+    num_tokens = len(tokens)
+    vocab = target.shape[1] if vocab_size is None else vocab_size
+    if draft.shape[0] != num_tokens or target.shape[0] - num_tokens not in extra_rows:
+        rows = " or ".join(str(num_tokens + extra) for extra in extra_rows)
+        raise ConfigError(
+            f"{num_tokens} draft tokens need draft_probs of {num_tokens} rows and target_probs of {rows}, "
+            f"got {draft.shape[0]} and {target.shape[0]}"
+        )
+    if any(probs.shape[0] and probs.shape[1] != vocab for probs in (draft, target)):
+        raise ConfigError(
+            f"the vocabularies differ: draft_probs has {draft.shape[1]} columns, target_probs {target.shape[1]}, "
+            f"expected {vocab}"
+        )
+    for i, token in enumerate(tokens):
+        if not 0 <= token < vocab:
+            raise ConfigError(f"draft_tokens[{i}] = {token} is outside the vocabulary of {vocab}")
+        if not draft[i][token] > 0:
+            raise ConfigError(
+                f"draft_probs gives draft_tokens[{i}] = {token} probability zero: it cannot have been drawn from it. "
+                "Pass the distribution after the draft's own temperature and truncation"
+            )
+    return Chain(target, draft, tokens)
+
+
+def _read_distributions(probs: Array, name: str, use_torch: bool) -> Any:
+    """[rows, V] in the widest precision that came in, float32 at least; an empty list has no rows."""
+    distributions: Any
+    try:
+        if use_torch:
+            # By numpy, which also reads lists of tensors.
+            distributions = probs.detach() if isinstance(probs, Tensor) else torch.from_numpy(np.array(probs))
+            if distributions.is_complex():
+                raise TypeError("complex numbers are no probabilities")
+            distributions = distributions if distributions.dtype == torch.float64 else distributions.to(torch.float32)
+        else:
+            distributions = np.asarray(probs)
+            if np.iscomplexobj(distributions):
+                raise TypeError("complex numbers are no probabilities")
+            distributions = distributions.astype(np.float64)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name} must be an array of numbers [rows, V]: {error}") from error
+    if distributions.ndim == 1 and distributions.shape[0] == 0:
+        return distributions.reshape(0, 0)
+    if distributions.ndim != 2 or distributions.shape[1] == 0:
+        raise ConfigError(f"{name} must have shape [rows, V], got {list(distributions.shape)}")
+    sums = distributions.sum(-1)
+    is_distribution = ((distributions >= 0).all(-1) & (abs(sums - 1) <= _SUM_TOLERANCE)).tolist()
+    if not all(is_distribution):
+        row = is_distribution.index(False)
+        raise ConfigError(
+            f"{name}[{row}] is not a probability distribution: entries from {float(distributions[row].min()):.6g} to "
+            f"{float(distributions[row].max()):.6g}, sum {float(sums[row]):.6g}. Pass probabilities, not logits"
+        )
+    return distributions
+
+
+def _read_tokens(draft_tokens: Array) -> list[int]:
+    tokens = to_numpy(draft_tokens, "draft_tokens")
+    if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
+        raise ConfigError(f"draft_tokens must be integers [K], got {tokens.dtype} {list(tokens.shape)}")
+    return [int(token) for token in tokens]
+
+
+def read_vector(values: Array, name: str, length: int | None) -> list[float]:
+    """Numbers in [0, 1], as many as `length` says; single precision is read by its shortest decimal, .3 as .3."""
+    vector = to_numpy(values, name)
+    if vector.ndim != 1 or (length is not None and len(vector) != length):
+        expected = "[K]" if length is None else f"[{length}]"
+        raise ConfigError(f"{name} must have shape {expected}, got {list(vector.shape)}")
+    try:
+        numbers = [float(str(value)) for value in vector]
+    except ValueError as error:
+        raise ConfigError(f"{name} must hold numbers: {error}") from error
+    if not all(0 <= number <= 1 for number in numbers):
+        raise ConfigError(f"{name} must lie in [0, 1], got {numbers}")
+    return numbers
+
+
+def to_numpy(values: Array, name: str) -> np.ndarray:
+    """The values as they are, on the host; bfloat16, which numpy lacks, as float32."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a flat array: {error}") from error

@@ -1,0 +1,89 @@
+"""Trained heads written anew, whole, for readers that take nothing from the target."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from treespec.errors import ConfigError
+from treespec.heads.files.export import save_head
+from treespec.heads.modules.dflash import DFlashHead
+from treespec.heads.modules.eagle3 import Eagle3Head
+from treespec.heads.modules.markov import MarkovHead
+from treespec.hf.loading.heads import fused_layers, load_head
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Raises: ConfigError, not one of `DTYPES`."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def export_head(
+    name: str | Path,
+    target: PreTrainedModel,
+    out: str | Path,
+    dtype: torch.dtype = torch.float16,
+    has_all: bool = True,
+    markov_rank: int | None = None,
+) -> None:
+    """Write a trained head in the speculators library's format, which vLLM reads too.
+
+    Args:
+        name, target: see `load_drafter`.
+        out: the folder to write.
+        dtype: of the weights.
+        has_all: with the output rows and the embedding. False leaves them out where they are the target's own, up to
+            rounding to `dtype`: `load_drafter` takes them from there.
+        markov_rank: cut a block head's bigram bias to this rank, the nearest there is: a smaller file.
+
+    Raises:
+        CheckpointError, ConfigError: see `load_drafter`; a rank that the head does not have.
+    """
+    # Not in the target's dtype, which may be coarser than the file's.
+    head = load_head(name, target, torch.float32)
+    layers = fused_layers(head.config, target, name)
+    if markov_rank is not None:
+        if not isinstance(head, DFlashHead) or not 0 < markov_rank <= head.config.markov_rank:
+            raise ConfigError(f"markov_rank must be from 1 to the rank of a block head's bias, got {markov_rank}")
+        head = cut_markov(head, markov_rank)
+    verifier = getattr(target.config, "_name_or_path", None) or None
+    has_rows, has_embedding = (has_all or not is_shared for is_shared in _shared(head, target, dtype))
+    save_head(head, layers, out, verifier, has_lm_head=has_rows, has_embedding=has_embedding, dtype=dtype)
+
+
+def _shared(head: Eagle3Head | DFlashHead, target: PreTrainedModel, dtype: torch.dtype) -> tuple[bool, bool]:
+    """Whether the output rows are the target's, and whether the embedding is: training may have changed both."""
+    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings()
+    rows = embedding if output is None else output.weight
+    assert isinstance(embedding, torch.Tensor)
+    assert isinstance(rows, torch.Tensor)
+    pairs = (head.lm_head.weight, rows[head.target_ids]), (head.embedding, embedding)
+    first, second = (own.shape == its.shape and own.to(dtype).equal(its.to(own.device, dtype)) for own, its in pairs)
+    return first, second
+
+
+@torch.no_grad()
+def cut_markov(head: DFlashHead, rank: int) -> DFlashHead:
+    """The head with the bias of this rank that is nearest to its own B = W1 W2^T (Eckart and Young 1936).
+
+    With W1 = Q1 R1 and W2 = Q2 R2 the singular values of B are those of the small matrix R1 R2^T.
+    """
+    assert head.markov_head is not None
+    first, second = head.markov_head.markov_w1.weight.float(), head.markov_head.markov_w2.weight.float()
+    (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
+    left, sizes, right = torch.linalg.svd(r1 @ r2.T)
+    roots = sizes[:rank].sqrt()
+    cut = copy.deepcopy(head)
+    cut.config = replace(head.config, markov_rank=rank)
+    cut.markov_head = MarkovHead(head.config.vocab_size, head.config.draft_vocab_size, rank).to(first.device)
+    cut.markov_head.markov_w1.weight.copy_(q1 @ (left[:, :rank] * roots))
+    cut.markov_head.markov_w2.weight.copy_(q2 @ (right[:rank].T * roots))
+    return cut.to(head.fc.weight.dtype)

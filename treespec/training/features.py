@@ -1,0 +1,110 @@
+"""What a draft head learns from: a target's hidden states and distributions along texts, by plain passes over whole
+texts.
+
+Axis letters: B rows, T tokens of a text, J the hidden size, L layers read, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treespec.errors import ConfigError
+from treespec.hf.models.introspect import input_device, num_logits, pick_layers
+from treespec.training.text.fingerprint import fingerprint
+
+MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
+"""A pass has so many logits at most, which bounds its memory."""
+
+
+class Features(NamedTuple):
+    """Of one text, on the CPU.
+
+    `states` [T, L J], one layer's beside the other's; `top_ids` int32 [T, K], the most probable next tokens after every
+    token, best first, and their probabilities `top_probs` float16 [T, K].
+    """
+
+    states: Tensor
+    top_ids: Tensor
+    top_probs: Tensor
+
+
+class FeatureReader:
+    """Reads texts with a model.
+
+    Args:
+        model: in evaluation mode.
+        hidden_layers: the hidden states that are kept, see `HiddenStates`; none for distributions alone.
+        num_candidates: K.
+        dtype: that the states are kept in; float16 overflows in models with massive activations.
+        is_mixed: passes multiply in bfloat16.
+
+    Raises:
+        ConfigError: the model is in training mode.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        hidden_layers: Sequence[int],
+        num_candidates: int = 32,
+        dtype: torch.dtype = torch.bfloat16,
+        is_mixed: bool = False,
+    ) -> None:
+        if model.training:
+            raise ConfigError(f"{type(model).__name__} is in training mode: call eval() on it first")
+        self._model, self._is_mixed = model, is_mixed
+        self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
+        self.vocab_size = num_logits(model)
+        self._num_candidates = min(num_candidates, self.vocab_size)
+        self.width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
+        self.settings = {
+            "hidden_layers": list(self._hidden_layers),
+            "num_candidates": self._num_candidates,
+            "dtype": str(dtype),
+            "is_mixed": is_mixed,
+            "model": fingerprint(model),
+        }
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What `Features` take."""
+        return self.width * self._dtype.itemsize + 6 * self._num_candidates
+
+    @property
+    def max_tokens(self) -> int:
+        """So many tokens, padding included, fit into one pass."""
+        return max(MAX_LOGITS.get(input_device(self._model).type, MAX_LOGITS["cpu"]) // self.vocab_size, 1)
+
+    def read_all(self, texts: Sequence[Tensor]) -> list[Features]:
+        """Of texts int64 [T], in passes of `max_tokens`, one text at least."""
+        features: list[Features] = []
+        group: list[Tensor] = []
+        for text in texts:
+            if group and (len(group) + 1) * max(map(len, [*group, text])) > self.max_tokens:
+                features += self._read(group)
+                group = []
+            group.append(text)
+        return features + (self._read(group) if group else [])
+
+    @torch.no_grad()
+    def _read(self, texts: Sequence[Tensor]) -> list[Features]:
+        device = input_device(self._model)
+        ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+        # No attention mask: what stands behind a text's end is seen by nothing before it.
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._is_mixed):
+            output = self._model(
+                input_ids=ids.to(device),
+                output_hidden_states=bool(self._hidden_layers),
+                use_cache=False,
+            )
+        states = list(pick_layers(output, self._hidden_layers).values())
+        beside = torch.cat(states, -1).to(self._dtype) if states else torch.empty(*ids.shape, 0, dtype=self._dtype)
+        top = output.logits.softmax(-1, dtype=torch.float32).topk(self._num_candidates)
+        probs = top.values.half().cpu()
+        parts = zip(texts, beside.cpu(), top.indices.int().cpu(), probs, strict=True)
+        return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]

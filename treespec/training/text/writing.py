@@ -1,0 +1,269 @@
+"""Text that a model writes by itself: what drafters are warmed up with and heads are trained on.
+
+The model starts from the bare user turn of its own chat template, or from a message's opening; it writes the user's
+message too, then the answer. Rows of a batch leave as they finish. Every batch is one shard on disk with a seed of its
+own, so an interrupted run goes on where it stopped and gives the same text.
+
+Axis letters: B rows, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treespec.checks import check_count
+from treespec.errors import ConfigError
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.protocols import CausalScorer
+from treespec.sampling import inverse_cdf
+from treespec.training.text.chat import Turns, chat_turns, end_tokens
+from treespec.training.text.fingerprint import fingerprint
+from treespec.training.text.texts import Texts, join, read_texts, save_texts
+
+LEAVE_SHARE = 8
+"""Rows leave the batch once a part of one in so many has finished: each leaving copies the cache."""
+
+SEED_STRIDE = 1_000_003
+"""Seeds of batches differ whatever the run's seed is: no run has so many batches."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How text is written.
+
+    Args:
+        message_temperature: of the user's messages.
+        temperatures: of the answers, one text after the other in turn; 0 is greedy.
+        max_message: the longest message of the model's own in tokens, its opening included; a longer one is cut there,
+            but no opening is.
+        max_length: the longest text in tokens, its template included.
+        batch_size: texts written side by side.
+        num_candidates: K, how many of the most probable tokens are kept after every token.
+        seed: of everything drawn.
+
+    Raises:
+        ConfigError: a count that is not a positive int, texts of one token, a negative temperature, or no temperature.
+    """
+
+    message_temperature: float = 0.9
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    max_message: int = 96
+    max_length: int = 320
+    batch_size: int = 64
+    num_candidates: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_message", "max_length", "batch_size", "num_candidates"):
+            check_count(name, getattr(self, name))
+        if self.max_length < 2:
+            raise ConfigError("max_length must be 2 at least: a text begins with a token of the template")
+        if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
+            raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
+
+
+class Message(NamedTuple):
+    """A user's message as ids. An open one is gone on with by the model, which ends it itself."""
+
+    tokens: Sequence[int] = ()
+    is_open: bool = True
+
+
+@dataclass
+class _Row:
+    """One text in the making."""
+
+    tokens: list[int]
+    temperature: float
+    num_message: int | None
+    """Tokens of the user's message so far; None once the answer has begun."""
+    top: list[Tensor] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    """The template's tokens that come next, whatever was drawn."""
+    num_cached: int = 0
+    """Tokens that the model has read, those behind the end of a text that still waits for others to leave with."""
+    is_done: bool = False
+
+    def take(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
+        """Go on with a drawn token, or with what the template wants instead."""
+        self.top.append(top)
+        if self.num_message is not None and (token in ends or self.num_message >= writing.max_message):
+            self.forced, self.num_message = list(turns.reply), None
+        if self.forced:
+            self.tokens.append(self.forced.pop(0))
+        else:
+            self.tokens.append(token)
+            self.num_message = None if self.num_message is None else self.num_message + 1
+            self.is_done = self.num_message is None and token in ends
+        self.is_done |= len(self.tokens) >= writing.max_length
+
+
+@torch.no_grad()
+def write_batch(
+    scorer: CausalScorer,
+    turns: Turns,
+    ends: Sequence[int],
+    messages: Sequence[Message],
+    writing: Writing,
+    number: int = 0,
+    on_tokens: Callable[[int], object] = lambda _: None,
+) -> Texts:
+    """Write one text per message, side by side.
+
+    Args:
+        scorer: the model.
+        ends: ids that end an answer.
+        messages: the user's messages; `Message()` lets the model write its own.
+        number: of the batch; with `writing.seed` it seeds the draws.
+        on_tokens: called with the number of tokens that every pass added.
+    """
+    generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
+    every = [
+        _start(message, turns, writing.temperatures[i % len(writing.temperatures)], writing.max_length)
+        for i, message in enumerate(messages)
+    ]
+    message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
+    rows = list(every)
+    _prefill(scorer, rows)
+    while rows:
+        last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
+        logits = scorer.extend(last, torch.full((len(rows), 1), -1)).logits[:, 0].float()
+        scorer.commit([[0]] * len(rows))
+        for row in rows:
+            row.num_cached += 1
+        heat = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
+        drawn = draw(logits, torch.tensor(heat, device=logits.device), generator).tolist()
+        top = logits.topk(writing.num_candidates).indices.cpu()
+        working = [b for b, row in enumerate(rows) if not row.is_done]
+        for b in working:
+            is_message = rows[b].num_message is not None
+            rows[b].take(drawn[b], top[b], turns, message_ends if is_message else answer_ends, writing)
+        on_tokens(len(working))
+        rows = _without_done(scorer, rows)
+    return _gather(every, writing.num_candidates)
+
+
+def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row, int64 [B], from softmax(logits / temperature); temperature 0 takes the most probable one.
+
+    By the inverse of the cumulative distribution, as noise for every token of logits float [B, V] would cost a sixth of
+    a pass.
+    """
+    drawn = logits.argmax(-1)
+    warm = temperatures > 0
+    probs = (logits[warm] / temperatures[warm].unsqueeze(1)).softmax(-1)
+    uniform = torch.rand(len(probs), dtype=torch.float64, device=logits.device, generator=generator)
+    drawn[warm] = inverse_cdf(probs, uniform)
+    return drawn
+
+
+def _start(message: Message, turns: Turns, temperature: float, max_length: int) -> _Row:
+    is_open = message.is_open and bool(turns.reply)
+    tokens = [*turns.opening, *message.tokens, *([] if is_open else turns.reply)]
+    return _Row(tokens[: max_length - 1], temperature, num_message=len(message.tokens) if is_open else None)
+
+
+def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
+    width = max(len(row.tokens) for row in rows) - 1
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        start = width - (len(row.tokens) - 1)
+        ids[b, start:], mask[b, start:] = torch.tensor(row.tokens[:-1], dtype=torch.int64), True
+        row.num_cached = len(row.tokens) - 1
+    scorer.prefill(ids.to(scorer.device), mask.to(scorer.device))
+
+
+def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:
+    """The rows that go on: finished ones leave when they are many, or when the model has no position left for one."""
+    stay = [b for b, row in enumerate(rows) if not row.is_done]
+    limit = scorer.max_positions
+    is_full = limit is not None and any(row.is_done and row.num_cached >= limit for row in rows)
+    if not stay:
+        return []
+    if len(rows) - len(stay) < len(rows) / LEAVE_SHARE and not is_full:
+        return rows
+    scorer.select_rows(stay)
+    return [rows[b] for b in stay]
+
+
+def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
+    """Texts of all rows; the last token of each has not been asked about."""
+    top = [torch.full((len(row.tokens), num_candidates), -1) for row in rows]
+    for row, known in zip(rows, top, strict=True):
+        known[-1 - len(row.top) : -1] = torch.stack(row.top)
+    tokens = torch.tensor([token for row in rows for token in row.tokens])
+    return Texts(tokens, torch.tensor([len(row.tokens) for row in rows]), torch.cat(top))
+
+
+def write_texts(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    num_tokens: int,
+    folder: str | Path,
+    *,
+    prompts: Sequence[str] = (),
+    openings: Sequence[str] = (),
+    writing: Writing | None = None,
+    on_tokens: Callable[[int], object] = lambda _: None,
+) -> Texts:
+    """Let a model write text, for whatever is made from it: a warm start, a trained draft head.
+
+    Args:
+        tokenizer: gives the chat template and encodes the prompts.
+        num_tokens: how much text; the last batch may make it more.
+        folder: where the text is kept. What it holds already is not written again, so that an interrupted run goes on.
+        prompts: users' messages that are answered first; then the model writes its own.
+        openings: how its own messages begin, one after the other in turn; it finishes them itself. Without any it
+            starts from the bare user turn.
+        writing: how text is written; None: as `Writing()` says.
+        on_tokens: called with the number of tokens that were added, those of finished shards first.
+
+    Raises:
+        ConfigError: a number out of range, texts longer than the model's positions, a tokenizer that gives no start, or
+            no end-of-text token.
+        CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
+    """
+    check_count("num_tokens", num_tokens)
+    writing, folder = writing or Writing(), Path(folder)
+    scorer, ends, turns = make_scorer(model), end_tokens(model, tokenizer), chat_turns(tokenizer)
+    if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
+        raise ConfigError(f"max_length is {writing.max_length}, the model has {scorer.max_positions} positions")
+    given, opened = ([tokenizer(t, add_special_tokens=False)["input_ids"] for t in few] for few in (prompts, openings))
+    about = {"model": fingerprint(model), "turns": turns, "prompts": _digest(given), "openings": _digest(opened)}
+    settings = json.dumps(asdict(writing) | about)
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[Texts] = []
+    size = writing.batch_size
+    while sum(len(texts.tokens) for texts in shards) < num_tokens:
+        number = len(shards)
+        path = folder / f"text-{number:05d}.safetensors"
+        if path.exists():
+            shards.append(read_texts(path, settings))
+            on_tokens(len(shards[-1].tokens))
+        else:
+            batch = [_message(given, opened, i) for i in range(number * size, (number + 1) * size)]
+            shards.append(write_batch(scorer, turns, ends, batch, writing, number, on_tokens))
+            save_texts(path, shards[-1], settings)
+    return join(shards)
+
+
+def _message(given: Sequence[Sequence[int]], opened: Sequence[Sequence[int]], number: int) -> Message:
+    """Message `number` of all: the given ones first, then the model's own, their openings in turn."""
+    if number < len(given):
+        return Message(given[number], is_open=False)
+    return Message(opened[(number - len(given)) % len(opened)] if opened else ())
+
+
+def _digest(messages: Sequence[object]) -> str:
+    """Thousands of messages in a few bytes: every shard keeps it."""
+    return hashlib.sha256(json.dumps(messages).encode()).hexdigest()

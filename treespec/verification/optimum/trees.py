@@ -1,0 +1,118 @@
+"""Upper bounds for whole trees, and the probability with which a tree of fixed shape holds a path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from treespec.errors import ConfigError
+
+Path = tuple[int, ...]
+"""Tokens below the root."""
+
+
+def tree_bound(target_probs: Callable[[Path], Any], inclusion: Callable[[Path], float], max_depth: int) -> float:
+    """Upper bound on the accepted draft tokens of any lossless rule on whole trees of any drafter.
+
+    `U(root) = 1, U(s x) = min(P(x | s) U(s), Pr(s x in the tree))` and `E[accepted] <= sum of U`; attained on
+    deterministic trees, not always on sampled ones. Visits every path that U gives mass: for toys, or for trees whose
+    paths are few.
+
+    Args:
+        target_probs: the target distribution [V] after the tokens of a path below the root.
+        inclusion: the probability that the drafted tree holds a path of tokens; see `shape_inclusion`.
+        max_depth: depth of the tree.
+    """
+
+    def below(path: Path, bound: float) -> float:
+        if len(path) == max_depth:
+            return 0.0
+        total = 0.0
+        for token, prob in enumerate(target_probs(path)):
+            child = (*path, token)
+            value = min(float(prob) * bound, inclusion(child)) if prob > 0 else 0.0
+            total += value + below(child, value) if value > 0 else 0.0
+        return total
+
+    return below((), 1.0)
+
+
+def path_bound(target_probs: Tensor, inclusion_probs: Tensor) -> Tensor:
+    """One sample of the whole-tree bound at full vocabulary size: its mean over paths drawn from the target is U.
+
+    `U(s) / P(s)` is the least of 1 and inclusion / P over the prefixes of s, so with a path s drawn from the target
+    `sum over its prefixes of U / P` has the mean `sum over all s of U(s)`: see `tree_bound`.
+
+    Args:
+        target_probs: float [..., L], the target's probability of each prefix (1 to L tokens) of a path drawn from it.
+        inclusion_probs: float [..., L], the probability that the drafted tree holds that prefix.
+
+    Returns:
+        float64 [...].
+    """
+    share = (inclusion_probs.double() / target_probs.double()).clamp(max=1)
+    return share.cummin(-1).values.sum(-1)
+
+
+def shape_inclusion(
+    parents: Sequence[int], draft_probs: Callable[[Path], Any], is_without_replacement: bool = False
+) -> Callable[[Path], float]:
+    """The probability that a tree of fixed shape, children drawn from the draft distribution, holds a path of tokens.
+
+    Args:
+        parents: the shape, one parent per node, -1 for the root.
+        draft_probs: the draft distribution [V] after the tokens of a path below the root.
+        is_without_replacement: how siblings are drawn; otherwise i.i.d.
+
+    Returns:
+        A function of a path of tokens below the root. Without replacement, k siblings cost O(V^(k-1)): for toys.
+
+    Raises:
+        ConfigError: parents that make no tree.
+    """
+    if list(parents[:1]) != [-1] or not all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
+        raise ConfigError(f"parents must begin with -1, and every other one stand before its child, got {parents}")
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], start=1):
+        children[parent].append(node)
+
+    @cache
+    def draws(path: Path, k: int) -> list[np.ndarray]:
+        return list(_draw_distributions(np.asarray(draft_probs(path), dtype=np.float64), k))
+
+    @cache
+    def held(node: int, path: Path, depth: int) -> float:
+        """Pr(the subtree of `node`, reached by `path[:depth]`, holds the rest of the path)."""
+        if depth == len(path):
+            return 1.0
+        rest = [held(child, path, depth + 1) for child in children[node]]
+        if is_without_replacement:
+            distributions = draws(path[:depth], len(rest))
+            return sum(
+                float(distribution[path[depth]]) * r for distribution, r in zip(distributions, rest, strict=True)
+            )
+        prob = float(draft_probs(path[:depth])[path[depth]])
+        return 1 - math.prod(1 - prob * r for r in rest)
+
+    return lambda path: held(0, path, 0)
+
+
+def _draw_distributions(probs: np.ndarray, k: int) -> Iterator[np.ndarray]:
+    """The unconditional distribution of the first to the k-th draw without replacement; zero once nothing is left
+    to draw."""
+    if k == 0:
+        return
+    yield probs
+    later = [np.zeros_like(probs) for _ in range(k - 1)]
+    for token in np.flatnonzero(probs):
+        rest = probs.copy()
+        rest[token] = 0
+        if k > 1 and rest.sum() > 0:
+            for total, part in zip(later, _draw_distributions(rest / rest.sum(), k - 1), strict=True):
+                total += probs[token] * part
+    yield from later
