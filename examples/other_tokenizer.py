@@ -7,7 +7,7 @@
 from example_models import arguments, load, tiny_model, tiny_tokenizer
 
 import treespec
-from treespec.hf import draft_model
+from treespec.hf import make_draft_model
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     plain = model.generate(**inputs, max_new_tokens=args.new_tokens, do_sample=False)
 
     for method in ("intersection", "re-encoding"):
-        drafter = draft_model(draft, tokenizer=draft_tokenizer, target_tokenizer=tokenizer, method=method)
+        drafter = make_draft_model(draft, tokenizer=draft_tokenizer, target_tokenizer=tokenizer, method=method)
         speculation = treespec.TreeSpeculation(drafter, tree=12)
         out = model.generate(**inputs, max_new_tokens=args.new_tokens, do_sample=False, custom_generate=speculation)
         print(f"{method}: {tokenizer.decode(out[0], skip_special_tokens=True)!r}")

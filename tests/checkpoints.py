@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from helpers.tiny import tiny_llama
 from safetensors.torch import load_file, save_file
-from tiny import tiny_llama
 
 
 def truncated(folder: Path) -> None:

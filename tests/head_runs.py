@@ -7,7 +7,7 @@ import block_files
 import eagle_files
 import torch
 from head_files import SPECULATORS
-from tiny import prompt
+from helpers.tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
 from treespec.drafters import DFlash, Eagle3

@@ -5,7 +5,7 @@ import checkpoints
 import pytest
 import torch
 from checkpoints import with_checkpoint
-from tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 from transformers import (
     DynamicCache,
     GenerationConfig,

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks import ablate
 from benchmarks.ablate import Row, WarpedDistributions, accepted_lengths, read_baseline, whole_cells, write_csv
 from benchmarks.ablation_report import cells_of, draw, panels_of, report, varied
 from benchmarks.acceptance import TREES, grow
 from benchmarks.recorded import Text, without_layers
-from tests.tiny import noisy_copy, prompt, tiny_llama
 from treespec.hf import TreeScorer
 from treespec.testing import enumerate_traces
 from treespec.verification import RULES

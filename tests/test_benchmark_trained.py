@@ -9,7 +9,7 @@ import pytest
 import torch
 from eagle_files import random_tensors, shape, write
 from head_files import SPECULATORS
-from tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks import smollm2, trained_heads
 from benchmarks.paired import quotient

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks import drafters, recorded, tree_acceptance, tree_cells, tree_claims, tree_report, tree_time
 from benchmarks import replay as replay_module
@@ -18,7 +19,6 @@ from benchmarks.prompts import Prompt, PromptSets, disjoint_sets
 from benchmarks.recorded import Text
 from benchmarks.replay import RecordedScorer, TextWalk, replay
 from benchmarks.tree_policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
-from tests.tiny import noisy_copy, prompt, tiny_llama
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
 from treespec.hf import TreeScorer
 from treespec.policies import BestFirst, Chain

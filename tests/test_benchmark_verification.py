@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks import recorded, verification, verification_time
 from benchmarks.acceptance import (
@@ -27,7 +28,6 @@ from benchmarks.acceptance import (
 from benchmarks.recorded import RecordedDistributions, Text, scorers, without_layers
 from benchmarks.store import Store
 from benchmarks.verification_report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
-from tests.tiny import noisy_copy, prompt, tiny_llama
 from treespec.sampling import draw_without_replacement
 from treespec.testing import enumerate_traces
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT

@@ -4,12 +4,12 @@ import types
 
 import pytest
 import torch
+from helpers.tiny import prompt, tiny_llama
 
 from benchmarks import prompts, smollm2
 from benchmarks.demo import PLAIN, Run, measured_of, node_probs, speeds, verdict
 from benchmarks.greedy_identity import report, strip_padding, summary
 from benchmarks.reference import Agreement, compare, plain_greedy
-from tests.tiny import prompt, tiny_llama
 from treespec import TokenTree
 
 

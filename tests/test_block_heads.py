@@ -6,7 +6,7 @@ import pytest
 import torch
 from block_files import AUTHORS, FULL, SLIDING, PlainBlock, dspark, random_tensors, shape, write
 from head_files import SPECULATORS
-from tiny import tiny_llama
+from helpers.tiny import tiny_llama
 from wrong_heads import edit_config
 
 from treespec import load_drafter

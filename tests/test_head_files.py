@@ -6,8 +6,8 @@ import pytest
 import torch
 from block_files import AUTHORS, FULL, SLIDING, dspark
 from head_files import SPECULATORS
+from helpers.tiny import tiny_llama
 from safetensors.torch import load_file, save_file
-from tiny import tiny_llama
 from wrong_heads import DSPARK, EAGLE, WRONG_BLOCK, WRONG_EAGLE
 
 from treespec import TreeSpeculation, from_config, load_drafter

@@ -4,7 +4,7 @@ import pytest
 import torch
 from eagle_files import SAFEAILAB, PlainEagle, random_tensors, shape, write
 from head_files import SPECULATORS
-from tiny import tiny_llama
+from helpers.tiny import tiny_llama
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from wrong_heads import edit_tensors

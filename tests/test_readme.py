@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.tiny import noisy_copy, tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import treespec
-from tests.tiny import noisy_copy, tiny_llama
 from treespec.verification import RULES
 
 ROOT = Path(__file__).parent.parent

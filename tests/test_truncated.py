@@ -3,7 +3,7 @@
 import pytest
 import torch
 from grown_trees import emitted_probs, g_test, pair_probs
-from tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 from toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate

@@ -4,7 +4,7 @@ model.generate(**inputs, custom_generate="you/your-repository", trust_remote_cod
 """
 
 import treespec
-from treespec.hf import draft_model
+from treespec.hf import make_draft_model
 
 
 def generate(
@@ -29,7 +29,7 @@ def generate(
     does `assistant_tokenizer`, for a draft model with another one.
     """
     if drafter is None and assistant_model is not None and assistant_tokenizer is not None:
-        drafter = draft_model(assistant_model, tokenizer=assistant_tokenizer, target_tokenizer=tokenizer)
+        drafter = make_draft_model(assistant_model, tokenizer=assistant_tokenizer, target_tokenizer=tokenizer)
     drafter = drafter or assistant_model or [treespec.TokenRecycling(), treespec.SuffixLookup()]
     speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=verification, seed=seed)
     if inputs is None:

@@ -1,7 +1,7 @@
 """The pair of tiny models that most tests of `generate` decode with."""
 
 import pytest
-from tiny import noisy_copy, tiny_llama
+from helpers.tiny import noisy_copy, tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from block_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
 from head_files import layer_keys
 from head_runs import check_distributions, left_padded, make, run
-from tiny import prompt, tiny_llama
+from helpers.tiny import prompt, tiny_llama
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation import DFlashTokenCandidateGenerator
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rounds import NAMES, VOCAB_SIZE, Game, build, cache_error, path_to
+from helpers.rounds import NAMES, VOCAB_SIZE, Game, build, cache_error, path_to
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.zoo import ARCHITECTURES, build
 from transformers import (
     AutoModel,
     BartConfig,
@@ -15,7 +16,6 @@ from transformers import (
     RecurrentGemmaConfig,
     RecurrentGemmaForCausalLM,
 )
-from zoo import ARCHITECTURES, build
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.models.capability import detect, keeps_states

@@ -3,7 +3,17 @@
 import accelerate
 import pytest
 import torch
-from rounds import NAMES, NUM_POSITIONS, PROMPT_LENGTH, RAGGED_LENGTHS, VOCAB_SIZE, WINDOW, Game, build, uncached_logits
+from helpers.rounds import (
+    NAMES,
+    NUM_POSITIONS,
+    PROMPT_LENGTH,
+    RAGGED_LENGTHS,
+    VOCAB_SIZE,
+    WINDOW,
+    Game,
+    build,
+    uncached_logits,
+)
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from helpers.tiny import prompt, tiny_llama
 from torch import nn
 
-from tests.tiny import prompt, tiny_llama
 from treespec import TreespecError
 from treespec.hf.cpu import prepack_linears
 

@@ -1,7 +1,7 @@
 """What a draft model computes, counted at the model: one pass per level, every node once, rows together."""
 
 import pytest
-from tiny import prompt
+from helpers.tiny import prompt
 
 import treespec
 from treespec.policies import Chain, KAry, Paths

@@ -3,7 +3,7 @@
 import torch
 from eagle_files import shape
 from head_runs import make, run
-from tiny import prompt, tiny_llama
+from helpers.tiny import prompt, tiny_llama
 
 
 def test_a_budget_grows_no_deeper_than_with_any_other_draft_model(tmp_path):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-import zoo
 from doc_snippets import run_snippet
-from rounds import cache_error
-from tiny import padded, prompt, tiny_llama
+from helpers import zoo
+from helpers.rounds import cache_error
+from helpers.tiny import padded, prompt, tiny_llama
 
 import treespec
 from benchmarks.joint_distribution import run_case

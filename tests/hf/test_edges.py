@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-import zoo
-from tiny import prompt, tiny_llama
+from helpers import zoo
+from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache, GenerationConfig
 
 import treespec

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import tiny_llama
+from helpers.tiny import tiny_llama
 from transformers import AutoModelForCausalLM
 
 from treespec.training.text.fingerprint import fingerprint

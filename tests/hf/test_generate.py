@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 import torch
+from helpers.tiny import prompt
 from planted import Planted
-from tiny import prompt
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 

@@ -11,7 +11,7 @@ from doc_snippets import run_snippet
 from eagle_files import SAFEAILAB
 from head_files import SPECULATORS
 from head_runs import check_distributions, left_padded, make, run
-from tiny import prompt, tiny_llama
+from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.joint_distribution import Case, run_case, tiny_models

@@ -3,9 +3,9 @@
 import networkx
 import pytest
 import torch
+from helpers.rounds import CONFIGS, NAMES, WINDOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounds import CONFIGS, NAMES, WINDOW
 from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from block_files import dspark, random_head
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 from medusa_files import random_heads
-from tiny import noisy_copy, prompt, tiny_llama
 from toy_codec import ToyCodec
 
 import treespec

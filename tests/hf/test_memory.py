@@ -6,7 +6,7 @@ import os
 import psutil
 import pytest
 import torch
-from tiny import prompt, tiny_llama
+from helpers.tiny import prompt, tiny_llama
 
 from treespec import Chain, DraftModel, TreeSpeculation
 from treespec.hf import TreeScorer, make_scorer

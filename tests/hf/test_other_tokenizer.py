@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from text_tokenizers import (
+from helpers.text_tokenizers import (
     TEXT,
     byte_fallback,
     byte_level,
@@ -16,14 +16,14 @@ from text_tokenizers import (
     sentence_piece,
     word_piece,
 )
-from tiny import noisy_copy, tiny_llama
+from helpers.tiny import noisy_copy, tiny_llama
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 import treespec
 from treespec.drafters.model.token_map import shared_tokens, spell
 from treespec.errors import CheckpointError, ConfigError, TreespecWarning, VocabularyMismatchError
-from treespec.hf import draft_model
+from treespec.hf import make_draft_model
 from treespec.hf.loading.tokenizers import Spelling
 
 TOKENIZERS = {
@@ -63,7 +63,7 @@ def test_greedy_equals_plain(llamas, target, draft, method):
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
     inputs.pop("token_type_ids", None)
     plain = llamas[target].generate(**inputs, **OPTIONS)
-    drafter = draft_model(llamas[draft], tokenizer=own, target_tokenizer=tokenizer, method=method)
+    drafter = make_draft_model(llamas[draft], tokenizer=own, target_tokenizer=tokenizer, method=method)
     speculation = treespec.TreeSpeculation(drafter, tree=8)
     assert torch.equal(llamas[target].generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
     assert speculation.stats.num_draft_tokens > 0
@@ -92,10 +92,10 @@ def test_the_same_model_in_other_tokens_drafts_the_same(options):
     draft = noisy_copy(target, noise=0.02)
     other = permuted_copy(draft, permutation, extra=20)
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
-    told = draft_model(other, tokenizer=renumbered(tokenizer, permutation), target_tokenizer=tokenizer)
+    told = make_draft_model(other, tokenizer=renumbered(tokenizer, permutation), target_tokenizer=tokenizer)
     expected = runs(target, draft, inputs, **options)
     assert runs(target, told, inputs, **options) == expected
-    mistaken = draft_model(other, is_same_tokenizer=True)
+    mistaken = make_draft_model(other, is_same_tokenizer=True)
     assert runs(target, mistaken, inputs, **options)[1] < expected[1] / 4, "a wrong map must show"
 
 
@@ -131,12 +131,12 @@ def test_re_encoding_of_the_same_model_drafts_the_same():
     draft = noisy_copy(target, noise=0.02)
     other = permuted_copy(draft, permutation)
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
-    told = draft_model(other, tokenizer=characters(permutation), target_tokenizer=tokenizer, method="re-encoding")
+    told = make_draft_model(other, tokenizer=characters(permutation), target_tokenizer=tokenizer, method="re-encoding")
     expected = runs(target, draft, inputs, do_sample=False)
     got = runs(target, told, inputs, do_sample=False)
     assert got[0] == expected[0]
     assert got[1] == pytest.approx(expected[1], rel=0.05)
-    mistaken = draft_model(other, is_same_tokenizer=True)
+    mistaken = make_draft_model(other, is_same_tokenizer=True)
     assert runs(target, mistaken, inputs, do_sample=False)[1] < expected[1] / 4, "a wrong map must show"
 
 
@@ -188,9 +188,9 @@ def test_padded_heads_of_one_tokenizer():
     with pytest.raises(VocabularyMismatchError, match="384 tokens and the target's 300"):
         runs(target, longer, inputs, do_sample=False)
     expected = runs(target, draft, inputs, **SAMPLED)
-    assert runs(target, draft_model(longer, is_same_tokenizer=True), inputs, **SAMPLED) == expected
+    assert runs(target, make_draft_model(longer, is_same_tokenizer=True), inputs, **SAMPLED) == expected
     shorter = noisy_copy(tiny_llama(290))
-    out = runs(target, draft_model(shorter, is_same_tokenizer=True), inputs, do_sample=False)[0]
+    out = runs(target, make_draft_model(shorter, is_same_tokenizer=True), inputs, do_sample=False)[0]
     assert out == target.generate(**inputs, max_new_tokens=40, do_sample=False).tolist()
 
 
@@ -206,9 +206,9 @@ def test_wrong_options_are_refused():
         ({"tokenizer": "gpt2", "target_tokenizer": tokenizer}, "expected a transformers tokenizer"),
     ):
         with pytest.raises(ConfigError, match=message):
-            draft_model(model, **options)
+            make_draft_model(model, **options)
     with pytest.raises(ConfigError, match="transformers model"):
-        draft_model("gpt2")
+        make_draft_model("gpt2")
 
 
 def test_little_in_common_is_said_and_nothing_is_refused():
@@ -217,10 +217,10 @@ def test_little_in_common_is_said_and_nothing_is_refused():
     small = wrap_characters([*greek, *"abc"])
     other = wrap_characters([chr(0x410 + i) for i in range(64)])
     with pytest.raises(ConfigError, match="share no token"):
-        draft_model(model, tokenizer=small, target_tokenizer=other)
+        make_draft_model(model, tokenizer=small, target_tokenizer=other)
     mixed = wrap_characters([*(chr(0x410 + i) for i in range(64)), *"ab"])
     with pytest.warns(TreespecWarning, match=r"share 2 tokens, 7\.4% of the smaller"):
-        draft_model(model, tokenizer=small, target_tokenizer=mixed)
+        make_draft_model(model, tokenizer=small, target_tokenizer=mixed)
 
 
 def wrap_characters(tokens):
@@ -257,4 +257,4 @@ def test_the_documented_snippet_runs(capsys):
     exec(compile(snippet, "docs/drafters.md", "exec"), {})
     assert float(capsys.readouterr().out) >= 1
     options = re.findall(r"`(\w+)=", section.split("**Another tokenizer.**")[0])
-    assert set(options) == set(inspect.signature(draft_model).parameters) - {"model"}
+    assert set(options) == set(inspect.signature(make_draft_model).parameters) - {"model"}

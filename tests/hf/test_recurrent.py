@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo import ARCHITECTURES, build, prompts
+from helpers.zoo import ARCHITECTURES, build, prompts
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.cache.caches import restore, snapshot

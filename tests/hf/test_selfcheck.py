@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from rounds import NAMES, RAGGED_LENGTHS, Game, build
+from helpers.rounds import NAMES, RAGGED_LENGTHS, Game, build
+from helpers.zoo import ARCHITECTURES
+from helpers.zoo import build as build_architecture
 from torch import nn
-from zoo import ARCHITECTURES
-from zoo import build as build_architecture
 
 from treespec.errors import LogitsError, TreespecWarning, UnsupportedModelError
 from treespec.hf import TreeScorer, make_scorer

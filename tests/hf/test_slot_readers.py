@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from zoo import ARCHITECTURES, build, prompts
+from helpers.zoo import ARCHITECTURES, build, prompts
 
 from treespec.hf import TreeScorer
-from treespec.hf.attention.position_patches import SlotReaders
+from treespec.hf.attention.position_patches import PositionPatches
 from treespec.tree import TokenTree
 
 ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
@@ -56,13 +56,13 @@ def test_without_help_they_are_wrong(name, size, monkeypatch):
     for module in model.modules():
         if hasattr(module, "floor_scale"):
             module.floor_scale, module.attn_scale = 4, 2.0
-    monkeypatch.setattr(SlotReaders, "__bool__", lambda self: False)
+    monkeypatch.setattr(PositionPatches, "__bool__", lambda self: False)
     assert tree_error(model) > size
 
 
 def test_other_models_need_no_help():
-    assert not SlotReaders(build(ZOO["llama"]))
-    assert not SlotReaders(build(ZOO["falcon"]))
+    assert not PositionPatches(build(ZOO["llama"]))
+    assert not PositionPatches(build(ZOO["falcon"]))
 
 
 def _hooks_and_attributes(model):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 from toy_models import TableLM, ToyScorer
 
 import treespec
 from treespec.errors import ConfigError, ContextFullError
-from treespec.hf import draft_model, make_scorer
+from treespec.hf import make_draft_model, make_scorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies import BestFirst, Chain, KAry
 
@@ -56,7 +56,7 @@ def inputs():
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
 def test_static_passes_draft_the_same_trees(target, draft, widths, inputs, tree, options):
     expected = run(target, draft, inputs, tree, **options)
-    drafter = draft_model(draft, static_cache_len=80)
+    drafter = make_draft_model(draft, static_cache_len=80)
     widths.clear()
     got = run(target, drafter, inputs, tree, **options)
     assert got == expected
@@ -70,7 +70,7 @@ def test_a_compiled_model_is_compiled_once_per_shape():
     torch.compiler.reset()
     target, backend = tiny_llama(num_layers=1), CountingBackend()
     draft = noisy_copy(target)
-    drafter = draft_model(draft, static_cache_len=80, compile={"backend": backend, "fullgraph": True})
+    drafter = make_draft_model(draft, static_cache_len=80, compile={"backend": backend, "fullgraph": True})
     tree = [(0,), (1,)]
     for ids in (prompt(1, 12), prompt(1, 9, seed=8), prompt(1, 12)):
         single = {"input_ids": ids}
@@ -96,7 +96,7 @@ def test_the_static_cache_is_used_again(draft):
 
 def test_drafting_stops_when_the_static_cache_is_full(target, draft, inputs):
     plain = target.generate(**inputs, **OPTIONS).tolist()
-    got = run(target, draft_model(draft, static_cache_len=24), inputs, 8)
+    got = run(target, make_draft_model(draft, static_cache_len=24), inputs, 8)
     assert got[0] == plain
     assert 0 < got[1] < run(target, draft, inputs, 8)[1]
 
@@ -126,9 +126,9 @@ def test_padding_renumbers_nodes():
 
 def test_wrong_options_are_refused(draft):
     with pytest.raises(ConfigError, match="needs static_cache_len"):
-        draft_model(draft, compile=True)
+        make_draft_model(draft, compile=True)
     with pytest.raises(ConfigError, match="static_cache_len"):
-        draft_model(draft, static_cache_len=0)
+        make_draft_model(draft, static_cache_len=0)
     scorer = StaticScorer(make_scorer(tiny_llama(), max_cache_len=9))
     scorer.prefill(prompt(1, 6), torch.ones(1, 6, dtype=torch.bool))
     with pytest.raises(ContextFullError, match="9 slots"):

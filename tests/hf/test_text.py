@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 import torch
-from tiny import prompt
+from helpers.tiny import prompt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TextIteratorStreamer
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from grown_trees import g_test
+from helpers.text_tokenizers import byte_level
+from helpers.tiny import tiny_llama
 from safetensors.torch import load_file
-from text_tokenizers import byte_level
-from tiny import tiny_llama
 from toy_models import TableLM, ToyScorer
 from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner

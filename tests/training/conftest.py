@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import tiny_llama
+from helpers.tiny import tiny_llama
 from training_texts import VOCAB, write
 
 from treespec.training.text.texts import Texts

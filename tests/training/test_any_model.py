@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.tiny import tiny_llama
+from helpers.zoo import BY_NAME, build
 from safetensors.torch import load_file
-from tiny import tiny_llama
 from training_texts import VOCAB, write
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 from typer.testing import CliRunner
-from zoo import BY_NAME, build
 
 import treespec
 from benchmarks.settings import settings as benchmark_settings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_llama
+from helpers.tiny import tiny_llama
 from training_texts import LENGTH, VOCAB, write
 
 from treespec.errors import ConfigError

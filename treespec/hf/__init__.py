@@ -5,9 +5,9 @@ from treespec.hf.cache.caches import new_cache
 from treespec.hf.cache.compaction import commit_cache
 from treespec.hf.generation.decoder import SpeculativeDecoder
 from treespec.hf.generation.speculation import TreeSpeculation, generate
-from treespec.hf.loading.drafters import draft_model
+from treespec.hf.generation.vllm_config import from_config
+from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head, shipped_head
-from treespec.hf.loading.vllm_config import from_config
 from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 
@@ -16,11 +16,11 @@ __all__ = [
     "TreeScorer",
     "TreeSpeculation",
     "commit_cache",
-    "draft_model",
     "from_config",
     "generate",
     "load_drafter",
     "load_head",
+    "make_draft_model",
     "make_exit_scorer",
     "make_scorer",
     "new_cache",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
-from treespec.hf.models.introspect import num_logits
+from treespec.hf.introspect import num_logits
 from treespec.training.data import Batch
 from treespec.training.head_learner import HeadLearner, fresh_head
 from treespec.training.head_shape import head_layer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
-from treespec.hf.models.introspect import num_logits
+from treespec.hf.introspect import num_logits
 from treespec.training.data import Batch
 from treespec.training.head_learner import HeadLearner, fresh_head
 from treespec.training.head_shape import head_layer, layer_weights

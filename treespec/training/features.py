@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
-from treespec.hf.models.introspect import input_device, num_logits, pick_layers
+from treespec.hf.introspect import input_device, num_logits, pick_layers
 from treespec.training.text.fingerprint import fingerprint
 
 MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
-from treespec.hf.models.introspect import input_device, num_logits, position_table_size
+from treespec.hf.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
 from treespec.training.dflash import make_block
 from treespec.training.distill import make_draft_model

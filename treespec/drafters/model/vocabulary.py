@@ -71,8 +71,8 @@ class SameVocabulary:
         if num_logits != session.vocab_size:
             raise VocabularyMismatchError(
                 f"the draft model's vocabulary has {num_logits} tokens and the target's {session.vocab_size}. If both "
-                "use one tokenizer and only a head is padded, say treespec.hf.draft_model(model, "
-                "is_same_tokenizer=True); otherwise treespec.hf.draft_model(model, tokenizer=the draft model's, "
+                "use one tokenizer and only a head is padded, say treespec.hf.make_draft_model(model, "
+                "is_same_tokenizer=True); otherwise treespec.hf.make_draft_model(model, tokenizer=the draft model's, "
                 "target_tokenizer=the target's)"
             )
         return _SameText(session.history)
@@ -112,7 +112,9 @@ class SharedVocabulary:
     def __init__(self, draft_ids: Tensor, translator: Translator | None = None) -> None:
         self.draft_ids, self._translator = draft_ids, translator
         if not bool((draft_ids >= 0).any()):
-            raise ConfigError("the two tokenizers share no token: draft_model(..., method='re-encoding') needs none")
+            raise ConfigError(
+                "the two tokenizers share no token: make_draft_model(..., method='re-encoding') needs none"
+            )
 
     @classmethod
     def of_one_tokenizer(cls, num_logits: int) -> SharedVocabulary:

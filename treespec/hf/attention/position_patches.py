@@ -24,7 +24,7 @@ from treespec.hf.attention.alibi import alibi_blocks, hook_blocks
 from treespec.hf.attention.mask import TreeAttention
 
 
-class SlotReaders:
+class PositionPatches:
     """The parts of a model that count slots; false when there are none."""
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -15,8 +15,8 @@ from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.call import Call, Output
 from treespec.hf.generation.validate import check_ids, check_mode, check_positions, prompt_mask
+from treespec.hf.introspect import check_model
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
-from treespec.hf.models.introspect import check_model
 from treespec.policies import as_policy
 from treespec.protocols import TreePolicy, VerificationRule
 from treespec.verification import get_rule

@@ -48,7 +48,7 @@ def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
     )
 
 
-def draft_model(
+def make_draft_model(
     model: PreTrainedModel,
     *,
     tokenizer: Any = None,

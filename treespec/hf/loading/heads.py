@@ -19,7 +19,7 @@ from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.files.dflash import ALGORITHMS
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from treespec.hf.models.introspect import input_device, num_logits
+from treespec.hf.introspect import input_device, num_logits
 
 KINDS = ("eagle3", *ALGORITHMS)
 """The speculators library's names of the heads that are read."""

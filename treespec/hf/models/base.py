@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.hf.models.introspect import input_device, num_logits, pick_layers
+from treespec.hf.introspect import input_device, num_logits, pick_layers
 from treespec.protocols import Capability, Scores
 
 

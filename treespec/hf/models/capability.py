@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
-from treespec.hf.models.introspect import cache_argument, input_device
+from treespec.hf.introspect import cache_argument, input_device
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 

@@ -12,9 +12,9 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import is_filled
+from treespec.hf.introspect import check_model, plain_model
 from treespec.hf.models.capability import detect, keeps_states, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
-from treespec.hf.models.introspect import check_model, plain_model
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.selfcheck import Candidate, check_once, self_check
 from treespec.hf.models.tree_scorer import TreeScorer

@@ -17,8 +17,8 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.cache.caches import CacheState, restore, snapshot
+from treespec.hf.introspect import cache_argument
 from treespec.hf.models.base import ModelScorer
-from treespec.hf.models.introspect import cache_argument
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 

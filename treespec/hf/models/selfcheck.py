@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError
+from treespec.hf.introspect import input_device
 from treespec.hf.models.capability import Detection, undisturbed, warn_once
-from treespec.hf.models.introspect import input_device
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8

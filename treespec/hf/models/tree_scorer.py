@@ -12,11 +12,11 @@ from transformers import Cache, PreTrainedModel
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.attention.layout import attention_layout
 from treespec.hf.attention.mask import CachedSlots, TreeAttention, is_known_chain, pending_attention
-from treespec.hf.attention.position_patches import SlotReaders
+from treespec.hf.attention.position_patches import PositionPatches
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.cache.slot_cache import SlotCache
+from treespec.hf.introspect import check_model, plain_model, position_table_size
 from treespec.hf.models.base import ModelScorer
-from treespec.hf.models.introspect import check_model, plain_model, position_table_size
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
@@ -63,7 +63,7 @@ class TreeScorer(ModelScorer):
             check_cache(self._given_cache)
         self._text_config = model.config.get_text_config()
         self._layout = attention_layout(model.config) if capability == Capability.TREE else None
-        self._slot_readers = SlotReaders(model)
+        self._slot_readers = PositionPatches(model)
         if max_cache_len is not None and not self._slot_readers.fits_static_caches:
             name = type(model).__name__
             raise UnsupportedModelError(f"{name} counts slots from the end of its cache: it cannot use a static one")

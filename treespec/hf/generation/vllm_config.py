@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from treespec.drafters import DFlash, Eagle3, Medusa, SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.loading.drafters import draft_model
+from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import KINDS, load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
 from treespec.policies import Chain, Paths
@@ -87,7 +87,7 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         model = load_model(model) if isinstance(model, str) else model
         if tokenizers == [None, None]:
             return model
-        return draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
+        return make_draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
     if method in KINDS:
         return _trained_head(method, config.get("model"), target)
     if method == "medusa":

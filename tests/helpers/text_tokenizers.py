@@ -8,7 +8,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()
+TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
 LINES = [" ".join(line.split()) + "\n" for line in TEXT.splitlines() if line.strip()]
 SPECIAL = ["<pad>", "<s>", "</s>"]
 
