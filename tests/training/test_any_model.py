@@ -32,7 +32,7 @@ def random_texts(vocab_size):
     return Texts(tokens, torch.full((12,), 20), top)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
     target = build(BY_NAME[name])
@@ -53,7 +53,7 @@ def narrow_words():
     return OPTForCausalLM(OPTConfig(vocab_size=96, num_attention_heads=4, **sizes)).eval()
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 @pytest.mark.parametrize(
     ("make", "words"), [(no_pairs, "heads of size 9"), (narrow_words, "embedding is 16 wide where its hidden states")]
 )
@@ -70,7 +70,7 @@ def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
 
 def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
     target = tiny_llama(vocab_size=VOCAB, num_layers=3)
-    config = TrainingConfig(kind="block", **SMALL | {"markov_rank": 6, "learning_rate": 0.02})
+    config = TrainingConfig(kind="dflash", **SMALL | {"markov_rank": 6, "learning_rate": 0.02})
     folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
     head = treespec.load_drafter(folder, target).head
     whole = head.markov_head.markov_w1.weight @ head.markov_head.markov_w2.weight.T
@@ -85,7 +85,7 @@ def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
         export_head(folder, target, tmp_path / "cut", markov_rank=7)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
     target = tiny_llama(vocab_size=VOCAB, num_layers=3)
     config = TrainingConfig(kind=kind, is_head_frozen=False, **SMALL | {"learning_rate": 0.02})
@@ -102,7 +102,7 @@ def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
     assert not {"lm_head.weight", "embed_tokens.weight"} & set(load_file(tmp_path / "shared" / "model.safetensors"))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_export_through_a_coarser_target_loses_nothing(tmp_path, kind):
     target = tiny_llama(vocab_size=VOCAB, num_layers=3)
     folder = train(target, write(target, 12), tmp_path / "run", TrainingConfig(kind=kind, **SMALL)).folder
@@ -112,7 +112,7 @@ def test_export_through_a_coarser_target_loses_nothing(tmp_path, kind):
     assert all(exported[name].equal(tensor) for name, tensor in own.items())
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block", "draft_model"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "draft_model"])
 def test_texts_that_fill_the_models_positions_are_cut(tmp_path, kind):
     """A written text ends with a token that the model has no position to read at."""
     target = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=19, n_embd=32, n_layer=3, n_head=4)).eval()
@@ -133,7 +133,7 @@ def folders(tmp_path):
 def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     target, texts, out = (str(folders / name) for name in ("target", "texts", "run"))
     settings = [f"--set={name}={value}" for name, value in SMALL.items() if name != "num_steps"]
-    command = ["train", target, "--texts", texts, "--out", out, "--kind", "block", "--steps", "3", *settings]
+    command = ["train", target, "--texts", texts, "--out", out, "--kind", "dflash", "--steps", "3", *settings]
     done = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
     assert done.exit_code == 0, done.output
     card = (folders / "run" / "drafter" / "README.md").read_text()
@@ -143,7 +143,7 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     assert {path.name for path in (folders / "run").iterdir()} == {
         "drafter", "features", "log.csv", "evaluation.json", "curve.png", "state.safetensors",
     }  # fmt: skip
-    for words in ("# DSpark block head for tiny-llama", "3 steps", "576 tokens in 12 texts", "chain of 2, T = 0"):
+    for words in ("# DSpark head for tiny-llama", "3 steps", "576 tokens in 12 texts", "chain of 2, T = 0"):
         assert words in card
     treespec.load_drafter(folders / "run" / "drafter", tiny_llama(vocab_size=VOCAB, num_layers=3))
     whole = ["export", target, f"{out}/drafter", "--out", str(folders / "whole"), "--dtype", "bfloat16"]
@@ -174,8 +174,8 @@ def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     model, names = tiny_llama(vocab_size=VOCAB, num_layers=3), {"treespec": treespec}
     monkeypatch.chdir(folders)
-    monkeypatch.setattr(treespec, "shipped_head", lambda _: Path("runs/block/drafter"))
-    train(model, read_folder(Path("texts")), "runs/block", TrainingConfig(kind="block", **SMALL))
+    monkeypatch.setattr(treespec, "shipped_head", lambda _: Path("runs/dflash/drafter"))
+    train(model, read_folder(Path("texts")), "runs/dflash", TrainingConfig(kind="dflash", **SMALL))
     train(model, read_folder(Path("texts")), "runs/draft", TrainingConfig(kind="draft_model", num_layers=2, **SMALL))
     names |= {"model": model, "inputs": {"input_ids": torch.tensor([[5, 7, 9]]), "max_new_tokens": 4}}
     snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -185,9 +185,9 @@ def test_noise_is_in_units_of_the_states():
 
 
 def test_settings_are_parsed_by_their_types():
-    given = ["num_layers=2", "learning_rate=1e-3", "hidden_layers=2,15", "is_mixed=false", "kind=block", "clip=2"]
+    given = ["num_layers=2", "learning_rate=1e-3", "hidden_layers=2,15", "is_mixed=false", "kind=dflash", "clip=2"]
     assert TrainingConfig(**parse_settings(given)) == TrainingConfig(
-        kind="block", num_layers=2, learning_rate=1e-3, hidden_layers=(2, 15), is_mixed=False, clip=2
+        kind="dflash", num_layers=2, learning_rate=1e-3, hidden_layers=(2, 15), is_mixed=False, clip=2
     )
     assert parse_settings(["minutes=none", "hidden_layers=3"]) == {"minutes": None, "hidden_layers": (3,)}
 
@@ -210,9 +210,9 @@ def test_settings_of_another_kind_are_named(kind, setting):
     with pytest.raises(ConfigError, match=f"{name} is no setting of a drafter of the kind {kind}"):
         parse_settings([setting], kind)
     with pytest.raises(ConfigError, match=f"{name} is no setting"):
-        parse_settings([setting, f"kind={kind}"], "block")
+        parse_settings([setting, f"kind={kind}"], "dflash")
     if name != "hidden_layers":
-        assert name in parse_settings([setting], "block")
+        assert name in parse_settings([setting], "dflash")
     assert name in parse_settings([setting])
 
 
@@ -237,7 +237,7 @@ def test_a_model_of_any_depth_has_different_layers_to_fuse():
         {"hidden_layers": (0.5, 2)},
         {"hidden_layers": (2, 2)},
         {"num_steps": 5, "minutes": 1.0},
-        {"num_depths": 1, "kind": "block"},
+        {"num_depths": 1, "kind": "dflash"},
         {"num_epochs": math.inf},
         {"clip": math.nan},
         {"markov_rank": 2.5},

@@ -53,7 +53,7 @@ class Trained:
         self.runs = [run]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "block", "draft_model"])
+@pytest.fixture(scope="module", params=["eagle3", "dflash", "draft_model"])
 def trained(request, target, texts, tmp_path_factory):
     return Trained(request.param, target, texts, tmp_path_factory.mktemp(request.param))
 
@@ -143,7 +143,7 @@ def test_a_run_can_begin_with_anothers_weights(trained, target, texts, tmp_path)
 
 
 def test_weights_of_another_size_are_named(target, texts, tmp_path):
-    small = replace(CONFIG, kind="block", num_steps=1)
+    small = replace(CONFIG, kind="dflash", num_steps=1)
     train(target, texts, tmp_path / "small", small)
     wide = replace(small, markov_rank=16, start=str(tmp_path / "small"))
     with pytest.raises(CheckpointError, match=r"other sizes: .*markov"):
@@ -156,10 +156,10 @@ def test_weights_of_another_size_are_named(target, texts, tmp_path):
     ("first", "second", "words"),
     [
         ({"kind": "eagle3", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
-        ({"kind": "block"}, {"markov_rank": 0}, r"has more: .*markov"),
+        ({"kind": "dflash"}, {"markov_rank": 0}, r"has more: .*markov"),
         ({"kind": "draft_model", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
         ({"kind": "eagle3", "hidden_layers": (0, 1, 2)}, {"hidden_layers": (2, 1, 0)}, r"\[0, 1, 2\].*\[2, 1, 0\]"),
-        ({"kind": "block", "mask_token": 5}, {"mask_token": 6}, "'mask_token': 5.*'mask_token': 6"),
+        ({"kind": "dflash", "mask_token": 5}, {"mask_token": 6}, "'mask_token': 5.*'mask_token': 6"),
     ],
 )
 def test_weights_that_another_run_cannot_use_are_named(target, texts, tmp_path, first, second, words):
@@ -244,7 +244,7 @@ def test_too_few_texts_are_refused(target, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "block", "mask_token": 10_000}, "mask_token"),
+        ({"kind": "dflash", "mask_token": 10_000}, "mask_token"),
         ({"kind": "draft_model", "num_layers": 4}, "at most the target's 3"),
     ],
 )
@@ -253,7 +253,7 @@ def test_settings_that_do_not_fit_the_target_are_refused_before_it_reads(target,
         train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("it reads"))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block", "draft_model"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "draft_model"])
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -274,7 +274,7 @@ def test_the_cache_can_be_without_bound(target, texts, tmp_path):
     train(target, texts, tmp_path, replace(CONFIG, num_steps=1, max_cache_gb=math.inf))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_texts_that_the_target_wrote_no_part_of_are_left_out(target, texts, tmp_path, kind):
     """Long prompts, once cut: of one length, they share batches in which nothing can be learned."""
     top = texts.top.clone()

@@ -20,10 +20,10 @@ class Size(NamedTuple):
     num_layers: int
 
 
-KINDS = {"eagle3": Size(4, 1), "block": Size(7, 2), "draft_model": Size(4, 5)}
+KINDS = {"eagle3": Size(4, 1), "dflash": Size(7, 2), "draft_model": Size(4, 5)}
 _OF_HEADS = ("draft_vocab_size", "hidden_layers", "has_feature_norms", "is_initialised", "noise")
 _OF_BLOCKS = ("markov_rank", "num_anchors", "mask_token")
-UNREAD = {"eagle3": _OF_BLOCKS, "block": (), "draft_model": _OF_HEADS + _OF_BLOCKS}
+UNREAD = {"eagle3": _OF_BLOCKS, "dflash": (), "draft_model": _OF_HEADS + _OF_BLOCKS}
 """Settings that are of other kinds and change nothing."""
 MAX_SEED = 2**40
 """Seeds of steps are multiples of the run's, and must stay below what a generator takes."""
@@ -34,7 +34,7 @@ class TrainingConfig:
     """How a drafter is trained.
 
     Args:
-        kind: "eagle3", a head unrolled on its own features; "block", a DSpark head that guesses all depths at once; or
+        kind: "eagle3", a head unrolled on its own features; "dflash", a DSpark head that guesses all depths at once; or
             "draft_model", some of the target's own layers.
         draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; a draft model has all.
         num_layers: decoder layers of the drafter; None: see `KINDS`.
@@ -122,7 +122,7 @@ class TrainingConfig:
                 check_count(name, getattr(self, name))
         if self.max_length < 2 + self.depths:
             raise ConfigError(f"max_length must be above num_depths + 1 = {self.depths + 1}, got {self.max_length}")
-        if self.kind == "block" and self.depths < 2:
+        if self.kind == "dflash" and self.depths < 2:
             raise ConfigError(f"a block guesses two tokens at least: num_depths must be 2 or more, got {self.depths}")
         self._check_numbers()
         layers = self.hidden_layers or ()

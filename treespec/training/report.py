@@ -16,7 +16,7 @@ import torch
 from treespec.training.evaluate import Evaluation
 from treespec.training.state import Progress
 
-NAMES = {"eagle3": "EAGLE-3 head", "block": "DSpark block head", "draft_model": "draft model"}
+NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "draft model"}
 
 
 @dataclass(frozen=True)

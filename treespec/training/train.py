@@ -145,7 +145,7 @@ def make_learner(
     """
     if config.kind == "draft_model":
         return make_draft_model(model, config)
-    if config.kind == "block":
+    if config.kind == "dflash":
         vocab_size, mask_token = num_logits(model), config.mask_token
         if mask_token is None:
             mask_token = unused_token(texts.tokens, vocab_size)
