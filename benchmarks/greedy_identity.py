@@ -23,10 +23,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import prompts, smollm2
-from benchmarks.progress import progress_bar
-from benchmarks.reference import TIE, Plain, compare, plain_greedy
-from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
+from benchmarks.common import prompts, smollm2
+from benchmarks.common.progress import progress_bar
+from benchmarks.common.reference import TIE, Plain, compare, plain_greedy
+from benchmarks.common.settings import (
+    RESULTS,
+    load_average,
+    markdown_table,
+    parser,
+    settings,
+    settings_lines,
+    write_json,
+)
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 
 TREE_SIZES, BATCH_SIZES = (8, 32), (1, 4)

@@ -13,8 +13,16 @@ import torch
 from rich.progress import track
 from transformers import DynamicCache, PreTrainedModel
 
-from benchmarks import smollm2
-from benchmarks.settings import RESULTS, load_average, markdown_table, parser, settings, settings_lines, write_json
+from benchmarks.common import smollm2
+from benchmarks.common.settings import (
+    RESULTS,
+    load_average,
+    markdown_table,
+    parser,
+    settings,
+    settings_lines,
+    write_json,
+)
 from treespec.hf.cpu import prepack_linears
 
 NUM_NODES = (1, 2, 4, 8, 16, 32, 64)

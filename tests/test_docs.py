@@ -97,17 +97,6 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
         TrainingConfig(**parse_settings(given.get("settings") or []))
 
 
-def test_benchmarks_that_are_named_exist() -> None:
-    text = "\n".join(page.read_text() for page in PAGES)
-    table = text.split("| `python -m benchmarks.` |")[1].split("\n\n")[0]
-    cells = re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
-    listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)} - {"scipy"}
-    run = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert listed == run
-    named = set(re.findall(r"python -m benchmarks\.(\w+)", text)) - {"training_prompts"}
-    assert named <= run
-
-
 @pytest.mark.parametrize("module", [treespec, drafters, policies, verification], ids=lambda module: module.__name__)
 def test_every_public_name_is_documented(module) -> None:
     texts = [page.read_text() for page in EVERYTHING]

@@ -6,8 +6,8 @@ from drafter_loop import Loop
 from toy_codec import ToyCodec
 from toy_models import TableLM, ToyScorer
 
-from benchmarks.joint_distribution import Case, run_case, tiny_models
-from benchmarks.joint_distribution_cases import PLAIN, WARPED
+from benchmarks.joint_distribution.cases import PLAIN, WARPED
+from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
 from treespec.drafters.model.reencoding import longest_path, tree_of_paths
 from treespec.drafters.model.token_map import Translator, continue_text, shared_tokens, spell

@@ -10,8 +10,8 @@ from helpers.rounds import cache_error
 from helpers.tiny import padded, prompt, tiny_llama
 
 import treespec
-from benchmarks.joint_distribution import run_case
-from benchmarks.joint_distribution_cases import PLAIN, VOCAB_SIZE, WARPED, Case, Models, kary
+from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED, Case, Models, kary
+from benchmarks.joint_distribution.run import run_case
 from treespec import TreeSpeculation
 from treespec.drafters import EarlyExit
 from treespec.engine.loop import speculate

@@ -14,8 +14,8 @@ from head_runs import check_distributions, left_padded, make, run
 from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
-from benchmarks.joint_distribution import Case, run_case, tiny_models
-from benchmarks.joint_distribution_cases import PLAIN, VOCAB_SIZE, WARPED
+from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
+from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
 from treespec.policies import SpecExec, StochasticBeam
 

@@ -9,8 +9,9 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import joint_distribution
-from benchmarks.joint_distribution import (
+from benchmarks.joint_distribution import run as joint_distribution
+from benchmarks.joint_distribution.cases import PLAIN, WARPED, InNumpy, kary
+from benchmarks.joint_distribution.run import (
     FOUND,
     Case,
     Models,
@@ -27,7 +28,6 @@ from benchmarks.joint_distribution import (
     tiny_models,
     verdict,
 )
-from benchmarks.joint_distribution_cases import PLAIN, WARPED, InNumpy, kary
 from treespec.verification import RULES
 
 STRONG_BUGS = (

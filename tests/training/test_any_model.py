@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 from typer.testing import CliRunner
 
 import treespec
-from benchmarks.settings import settings as benchmark_settings
+from benchmarks.common.settings import settings as benchmark_settings
 from treespec.cli import _command, app
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.training import TrainingConfig, export_head, parse_settings, train

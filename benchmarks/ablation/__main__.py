@@ -1,0 +1,5 @@
+"""`python -m benchmarks.ablation`."""
+
+from benchmarks.ablation.run import main
+
+main()

@@ -1,0 +1,113 @@
+"""The drafters that the benchmarks compare, by name.
+
+Cold drafters know nothing at the start of a prompt; warm ones start from what ships with treespec for this model, which
+was written by the model itself and holds no benchmark prompt. Warm merges know from other prompts what their parts are
+worth, as an object does that has served some calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple, Protocol
+
+from benchmarks.common.smollm2 import NAME
+from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
+from treespec.drafters.lookup.suffix_store import SuffixStore
+from treespec.drafters.lookup.suffix_text import SuffixText
+from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.protocols import CausalScorer, Drafter
+
+DRAFT, EXIT = "draft", "exit"
+EXIT_LAYERS = 24
+"""Where early exit leaves: the head, never trained for it, agrees there with the last layer's in two of five places."""
+
+
+class Kit(Protocol):
+    """What drafters are made of, for one call of generation at a time.
+
+    Attributes:
+        pool: what a warm merge has learned of its parts before; None: nothing.
+    """
+
+    pool: OpinionPool | None
+
+    def scorer(self, name: str) -> CausalScorer:
+        """Of `DRAFT` (the target without some layers) or `EXIT` (its first layers and its head)."""
+        ...
+
+
+class Entry(NamedTuple):
+    """`make(kit)` gives a fresh drafter.
+
+    `reads_logits`: it learns from the target's logits at nodes that were rejected. `scorer`: the draft model whose
+    distribution it has, None for drafters that only give candidates. `is_learning`: a merge that begins with what it
+    learned on other prompts. `is_timed`: whether the wall-clock benchmark takes it by default; `timed` makes the
+    drafter that is timed where it differs from the replayed one, although both propose the same.
+    """
+
+    make: Callable[[Kit], Drafter]
+    reads_logits: bool = False
+    scorer: str | None = None
+    is_learning: bool = False
+    is_timed: bool = False
+    timed: Callable[[], Drafter] | None = None
+
+
+@cache
+def warm_start() -> WarmStart:
+    """What ships for the benchmarks' model, read once."""
+    return WarmStart.shipped(NAME)
+
+
+class FrozenStore(SuffixStore):
+    """Texts that stay as they are: one store serves all prompts, and none learns from another."""
+
+    def follow(self, text: SuffixText, num_before: int) -> None:
+        """Take nothing."""
+
+
+@cache
+def warm_store() -> FrozenStore:
+    return FrozenStore([text.numpy() for text in warm_start().texts])
+
+
+def warm_suffix() -> SuffixLookup:
+    return SuffixLookup(store=warm_store())
+
+
+DRAFTERS: dict[str, Entry] = {
+    "suffix, request only": Entry(lambda _: SuffixLookup()),
+    "recycling, cold": Entry(lambda _: TokenRecycling(), reads_logits=True),
+    "recycling + suffix, cold": Entry(
+        lambda _: Merge([TokenRecycling(), SuffixLookup()]),
+        reads_logits=True,
+    ),
+    "suffix, warm": Entry(lambda _: warm_suffix(), is_timed=True),
+    "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True, is_timed=True),
+    "recycling + suffix, warm": Entry(
+        lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool),
+        reads_logits=True,
+        is_learning=True,
+        is_timed=True,
+    ),
+    "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT, is_timed=True),
+    "draft model + recycling + suffix, warm": Entry(
+        lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_suffix()], pool=kit.pool),
+        reads_logits=True,
+        is_learning=True,
+    ),
+    "early exit": Entry(
+        lambda kit: DraftModel(kit.scorer(EXIT)),
+        scorer=EXIT,
+        is_timed=True,
+        timed=lambda: EarlyExit(EXIT_LAYERS),
+    ),
+}
+
+PARTS = {
+    "recycling + suffix, cold": ("recycling, cold", "suffix, request only"),
+    "recycling + suffix, warm": ("recycling, warm", "suffix, warm"),
+    "draft model + recycling + suffix, warm": ("draft model", "recycling, warm", "suffix, warm"),
+}
+"""What merged drafters are made of."""

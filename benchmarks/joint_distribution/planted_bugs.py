@@ -1,0 +1,303 @@
+"""Known mistakes of speculative decoding, each planted into the whole engine: what the joint-distribution test has to
+find.
+
+Mistakes of rules are rules with a walk of their own, mistakes about trees change what a policy has grown, and mistakes
+of the engine stand in for one of its functions for the time of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.joint_distribution.cases import PLAIN, WARPED, Case, kary
+from treespec import Chain, DraftModel, KAry
+from treespec.engine.request import Streams
+from treespec.engine.target_probs import TargetProbs
+from treespec.hf import make_scorer
+from treespec.hf.attention import mask as mask_module
+from treespec.hf.attention.mask import CachedSlots, TreeAttention
+from treespec.hf.cache import slot_cache as slot_cache_module
+from treespec.hf.models import tree_scorer as causal_lm_module
+from treespec.policies import children as children_module
+from treespec.protocols import DraftSource, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.verification.steps import likelihood_ratio, residual_weights
+
+UNLIKELY = 0.15
+
+
+@dataclass(frozen=True)
+class MistakenRejection:
+    """Recursive rejection that draws the next token from another distribution.
+
+    Args:
+        name: of the rule.
+        next_probs: maps (target distribution of the node, what its rejections left, what its parent's rejections had
+            left or None at the root, whether the node is a leaf) to the distribution drawn from, all float [V].
+    """
+
+    name: str
+    next_probs: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
+    is_lossless = True
+
+    def check(self, trees: TreeBatch) -> None:
+        """Admits every tree."""
+
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        path, parent_rest = [0], None
+        while True:
+            node = path[-1]
+            rest, children = target_probs(node), tree.children(node)
+            accepted = None
+            for child in children:
+                token, draft_probs = tree.token(child), tree.draft_probs_of(child)
+                if rng.flip(child, min(likelihood_ratio(rest, draft_probs, token), 1)):
+                    accepted = child
+                    break
+                left = residual_weights(rest, draft_probs, token)
+                rest = left / left.sum() if left.sum() > 0 else rest
+            if accepted is None:
+                probs = self.next_probs(target_probs(node), rest, parent_rest, not children)
+                return Verdict(tuple(path), rng.pick(node, probs), is_bonus=not children)
+            path.append(accepted)
+            parent_rest = rest
+
+
+class FreshSamplePerPath:
+    """A target walk that matches every leaf path with samples of its own and keeps the longest match."""
+
+    name = "target_walk"
+    is_lossless = True
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+
+    def check(self, trees: TreeBatch) -> None:
+        """Admits every tree."""
+
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        assert isinstance(tree, TokenTree), "the engine walks token trees"
+        verdicts = [self._match(tree, path, target_probs) for path in tree.leaf_paths()]
+        return max(verdicts, key=lambda verdict: verdict.num_accepted)
+
+    def _match(self, tree: TokenTree, leaf_path: tuple[int, ...], target_probs: NodeProbs) -> Verdict:
+        path = [0]
+        while True:
+            node = path[-1]
+            token = int(torch.multinomial(target_probs(node), 1, generator=self._generator))
+            is_leaf = len(path) == len(leaf_path)
+            if is_leaf or tree.token(leaf_path[len(path)]) != token:
+                return Verdict(tuple(path), token, is_bonus=is_leaf)
+            path.append(leaf_path[len(path)])
+
+
+@dataclass(frozen=True)
+class Altered:
+    """A policy whose trees are changed after they were drawn."""
+
+    policy: TreePolicy
+    alter: Callable[[TreeBatch], TreeBatch]
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.max_nodes
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        return self.alter(self.policy.grow(source, max_depth))
+
+
+def forget_replacement(batch: TreeBatch) -> TreeBatch:
+    """Draws without replacement, stored as draws from the whole distribution."""
+    return replace(batch, is_without_replacement=None)
+
+
+def invent_replacement(batch: TreeBatch) -> TreeBatch:
+    """Independent draws, stored as draws without replacement (but for duplicates, which have no such distribution)."""
+    assert batch.draft_index is not None
+    return replace(batch, is_without_replacement=(batch.draft_index >= 0) & ~_is_duplicate(batch))
+
+
+def drop_duplicates(batch: TreeBatch) -> TreeBatch:
+    return _without(batch, _is_duplicate(batch))
+
+
+def drop_unlikely(batch: TreeBatch) -> TreeBatch:
+    return _without(batch, _draft_probs(batch) < UNLIKELY)
+
+
+def resort(batch: TreeBatch) -> TreeBatch:
+    """Siblings in order of falling draft probability."""
+    probs = _draft_probs(batch).tolist()
+    orders = []
+    for row, tree in enumerate(batch.trees):
+        order, level = [], [0]
+        while level:
+            order += level
+            siblings = [sorted(tree.children(node), key=lambda i: -probs[row][i]) for node in level]
+            level = [child for group in siblings for child in group]
+        orders.append(order + list(range(len(order), batch.max_nodes)))
+    return _permute(batch, torch.tensor(orders))
+
+
+def _is_duplicate(batch: TreeBatch) -> Tensor:
+    """bool [B, N]: an earlier sibling holds the same token."""
+    same = [values.unsqueeze(2) == values.unsqueeze(1) for values in (batch.parents, batch.tokens)]
+    return (same[0] & same[1]).tril(-1).any(2) & (batch.parents >= 0)
+
+
+def _draft_probs(batch: TreeBatch) -> Tensor:
+    """float [B, N]: the probability that its own stored distribution gives a node's token, one at the root."""
+    assert batch.draft_probs is not None, "these bugs are about sampled children"
+    assert batch.draft_index is not None
+    probs = batch.draft_probs[batch.draft_index.clamp(min=0), batch.tokens]
+    return torch.where(batch.draft_index >= 0, probs, 1.0)
+
+
+def _without(batch: TreeBatch, is_dropped: Tensor) -> TreeBatch:
+    """The batch less some nodes, bool [B, N], and all that stands below them."""
+    is_lost = (batch.ancestors & is_dropped.unsqueeze(1)).any(-1)
+    return batch.keep_nodes((batch.parents != PADDING_PARENT) & ~is_lost)
+
+
+def _permute(batch: TreeBatch, order: Tensor) -> TreeBatch:
+    """The batch with its nodes renumbered: `order` int64 [B, N] lists the old ids."""
+    places = order.argsort(1)
+    parents = torch.where(batch.parents >= 0, places.gather(1, batch.parents.clamp(min=0)), batch.parents)
+
+    def take(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.gather(1, order)
+
+    return replace(
+        batch,
+        tokens=batch.tokens.gather(1, order),
+        parents=parents.gather(1, order),
+        draft_index=take(batch.draft_index),
+        is_without_replacement=take(batch.is_without_replacement),
+        values=take(batch.values),
+    )
+
+
+class RawDistributions(DraftModel):
+    """A draft model that stores the softmax of its raw logits while it draws from the processed distribution."""
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        self._raw_distributions: list[Tensor] = []
+        batch = super().propose(max_depth)
+        return replace(batch, draft_probs=torch.cat(self._raw_distributions)) if self._raw_distributions else batch
+
+    def _probs(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        self._raw_distributions.append(logits.float().softmax(-1).flatten(0, 1))
+        return super()._probs(logits, tokens, parents)
+
+
+def raw_probs_drafter(draft: Any) -> DraftModel:
+    return RawDistributions(make_scorer(draft))
+
+
+@contextmanager
+def swapped(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
+    """`owner.name` replaced for the time of a `with` block."""
+    original = vars(owner)[name]
+    setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+_select, _attended_keys = children_module._select, mask_module._attended_keys
+_pending_attention, _keep_paths, _from_seed = (
+    causal_lm_module.pending_attention,
+    slot_cache_module.keep_paths,
+    Streams.from_seed,
+)
+
+
+def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.Children:
+    return _select(proposal, k)._replace(draft_probs=proposal.probs, num_sampled=k)
+
+
+def _no_drafted_ids(probs: TargetProbs, rows: list[int], nodes: list[int], depth: int) -> Tensor:
+    return torch.empty(len(rows), 0, dtype=torch.int64)
+
+
+def _keys_without_ancestors(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tensor:
+    return _attended_keys(slots, torch.zeros_like(ancestors), num_new)
+
+
+def _slot_positions(slots: CachedSlots, parents: Tensor, num_new: int, *args: Any) -> TreeAttention:
+    attention = _pending_attention(slots, parents, num_new, *args)
+    numbers = torch.arange(parents.shape[1] - num_new, parents.shape[1])
+    return replace(attention, position_ids=slots.lengths.unsqueeze(1) + numbers)
+
+
+def _keep_first_slots(layers: Any, num_slots: int, paths: Any) -> None:
+    _keep_paths(layers, num_slots, [range(len(path)) for path in paths])
+
+
+def _one_noise(seed: int | None, device: torch.device) -> Streams:
+    streams = _from_seed(seed, device)
+    return streams._replace(draws=torch.Generator(device).manual_seed(streams.coins.initial_seed()))
+
+
+def planted_bugs() -> list[Case]:
+    """Every mistake, on trees where it shows."""
+    correction = MistakenRejection("recursive", lambda probs, rest, parent_rest, is_leaf: probs)
+    bonus = MistakenRejection(
+        "recursive", lambda probs, rest, above, is_leaf: above if is_leaf and above is not None else rest
+    )
+    cases = [
+        Case(correction, Chain(2), "chain", PLAIN, bug="correction drawn from the target distribution"),
+        Case(correction, kary("iid"), "iid", PLAIN, bug="correction drawn from the target distribution"),
+        Case(bonus, kary("iid"), "iid", PLAIN, bug="bonus token drawn from the parent's residual"),
+        Case(FreshSamplePerPath(), kary("selected"), "selected", PLAIN, bug="a fresh target sample per path"),
+    ]
+    for rule in ("recursive", "traversal"):
+        cases += _tree_bugs(rule) + _engine_bugs(rule)
+    return cases
+
+
+def _tree_bugs(rule: str) -> list[Case]:
+    alterations: list[tuple[str, str, Callable[[TreeBatch], TreeBatch]]] = [
+        ("distribution not renormalised for draws without replacement", "without_replacement", forget_replacement),
+        ("distribution renormalised for independent draws", "iid", invent_replacement),
+        ("duplicate independent siblings removed", "iid", drop_duplicates),
+        ("sampled siblings sorted by probability", "iid", resort),
+        ("sampled siblings sorted by probability", "without_replacement", resort),
+        ("unlikely sampled siblings pruned", "iid", drop_unlikely),
+    ]
+    return [
+        Case(rule, Altered(wide(family), alter), f"wide {family}", PLAIN, bug=bug) for bug, family, alter in alterations
+    ]
+
+
+def _engine_bugs(rule: str) -> list[Case]:
+    """Mistakes that stand in for a function: (bug, trees, options, owner, name, stand-in)."""
+    swaps: list[tuple[str, str, dict[str, Any], Any, str, Any]] = [
+        ("top-k children treated as sampled", "selected", PLAIN, children_module, "_select", _select_as_if_drawn),
+        ("processors see the root's ids", "iid", WARPED, TargetProbs, "_drafted", _no_drafted_ids),
+        ("tree mask without ancestors", "iid", PLAIN, mask_module, "_attended_keys", _keys_without_ancestors),
+        ("positions by slot, not by depth", "iid", PLAIN, causal_lm_module, "pending_attention", _slot_positions),
+        ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", _one_noise),
+    ]
+    cases = [
+        Case(rule, kary(family), family, options, bug=bug, planted=partial(swapped, *swap))
+        for bug, family, options, *swap in swaps
+    ]
+    forgotten = partial(swapped, slot_cache_module, "keep_paths", _keep_first_slots)
+    family = "without_replacement"
+    cases.append(Case(rule, wide(family), f"wide {family}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
+    raw = "draft distribution stored before its processors"
+    return [*cases, Case(rule, kary("iid"), "iid", WARPED, drafter=raw_probs_drafter, bug=raw)]
+
+
+def wide(children: str) -> TreePolicy:
+    """Four siblings: mistakes about siblings show, and rarely is the first one kept."""
+    return KAry((4, 2), children=children)

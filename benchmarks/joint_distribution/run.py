@@ -1,0 +1,262 @@
+"""Does sampling keep the target's distribution? A G-test of the joint distribution of three tokens through the whole
+engine.
+
+A real tiny target and draft model with a vocabulary of 8 decode batches of 2,000 rows from one prompt; the 512 possible
+continuations are counted and compared with their exact probabilities, which plain uncached passes and transformers'
+own processors give. Every rule is tried on sampling schemes of trees that it admits, plain and with temperature, top-p
+and a repetition penalty, and every planted bug must be found.
+
+Beside the p-value stands an estimate of the total variation that noise does not inflate: one half of the batches says
+which continuations come too often, and the other half by how much (see `cross_fitted_distance`).
+
+Both result files, benchmarks/results/joint_distribution.{json,md}, are written after every case and name the cases that
+are to come; started again with the same options, an unfinished run goes on where it stopped.
+
+    python -m benchmarks.joint_distribution [--batches 100] [--rows 2000] [--more]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from scipy.stats import chi2
+
+from benchmarks.common.progress import progress_bar
+from benchmarks.common.settings import (
+    RESULTS,
+    load_average,
+    markdown_table,
+    parser,
+    settings,
+    settings_lines,
+    write_json,
+)
+from benchmarks.joint_distribution.cases import (
+    NUM_TOKENS,
+    PROMPT,
+    VOCAB_SIZE,
+    WARPED,
+    Case,
+    Models,
+    count_batch,
+    exact_distribution,
+    more_cases,
+    right_cases,
+    start,
+    tiny_models,
+)
+from benchmarks.joint_distribution.planted_bugs import planted_bugs
+
+FOUND = 1e-6
+"""A planted bug counts as found below this p-value."""
+LEVEL = 0.01
+"""The smallest p-value of all right cases must be above this, divided by their number (Bonferroni)."""
+SMALL = 0.01
+"""Planted bugs of a total variation below this need not be found."""
+MIN_BUG_BATCHES = 4
+"""A bug that is found at once runs for as many batches, so that its total variation can be told."""
+
+
+def g_test(counts: np.ndarray, probs: np.ndarray) -> float:
+    """p-value of a G-test of counts int64 [512] against a distribution float64 [512].
+
+    Cells that expect fewer than five are pooled; an impossible continuation that came gives zero.
+    """
+    if counts[probs == 0].any():
+        return 0.0
+    expected = probs * counts.sum()
+    is_small = expected < 5
+    observed = np.append(counts[~is_small], counts[is_small].sum()).astype(float)
+    wanted = np.append(expected[~is_small], expected[is_small].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    terms = np.where(observed > 0, observed * np.log(np.maximum(observed, 1) / wanted), 0.0)
+    return float(chi2.sf(2 * terms.sum(), len(wanted) - 1))
+
+
+def cross_fitted_distance(halves: np.ndarray, probs: np.ndarray) -> tuple[float, float]:
+    """An estimate of the total variation between the sampled distribution and `probs` float64 [512], and its standard
+    error.
+
+    The distance is the largest excess of probability of any set of continuations. One half of the counts, int64
+    [2, 512], picks the set and the other measures its excess, so the estimate errs on the small side only and is zero
+    on average where the distributions agree; the plain distance of 200,000 samples from their own distribution is about
+    0.01. The halves take both parts in turn; the two estimates are correlated, so the mean's error is given as that of
+    one.
+    """
+    excesses, variances = [], []
+    for picking, measuring in (halves, halves[::-1]):
+        chosen = picking / picking.sum() > probs
+        share = measuring[chosen].sum() / measuring.sum()
+        excesses.append(share - probs[chosen].sum())
+        variances.append(share * (1 - share) / measuring.sum())
+    return float(np.mean(excesses)), float(np.sqrt(np.mean(variances)))
+
+
+def run_case(
+    case: Case, models: Models, num_batches: int, num_rows: int, seed: int = 0, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Sample a case and judge it; a planted bug only until it is found.
+
+    Returns:
+        name, bug, samples, p, total_variation and its standard_error, block_efficiency and seconds.
+    """
+    begin, probs = time.perf_counter(), exact_distribution(models.target, case.options)
+    speculation = start(case, models)
+    halves = np.zeros((2, len(probs)), dtype=np.int64)
+    task = None if progress is None else progress.add_task(case.name, total=num_batches)
+    for batch in range(num_batches):
+        halves[batch % 2] += count_batch(case, models, speculation, num_rows, seed + batch)
+        if progress is not None and task is not None:
+            progress.advance(task)
+        is_enough = batch + 1 >= min(MIN_BUG_BATCHES, num_batches) and batch % 2 == 1
+        if case.bug is not None and is_enough and g_test(halves.sum(0), probs) < FOUND:
+            break
+    if progress is not None and task is not None:
+        progress.remove_task(task)
+    distance, error = cross_fitted_distance(halves, probs) if halves[1].any() else (float("nan"), float("nan"))
+    return {
+        "name": case.name,
+        "bug": case.bug,
+        "rule": case.rule_name,
+        "trees": case.family,
+        "processors": case.processors,
+        "samples": int(halves.sum()),
+        "p": g_test(halves.sum(0), probs),
+        "total_variation": distance,
+        "standard_error": error,
+        "block_efficiency": speculation.total_stats.block_efficiency,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def verdict(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the cases say together, as plain data."""
+    right = [result for result in results if result["bug"] is None]
+    bugs = [result for result in results if result["bug"] is not None]
+    smallest = min(right, key=lambda result: result["p"], default={"p": 1.0, "name": "none"})
+    missed = [result for result in bugs if result["p"] >= FOUND]
+    return {
+        "smallest_p": smallest["p"],
+        "smallest_p_case": smallest["name"],
+        "bonferroni_p": min(1.0, smallest["p"] * len(right)),
+        "num_right": len(right),
+        "num_bugs": len(bugs),
+        "missed_bugs": [result["name"] for result in missed],
+        "is_right": smallest["p"] * max(len(right), 1) > LEVEL and all(r["total_variation"] < SMALL for r in missed),
+    }
+
+
+def report(data: dict[str, Any]) -> str:
+    """The result file for people."""
+    right = [result for result in data["results"] if result["bug"] is None]
+    bugs = [result for result in data["results"] if result["bug"] is not None]
+    said = data["verdict"]
+    smallest = (
+        f"The smallest of {said['num_right']} p-values is {said['smallest_p']:.4f} ({said['smallest_p_case']}); times "
+        f"their number (Bonferroni) that is {said['bonferroni_p']:.2f}, and the run counts as right above {LEVEL}."
+    )
+    return (
+        f"# The joint distribution of {NUM_TOKENS} sampled tokens: {'right' if said['is_right'] else 'WRONG'}"
+        f"{' so far' if data['pending'] else ''}\n\n"
+        f"Tiny llamas, vocabulary {VOCAB_SIZE}, prompt {PROMPT}, {data['batches']} batches of {data['rows']} rows; "
+        f"warped: temperature {WARPED['temperature']}, top-p {WARPED['top_p']}, repetition penalty "
+        f"{WARPED['repetition_penalty']}. Total variation is cross-fitted: zero on average where the "
+        f"distributions agree.\n\n"
+        + markdown_table(["rule", "trees", "processors", "samples", "p", "total variation", "tokens per tree"],
+                         [_row(result) for result in right])
+        + f"\n{smallest}\n\n## Planted bugs\n\nFound: p < {FOUND:g}; sampling ends there. {_missed_note(bugs)}\n\n"
+        + markdown_table(["bug", "rule", "trees", "processors", "samples", "p", "total variation", "found"],
+                         [[str(result["bug"]), *_row(result)[:-1], _found(result)] for result in bugs])
+        + (f"\nStill to come: {', '.join(data['pending'])}.\n" if data["pending"] else "")
+        + f"\nSeeds {data['seed']} to {data['seed'] + data['batches'] - 1}, one per batch; load average "
+        f"{data['load_average']} before, {data['load_average_after']} after"
+        + (", resumed after a stop" if data["is_resumed"] else "")
+        + ". "
+        + settings_lines(data)
+    )  # fmt: skip
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    distance = f"{result['total_variation']:.4f} ± {result['standard_error']:.4f}"
+    p_value = f"{result['p']:.4f}" if result["p"] > 1e-4 else f"{result['p']:.1e}"
+    efficiency = f"{result['block_efficiency']:.2f}"
+    names = [result[key] for key in ("rule", "trees", "processors")]
+    return [*names, f"{result['samples']:,}", p_value, distance, efficiency]
+
+
+def _found(result: dict[str, Any]) -> str:
+    if result["p"] < FOUND:
+        return "yes"
+    return f"no, below {SMALL}" if result["total_variation"] < SMALL else "NO"
+
+
+def _missed_note(bugs: list[dict[str, Any]]) -> str:
+    missed = [result for result in bugs if result["p"] >= FOUND]
+    if not missed:
+        return "All are found."
+    return f"Not found: {len(missed)}, of which {sum(_found(r) == 'NO' for r in missed)} above {SMALL}."
+
+
+class _State:
+    """The results so far, on disk: both files are written after every case."""
+
+    def __init__(self, path: Path, names: list[str], args: argparse.Namespace) -> None:
+        self._path, self._names = path, names
+        options = {"batches": args.batches, "rows": args.rows, "seed": args.seed, "prompt": PROMPT}
+        if path.is_file():
+            self.data: dict[str, Any] = json.loads(path.read_text())
+            if self.data["pending"] and all(self.data.get(name) == value for name, value in options.items()):
+                self.data["is_resumed"] = True
+                self.data["results"] = [result for result in self.data["results"] if result["name"] in names]
+                return
+        self.data = settings(**options, is_resumed=False, results=[])
+
+    @property
+    def done(self) -> set[str]:
+        return {result["name"] for result in self.data["results"]}
+
+    def add(self, result: dict[str, Any]) -> None:
+        results = sorted([*self.data["results"], result], key=lambda result: self._names.index(result["name"]))
+        self.data |= {"results": results, "load_average_after": load_average()}
+        self.data["pending"] = [name for name in self._names if name not in self.done]
+        self.data["verdict"] = verdict(results)
+        write_json(self._path, self.data)
+        self._path.with_suffix(".md").write_text(report(self.data))
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    console, models = Console(), tiny_models()
+    cases = planted_bugs() + right_cases() + (more_cases() if args.more else [])
+    state = _State(args.output, [case.name for case in cases], args)
+    gc.freeze()  # The libraries' objects, or every collection would go through them all.
+    with progress_bar(console) as progress:
+        task = progress.add_task("all cases", total=len(cases), completed=0)
+        for case in cases:
+            if case.name not in state.done:
+                result = run_case(case, models, args.batches, args.rows, args.seed, progress)
+                state.add(result)
+                console.print(" | ".join([result["name"], *_row(result)[3:], f"{result['seconds']:.0f} s"]))
+            progress.advance(task)
+    console.print(report(state.data), markup=False, soft_wrap=True)
+    sys.exit(0 if state.data["verdict"]["is_right"] else 1)
+
+
+def _arguments() -> argparse.Namespace:
+    options = parser(__doc__ or "", threads=1)
+    options.add_argument("--batches", type=int, default=100)
+    options.add_argument("--rows", type=int, default=2000)
+    options.add_argument("--more", action="store_true", help="try the rules on more sampling schemes of trees")
+    options.add_argument("--output", type=Path, default=RESULTS / "joint_distribution" / "joint_distribution.json")
+    return options.parse_args()

@@ -1,0 +1,181 @@
+"""What is measured of one drafter along recorded texts: see `tree_acceptance.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.common.acceptance import CachedTree, Kind, grow, inner_contexts, mean_accepted
+from benchmarks.common.drafters import DRAFT, EXIT, EXIT_LAYERS, Entry
+from benchmarks.common.prompts import Prompt, encode
+from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
+from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
+from treespec.drafters import Merge
+from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.engine.stats import SpeculationStats
+from treespec.hf import TreeScorer
+from treespec.hf.cpu import prepack_linears
+from treespec.policies.sequoia import AcceptanceTable, non_increasing
+from treespec.protocols import TreePolicy
+from treespec.tree import TokenTree, TreeBatch
+from treespec.verification import resolve
+
+NUM_KEPT = 16
+RARELY = 1e-3
+"""The least acceptance in a table: what was never accepted in the measuring texts still fills a large tree."""
+
+Counts = dict[str, dict[str, list[int]]]
+"""By policy and number of drafted tokens: accepted tokens plus one per step, summed over the steps, and the steps."""
+
+
+class Models:
+    """The target and its drafts, all with packed linear layers."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.target, self.tokenizer, self.end = model, tokenizer, int(str(tokenizer.eos_token_id))
+        num_layers = model.config.num_hidden_layers
+        self.drafts = {DRAFT: without_layers(model), EXIT: without_layers(model, range(EXIT_LAYERS, num_layers))}
+        for part in (model, *self.drafts.values()):
+            prepack_linears(part)
+
+    def texts(self, prompts: Sequence[Prompt], temperature: float, num_new: int, seed: int) -> list[Text]:
+        """The prompts continued by the target, greedily at temperature zero, up to the end of text."""
+        torch.manual_seed(seed)
+        called: Any = self.target
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        texts = []
+        for start in range(0, len(prompts), 4):
+            inputs = encode(self.tokenizer, prompts[start : start + 4])
+            options: dict[str, Any] = sampling if temperature else {"do_sample": False}
+            out = called.generate(**inputs, max_new_tokens=num_new, **options)
+            texts += [self._text(*row) for row in zip(out, inputs["attention_mask"], strict=True)]
+        return texts
+
+    def _text(self, ids: torch.Tensor, mask: torch.Tensor) -> Text:
+        """One row int64 [L] without its padding; mask int64 [P] is the prompt's."""
+        start = int(mask.sum())
+        ids = ids[len(mask) - start :]
+        ends = torch.eq(ids[start:], self.end).nonzero()
+        return Text(ids[: start + int(ends[0]) + 1] if len(ends) else ids, start)
+
+
+class Played(NamedTuple):
+    """A drafter's statistics along a text, and what a merge has learned by then."""
+
+    stats: SpeculationStats
+    pool: OpinionPool | None
+
+
+class RecordedKit:
+    """The draft models' scorers along one text, shared by all cells that are replayed there; see `Kit`."""
+
+    pool: OpinionPool | None = None
+
+    def __init__(self, models: Models, text: Text) -> None:
+        self._models, self._text = models, text
+        self.target = RecordedScorer(models.target, text, NUM_KEPT)
+        self._scorers: dict[str, RecordedScorer] = {}
+        self._is_text_enough = False
+
+    def scorer(self, name: str) -> RecordedScorer:
+        if name not in self._scorers:
+            self._scorers[name] = RecordedScorer(self._models.drafts[name], self._text)
+        self._scorers[name].is_text_enough = self._is_text_enough
+        return self._scorers[name]
+
+    def run(
+        self,
+        entry: Entry,
+        policy: TreePolicy,
+        is_fixed: bool,
+        num_new: int,
+        is_sampling: bool,
+        pool: OpinionPool | None = None,
+    ) -> Played:
+        """One fresh drafter along the text; a merge begins with a copy of the pool."""
+        # A merged tree is shaped by what the draft model promised beside the text, whatever the policy.
+        self._is_text_enough = is_fixed and entry.scorer is not None
+        self.target.is_text_enough = not entry.reads_logits
+        self.pool = pool
+        drafter = entry.make(self)
+        stats = replay(self.target, drafter, policy, self._text, num_new, is_sampling)
+        return Played(stats, drafter.pool if isinstance(drafter, Merge) else None)
+
+
+class Learned:
+    """What a merge learns of its parts along other texts, by policy and size."""
+
+    def __init__(self, kits: Sequence[RecordedKit], entry: Entry, num_new: int, is_sampling: bool) -> None:
+        self._kits, self._entry, self._num_new, self._is_sampling = kits, entry, num_new, is_sampling
+        self._pools: dict[tuple[str, int], OpinionPool | None] = {}
+
+    def pool(self, family: str, num_drafted: int, table: AcceptanceTable) -> OpinionPool | None:
+        """For one of `FAMILIES` with so many drafted tokens; None for drafters that begin with nothing."""
+        if not self._entry.is_learning:
+            return None
+        if (family, num_drafted) not in self._pools:
+            policy, is_fixed, _ = FAMILIES[family]
+            pool = None
+            for kit in self._kits:
+                played = kit.run(
+                    self._entry, policy(num_drafted, table), is_fixed, self._num_new, self._is_sampling, pool
+                )
+                pool = played.pool
+            self._pools[family, num_drafted] = pool
+        return self._pools[family, num_drafted]
+
+
+def measure_cells(
+    kit: RecordedKit, entry: Entry, table: AcceptanceTable, num_new: int, is_sampling: bool, learned: Learned
+) -> Counts:
+    """Every policy at every budget along one text. The largest trees come first: the others find their nodes scored."""
+    found: Counts = {}
+    for name, family in FAMILIES.items():
+        found[name] = {}
+        for n in sorted(BUDGETS[1:] if name != CHAIN else BUDGETS, reverse=True):
+            pool = learned.pool(name, n, table)
+            stats = kit.run(entry, family.policy(n, table), family.is_fixed, num_new, is_sampling, pool).stats
+            found[name][str(n)] = [stats.num_accepted_tokens + stats.num_drafts, stats.num_drafts]
+    for cells in found.values():  # A tree of one drafted token is a chain.
+        cells["1"] = found[CHAIN]["1"]
+    return found
+
+
+def measure_table(
+    kits: Sequence[RecordedKit], entry: Entry, num_new: int, is_sampling: bool
+) -> dict[str, AcceptanceTable]:
+    """How often the child of each depth and rank is accepted in a wide tree, for `Sequoia`."""
+    total = SpeculationStats()
+    for kit in kits:
+        total.add(kit.run(entry, measuring_policy(), True, num_new, is_sampling).stats)
+    rows = [non_increasing(row) for row in total.acceptance_per_depth_and_rank] or [[0.0]]
+    return {"probs": [[max(prob, RARELY * 0.5**rank) for rank, prob in enumerate(row)] for row in rows]}
+
+
+def measure_places(models: Models, name: str, text: Text, num_places: int, seed: int) -> dict[str, dict[str, float]]:
+    """By policy and drafted tokens: the mean number of accepted tokens plus one, at places of a text, temperature 1."""
+    sampling_schemes = SAMPLED | {key: FAMILIES[key] for key in (CHAIN, "best first")}
+    scorers = TreeScorer(models.target), TreeScorer(models.drafts[name])
+    probs = RecordedDistributions(*scorers, text.contexts(num_places), 1.0)
+    found: dict[str, dict[str, float]] = {}
+    for key, family in sampling_schemes.items():
+        kind = Kind(lambda n, family=family: family.policy(n, []))
+        found[key] = {
+            str(n): 1 + fmean(expected_accepted(tree, probs) for tree in grow(kind, n, probs, range(num_places), seed))
+            for n in BUDGETS
+        }
+    return found
+
+
+def expected_accepted(tree: TokenTree, probs: RecordedDistributions) -> float:
+    """Accepted draft tokens of a drafted tree under the default rule, exactly in its coins."""
+    contexts = inner_contexts(tree)
+    known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
+    after_leaf = torch.ones(1)
+    rule = resolve("auto", True, TreeBatch.from_trees([tree]))
+    return mean_accepted(rule, CachedTree(tree), lambda node: known.get(node, after_leaf))

@@ -1,0 +1,82 @@
+"""The tree policies that the benchmarks compare, each at any number of drafted tokens (nodes below the root)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.common.acceptance import RANK_RATES, binary_paths, rank_paths
+from treespec.policies import (
+    BestFirst,
+    Chain,
+    Paths,
+    Sequoia,
+    SpecExec,
+    StochasticBeam,
+    delayed_branching,
+    dyspec,
+    eagle2,
+    opt_tree,
+)
+from treespec.policies.sequoia import AcceptanceTable
+from treespec.protocols import TreePolicy
+from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
+
+BUDGETS = (1, 2, 4, 8, 16, 32, 64)
+CHAIN, SEQUOIA, BINARY = "chain", "sequoia", "k-ary"
+MAX_SAMPLED_CHAIN = 16
+"""What a sampled chain of more tokens adds is below one in a thousand here, and each token costs a draft pass."""
+
+
+class Family(NamedTuple):
+    """`policy(n, table)` is the policy of at most n drafted tokens; the table is measured acceptance.
+
+    `is_fixed`: the shape depends on no probability. `is_sampled`: children are drawn.
+    """
+
+    policy: Callable[[int, AcceptanceTable], TreePolicy]
+    is_fixed: bool = False
+    is_sampled: bool = False
+
+
+def delayed(num_drafted: int) -> TreePolicy:
+    """A trunk of a quarter of the tokens, then branches of like length that use up the rest."""
+    trunk = max(num_drafted // 4, 1)
+    rest = num_drafted - trunk
+    if rest < 2:
+        return Chain(num_drafted, SELECTED)
+    branches = max(width for width in range(1, min(len(RANK_RATES), rest) + 1) if rest // width >= min(trunk, rest))
+    return delayed_branching(trunk, (branches,) + (1,) * (rest // branches - 1), SELECTED)
+
+
+def beam(num_drafted: int, children: str) -> TreePolicy:
+    """A beam about as wide as a quarter of its depth, two at least: RSD-S's trees are narrow."""
+    width = min(num_drafted, max(2, round(num_drafted**0.5 / 2)))
+    return StochasticBeam(width, num_drafted // width, children)
+
+
+FAMILIES: dict[str, Family] = {
+    CHAIN: Family(lambda n, _: Chain(n, SELECTED), is_fixed=True),
+    BINARY: Family(lambda n, _: Paths(binary_paths(n + 1), SELECTED), is_fixed=True),
+    SEQUOIA: Family(lambda n, table: Sequoia(table, n + 1, children=SELECTED), is_fixed=True),
+    "delayed branching": Family(lambda n, _: delayed(n), is_fixed=True),
+    "best first": Family(lambda n, _: BestFirst(n + 1, SELECTED)),
+    "eagle2": Family(lambda n, _: eagle2(n + 1)),
+    "opt_tree": Family(lambda n, _: opt_tree(n + 1, min_gain=0.05)),
+    "specexec": Family(lambda n, _: SpecExec(n + 1)),
+    "beam": Family(lambda n, _: beam(n, SELECTED)),
+}
+"""Selected children: for every drafter and temperature."""
+
+SAMPLED: dict[str, Family] = {
+    "chain, sampled": Family(lambda n, _: Chain(min(n, MAX_SAMPLED_CHAIN)), is_fixed=True, is_sampled=True),
+    "by rank, sampled": Family(lambda n, _: Paths(rank_paths(n + 1), WITHOUT_REPLACEMENT), True, True),
+    "dyspec": Family(lambda n, _: dyspec(n + 1), is_sampled=True),
+    "stochastic beam": Family(lambda n, _: beam(n, WITHOUT_REPLACEMENT), is_sampled=True),
+}
+"""Sampled children: for drafters that have a distribution, above temperature zero."""
+
+
+def measuring_policy() -> TreePolicy:
+    """A wide fixed tree, from whose accepted ranks `Sequoia`'s tables are made."""
+    return Paths(rank_paths(65), SELECTED)

@@ -1,0 +1,162 @@
+"""Tables and pictures of what `tree_vs_chain.py` measured, and its answers to what was claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.common.drafters import EXIT_LAYERS
+from benchmarks.common.paired import difference
+from benchmarks.common.settings import markdown_table
+from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
+from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, FAMILIES, SAMPLED, SEQUOIA
+from benchmarks.tree_vs_chain.style import plain_axes, run_text
+from benchmarks.tree_vs_chain.wall_clock_report import draw_time, time_lines
+from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
+
+
+def write(data: dict[str, dict[str, Any]], folder: Path) -> str:
+    """The report and the pictures of all parts that were measured; returns the report."""
+    lines = ["# Trees against chains", ""]
+    if found := data["acceptance"]:
+        lines += acceptance_lines(found)
+        draw_acceptance(found, folder / "acceptance.png")
+    if (found := data["time"]) and any(found["runs"].values()):
+        lines += time_lines(found)
+        draw_time(found, folder / "time.png")
+    text = "\n".join(lines) + "\n"
+    (folder / "tree_vs_chain.md").write_text(text)
+    return text
+
+
+def acceptance_lines(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Acceptance length",
+        "",
+        _about_acceptance(found),
+        "",
+        "![Acceptance](acceptance.png)",
+        "",
+    ]
+    lines += ["### What was claimed", "", *claim_lines(found), ""]
+    for key, drafters in found["selected"].items():
+        lines += [f"### Best tree beside the chain, {key}", "", _ABOUT_BEST, ""]
+        lines += [best_table({name: lengths_of(cells) for name, cells in drafters.items()})]
+    if found.get("sampled"):
+        lines += ["### Sampled children beside selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
+    for key, drafters in found["selected"].items():
+        lines += [f"### Every policy, {key}", "", policy_table(drafters)]
+    return [*lines, *map(run_text, found["calls"])]
+
+
+def best_table(drafters: dict[str, Lengths]) -> str:
+    """Rows: drafter; columns: sizes; the chain, the best tree, and the paired gain."""
+    rows = []
+    for name, lengths in drafters.items():
+        count = f"{name} ({len(lengths[CHAIN][1])} prompts)"
+        rows.append([count, CHAIN, *(f"{fmean(lengths[CHAIN][n]):.2f}" for n in BUDGETS)])
+        best = {n: best_tree(lengths, n) for n in BUDGETS}
+        rows.append(["", "best tree", *(f"{fmean(best[n][0]):.2f}" for n in BUDGETS)])
+        rows.append(["", "gain", *(difference(best[n][0], lengths[CHAIN][n]).text(sign="+") for n in BUDGETS)])
+        rows.append(["", "chosen", *(" / ".join(dict.fromkeys(best[n][1])) if n > 1 else "" for n in BUDGETS)])
+    return markdown_table(["drafter", "", *map(str, BUDGETS)], rows)
+
+
+def policy_table(drafters: dict[str, list[Any]]) -> str:
+    rows = []
+    for name, cells in drafters.items():
+        for family, by_size in lengths_of(cells).items():
+            rows.append([name if family == CHAIN else "", family, *(f"{fmean(by_size[n]):.2f}" for n in BUDGETS)])
+    return markdown_table(["drafter", "policy", *map(str, BUDGETS)], rows)
+
+
+def sampled_table(found: dict[str, Any]) -> str:
+    """Means over prompts; in brackets the mean paired difference to the selected chain's."""
+    rows = []
+    for name, cells in found["sampled"].items():
+        for family in cells[0]:
+            kind = "sampled" if family in SAMPLED else "selected"
+            texts = []
+            for n in BUDGETS:
+                values, chain = ([prompt[f][str(n)] for prompt in cells] for f in (family, CHAIN))
+                gain = "" if family == CHAIN else f" ({difference(values, chain).value:+.2f})"
+                texts.append(f"{fmean(values):.2f}{gain}")
+            rows.append([name, family, kind, *texts])
+    return markdown_table(["drafter", "policy", "children", *map(str, BUDGETS)], rows)
+
+
+def draw_acceptance(found: dict[str, Any], path: Path) -> Figure:
+    """One plot per drafter and temperature: acceptance length against drafted tokens."""
+    keys, names = list(found["selected"]), list(next(iter(found["selected"].values())))
+    figure = Figure(figsize=(2.6 * len(names), 2.9 * len(keys) + 0.6), dpi=130, facecolor="white")
+    axes = figure.subplots(len(keys), len(names), squeeze=False, sharex=True)
+    for row, key in enumerate(keys):
+        for column, name in enumerate(names):
+            _draw_lengths(axes[row][column], lengths_of(found["selected"][key][name]))
+            axes[row][column].set_title(f"{name}\n{key}" if row == 0 else key, fontsize=8, color=GREY, loc="left")
+    for plot in axes[-1]:
+        plot.set_xlabel("nodes below the root", fontsize=8, color=GREY)
+    axes[0][0].legend(fontsize=6.5, frameon=False)
+    figure.suptitle("Acceptance length: trees and chains", x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    figure.savefig(path)
+    return figure
+
+
+def _draw_lengths(axes: Axes, lengths: Lengths) -> None:
+    for family in lengths:
+        if family not in (CHAIN, SEQUOIA, BINARY):
+            axes.plot(BUDGETS, [fmean(lengths[family][n]) for n in BUDGETS], color="#d5dce2", linewidth=0.8, zorder=1)
+    best = [best_tree(lengths, n)[0] for n in BUDGETS]
+    gains = [difference(values, lengths[CHAIN][n]) for values, n in zip(best, BUDGETS, strict=True)]
+    chain = np.array([fmean(lengths[CHAIN][n]) for n in BUDGETS])
+    axes.fill_between(
+        BUDGETS,
+        chain + [g.low for g in gains],
+        chain + [g.high for g in gains],
+        color=ACCEPTED,
+        alpha=0.15,
+        linewidth=0,
+    )
+    axes.plot(BUDGETS, chain, color=REFERENCE, marker="o", markersize=3, label="chain", zorder=3)
+    for family, colour in ((BINARY, INK), (SEQUOIA, NEXT_EDGE)):
+        means = [fmean(lengths[family][n]) for n in BUDGETS]
+        axes.plot(BUDGETS, means, color=colour, linestyle=":", label=family, zorder=2)
+    axes.plot(BUDGETS, [fmean(v) for v in best], color=ACCEPTED, marker="o", markersize=3, label="best tree", zorder=4)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(BUDGETS, [str(n) for n in BUDGETS])
+    plain_axes(axes)
+
+
+def _about_acceptance(found: dict[str, Any]) -> str:
+    run, names = found["run"], found["prompts"]
+    return (
+        f"Emitted tokens per target pass, means over prompts ({', '.join(names)}), {run['new_tokens']} "
+        f"tokens each. {_ABOUT_REPLAY} Policies: {', '.join(FAMILIES)}; Sequoia's tables come from other prompts. "
+        "Intervals: 95 %, bootstrap over prompts."
+    )
+
+
+_ABOUT_REPLAY = (
+    "Sizes count the nodes below the root. The engine's loop is replayed along texts of the target (greedy at T=0, "
+    "one sample per prompt at T=1): with selected children and the target walk this accepts what it would have "
+    "accepted when the text was written. Drafters are fresh for every prompt: cold ones know nothing, warm ones what "
+    "ships with treespec, warm merges also what their parts are worth along the texts of Sequoia's tables. The draft "
+    "model is SmolLM2 without three of its thirty layers, early exit its first "
+    f"{EXIT_LAYERS} layers and its own head; neither was trained for it. There are no trained Medusa heads for this "
+    "model."
+)
+_ABOUT_BEST = (
+    "The best tree is chosen among all policies, the chain included, by the other prompts (at most four folds), so "
+    "its gain is free of hindsight; the gain is paired."
+)
+_ABOUT_SAMPLED = (
+    "Expected tokens per pass at evenly spaced places of the sampled texts, exact in the coins of the default rule "
+    "(traversal for sampled children, target walk for selected ones), one drafted tree per place; in brackets the "
+    "paired difference to the selected chain. Sampled chains end at 16 tokens."
+)

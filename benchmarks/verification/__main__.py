@@ -1,0 +1,5 @@
+"""`python -m benchmarks.verification`."""
+
+from benchmarks.verification.run import main
+
+main()

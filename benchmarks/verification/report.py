@@ -1,0 +1,324 @@
+"""Tables and a picture of what `benchmarks.verification` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.common.settings import markdown_table, settings_lines
+from treespec.verification import RULES
+from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
+
+OPTIMUM, BOUND = "optimum", "bound"
+DETERMINISTIC = "best first, selected"
+DEFAULT = ("best first, sampled", "traversal")
+AIM = 1.3
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+
+
+def cells_of(part: dict[str, Any], letter: str) -> tuple[list[int], dict[str, dict[int, dict[str, list[float]]]]]:
+    """Sizes, and the cells as kind, size, rule: from keys such as "n=8, chain"."""
+    kinds: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for key, rules in part.items():
+        size, kind = key.removeprefix(f"{letter}=").split(", ", 1)
+        kinds.setdefault(kind, {})[int(size)] = rules
+    return sorted({size for sizes in kinds.values() for size in sizes}), kinds
+
+
+def acceptance_table(part: dict[str, Any], letter: str, header: str) -> str:
+    """Rows: kind and rule; columns: sizes; `1 + accepted ± standard error (share)`."""
+    sizes, kinds = cells_of(part, letter)
+    rows = []
+    for kind, by_size in kinds.items():
+        names = list(dict.fromkeys(name for rules in by_size.values() for name in rules))
+        for name in (n for n in names if n not in (OPTIMUM, BOUND)):
+            label = name if RULES[name].is_lossless else f"*{name}* (lossy)"
+            rows.append([kind, label, *(_cell(by_size.get(size, {}), name) for size in sizes)])
+        for name in (n for n in names if n in (OPTIMUM, BOUND)):
+            rows.append([kind, f"**{name}**", *(_cell(by_size.get(size, {}), name) for size in sizes)])
+    return markdown_table([header, "rule", *(f"{letter} = {size}" for size in sizes)], rows)
+
+
+def _cell(rules: dict[str, list[float]], name: str) -> str:
+    if name not in rules:
+        return ""
+    text = f"{1 + fmean(rules[name]):.3f} ± {standard_error(rules[name]):.3f}"
+    most = rules.get(OPTIMUM) or rules.get(BOUND)
+    if most is None or name in (OPTIMUM, BOUND) or not RULES[name].is_lossless:
+        return text
+    return f"{text} ({100 * fmean(rules[name]) / fmean(most):.0f} %)"
+
+
+class Factor(NamedTuple):
+    """Over the deterministic tree with the target walk: `choices` (tree, rule), of how many; mean lengths; factors in
+    tokens per pass and in accepted draft tokens, each with a 95 % interval."""
+
+    choices: list[tuple[str, str]]
+    num_choices: int
+    length: float
+    reference_length: float
+    tokens: tuple[float, float, float]
+    accepted: tuple[float, float, float]
+
+
+def factors(part: dict[str, Any], texts: Sequence[int]) -> dict[tuple[int, str], Factor]:
+    """By tree size: the default sampled tree with its default rule, and the best pair, chosen without hindsight.
+
+    Texts of even and of odd numbers choose for each other: what counts of a context is what the pair accepts there that
+    accepts most on the other half.
+    """
+    sizes, kinds = cells_of(part, "n")
+    half = np.asarray(texts) % 2
+    found = {}
+    for size in sizes:
+        reference = np.asarray(kinds[DETERMINISTIC][size]["target_walk"])
+        pairs = {
+            (kind, name): np.asarray(by_size[size][name])
+            for kind, by_size in kinds.items()
+            for name in by_size[size]
+            if kind != DETERMINISTIC and name in RULES and RULES[name].is_lossless
+        }
+        best = [max(pairs, key=lambda pair, side=side: pairs[pair][half == side].mean()) for side in (1, 0)]
+        chosen = np.where(half == 0, pairs[best[0]], pairs[best[1]])
+        found[size, "best"] = _factor(best, len(pairs), chosen, reference, texts)
+        found[size, "default"] = _factor([DEFAULT], 1, pairs[DEFAULT], reference, texts)
+    return found
+
+
+def _factor(
+    choices: list[tuple[str, str]], num_choices: int, above: np.ndarray, below: np.ndarray, texts: Sequence[int]
+) -> Factor:
+    return Factor(
+        list(dict.fromkeys(choices)),
+        num_choices,
+        1 + above.mean(),
+        1 + below.mean(),
+        paired_ratio(1 + above, 1 + below, texts),
+        paired_ratio(above, below, texts),
+    )
+
+
+def paired_ratio(
+    above: np.ndarray, below: np.ndarray, texts: Sequence[int], num_samples: int = 4000
+) -> tuple[float, float, float]:
+    """A ratio of means over contexts, and the middle 95 % of it when whole texts are drawn with replacement."""
+    groups = np.asarray(texts)
+    sums = np.array([[side[groups == text].sum() for side in (above, below)] for text in np.unique(groups)])
+    draws = np.random.default_rng(0).integers(len(sums), size=(num_samples, len(sums)))
+    totals = sums[draws].sum(1)
+    low, high = np.quantile(totals[:, 0] / totals[:, 1], (0.025, 0.975))
+    return float(above.mean() / below.mean()), float(low), float(high)
+
+
+def factor_table(results: dict[str, Any]) -> str:
+    rows = [
+        [
+            case.removeprefix("trees, "),
+            str(size),
+            f"{name} of {f.num_choices}" if name == "best" else name,
+            " / ".join(f"{kind}: {rule}" for kind, rule in f.choices),
+            f"{f.length:.2f}",
+            f"{f.reference_length:.2f}",
+            *(_interval(factor) for factor in (f.tokens, f.accepted)),
+        ]
+        for case, part in results.items()
+        if case.startswith("trees, ")
+        for (size, name), f in factors(part, _texts(results, case)).items()
+    ]
+    header = ["distributions", "nodes", "", "sampled tree: rule", "length", "deterministic tree, target walk"]
+    return markdown_table([*header, "factor, tokens per pass", "factor, accepted draft tokens"], rows)
+
+
+def probs_table(results: dict[str, Any]) -> str:
+    """The default's factor where the target is sure, in between, and where it is not: contexts in thirds by entropy."""
+    rows, header = [], ["distributions", "target", "contexts", "entropy, nats", "sum min(P, q)"]
+    for case in (case for case in results if case.startswith("trees, ")):
+        sizes, kinds = cells_of(results[case], "n")
+        about = {key: np.asarray(values) for key, values in results[f"contexts, {case}"].items()}
+        thirds = np.array_split(np.argsort(about["entropy"], kind="stable"), 3)
+        for name, third in zip(("sure", "between", "unsure"), thirds, strict=True):
+            row = [case.removeprefix("trees, "), name, str(len(third))]
+            row += [f"{about[key][third].mean():.2f}" for key in ("entropy", "overlap")]
+            for size in sizes:
+                above = np.asarray(kinds[DEFAULT[0]][size][DEFAULT[1]])[third]
+                below = np.asarray(kinds[DETERMINISTIC][size]["target_walk"])[third]
+                row.append(_interval(paired_ratio(above, below, about["text"][third].tolist())))
+            rows.append(row)
+        header = [*header[:5], *(f"n = {size}" for size in sizes)]
+    return markdown_table(header, rows)
+
+
+def _interval(factor: tuple[float, float, float]) -> str:
+    return f"{factor[0]:.2f} ({factor[1]:.2f} to {factor[2]:.2f})"
+
+
+def _texts(results: dict[str, Any], case: str) -> list[int]:
+    return results[f"contexts, {case}"]["text"]
+
+
+def time_table(measured: dict[str, Any]) -> str:
+    """Rows: tree and rule; for each number of threads median, 90th percentile, and shares of either kind of pass."""
+    threads = list(measured)
+    rows = []
+    for key in measured[threads[0]]["rules"]:
+        kind, name = key.rsplit(", ", 1)
+        is_default = name == ("target_walk" if kind == DETERMINISTIC else "traversal")
+        row = [kind, f"**{name}**" if is_default else name]
+        for samples in (measured[count]["rules"][key] for count in threads):
+            costs = [sample["ms"] for sample in samples]
+            high = quantiles(costs, n=10)[-1] if len(costs) > 1 else costs[0]
+            shares = [100 * median(sample[name] for sample in samples) for name in ("share", "packed_share")]
+            row += [f"{median(costs):.2f}", f"{high:.2f}", *(f"{share:.1f} %" for share in shares)]
+        rows.append(row)
+    about = ("90th percentile", "share of plain pass", "share of packed pass")
+    columns = [text for count in threads for text in (f"{count}: ms", *about)]
+    return markdown_table(["tree", "rule", *columns], rows)
+
+
+def pass_table(measured: dict[str, Any]) -> str:
+    kinds = list(next(iter(measured.values()))["passes_ms"])
+    rows = [[kind, *(f"{median(measured[count]['passes_ms'][kind]):.0f}" for count in measured)] for kind in kinds]
+    return markdown_table(["pass", *(f"{count}: ms" for count in measured)], rows)
+
+
+def report(data: dict[str, Any]) -> str:
+    results = data["results"]
+    lines = ["# Verification rules: acceptance, share of the optimum, cost", ""]
+    for case, found in results.items():
+        if case.startswith("distributions, "):
+            lines += [
+                f"Draft and target at {case.removeprefix('probs, ')}: mean sum min(P, q) {found['overlap']:.3f}, the "
+                f"same most likely token at {100 * found['top-1 agreement']:.1f} % of {found['positions']} positions.",
+                "",
+            ]
+    if any(case.startswith("trees, ") for case in results):
+        lines += ["## Sampled trees beside the deterministic tree", "", _FACTOR_TEXT, "", factor_table(results)]
+        lines += [_LAW_TEXT, "", probs_table(results)]
+    for prefix, letter, header, about in (
+        ("node, ", "k", "children", _NODE_TEXT),
+        ("trees, ", "n", "tree", _TREE_TEXT),
+    ):
+        for case, part in results.items():
+            if case.startswith(prefix):
+                count = max(len(values) for rules in part.values() for values in rules.values())
+                title = f"## {prefix.removesuffix(', ').capitalize()}: {case.removeprefix(prefix)}, {count} contexts"
+                lines += [title, "", about, ""]
+                lines += [acceptance_table(part, letter, header)]
+    if "time" in results:
+        loads = "; ".join(f"{count} {m['load_average']}" for count, m in results["time"].items())
+        lines += ["## Time", "", f"{_TIME_TEXT} Load average (least, median, most): {loads}.", ""]
+        lines += [time_table(results["time"]), pass_table(results["time"])]
+    for part, run in data["runs"].items():
+        sizes = ("positions", "contexts", "draws", "bound_paths", "new_tokens", "rounds", "seed")
+        sizes = ", ".join(f"{name.replace('_', ' ')} {run[name]}" for name in sizes)
+        measured = f"{run['seconds']} s of this call, load {run['load_average']} to {run['load_average_after']}"
+        load = run.get("note") or measured
+        lines += [f"Part `{part}`: {load}, {sizes}. {settings_lines(run)}"]
+    return "\n".join(lines) + "\n"
+
+
+_FACTOR_TEXT = (
+    "Mean acceptance length (1 + accepted draft tokens). The deterministic tree holds the draft's most probable paths "
+    "(best first, no limit of depth), and the target walk is the best lossless rule there. *Default*: `BestFirst` with "
+    "sampled children (8 nodes expanded per level at most) and traversal. *Best*: of all sampled trees and lossless "
+    "rules the pair that accepts most on the texts of even number counts on those of odd number, and the other way "
+    "round, so no context chooses for itself; two pairs where the halves choose differently. In brackets 95 % of a "
+    f"bootstrap over whole texts, paired. The aim at T = 1 is {AIM} times the tokens per pass."
+)
+_LAW_TEXT = (
+    "The default's factor in accepted draft tokens, contexts in thirds by the mean entropy of the target along paths "
+    "drawn from it (the thirds look at the distributions and not at what was accepted):"
+)
+_NODE_TEXT = (
+    "Mean acceptance length 1 + Pr(a child is accepted) ± standard error over positions; in brackets the share of the "
+    "optimum, accepted over the most that any lossless rule accepts of such children."
+)
+_TREE_TEXT = (
+    "Mean acceptance length ± standard error over contexts, all rules on the same trees; n counts the root. In "
+    "brackets the share of the whole-tree bound in closed form, where there is one: the bound is not always attained, "
+    "and is itself estimated from paths sampled from the target."
+)
+_TIME_TEXT = (
+    "Milliseconds of verification of one tree of 32 nodes over 49,152 tokens, temperature 0.8 and top-p 0.95 included, "
+    "and the medians of its shares of passes over this very tree: of the pass just before it, which runs from packed "
+    "weights (`prepack_linears`), and of one of plain float32 linear layers. Bold: the default rule of such trees."
+)
+
+
+def draw(data: dict[str, Any], path: Path) -> Figure | None:
+    """A column of plots for every case: acceptance at one node, and of whole trees."""
+    cases = [case.removeprefix("node, ") for case in data["results"] if case.startswith("node, ")]
+    cases = [case for case in cases if f"trees, {case}" in data["results"]]
+    if not cases:
+        return None
+    figure = Figure(figsize=(4.2 * len(cases), 8), dpi=130, facecolor="white")
+    axes = figure.subplots(2, len(cases), squeeze=False, sharey="row")
+    for column, case in enumerate(cases):
+        _draw_nodes(axes[0][column], data["results"][f"node, {case}"], case)
+        _draw_trees(axes[1][column], data["results"][f"trees, {case}"])
+    axes[0][0].set_ylabel("1 + accepted, one node", color=GREY)
+    axes[1][0].set_ylabel("1 + accepted, whole tree", color=GREY)
+    axes[0][0].legend(fontsize=7, frameon=False)
+    axes[1][0].legend(fontsize=7, frameon=False)
+    figure.suptitle("Acceptance of lossless rules", x=0.02, ha="left", fontsize=12.5, color=INK, weight="bold")
+    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    figure.savefig(path)
+    return figure
+
+
+_NODE_LINES = (
+    ("selected", "target_walk", REFERENCE, "-"),
+    ("i.i.d.", "recursive", NEXT_EDGE, "-"),
+    ("i.i.d.", "k_seq", NEXT_EDGE, ":"),
+    ("i.i.d.", OPTIMUM, NEXT_EDGE, "--"),
+    ("without replacement", "recursive", ACCEPTED, "-"),
+    ("without replacement", OPTIMUM, ACCEPTED, "--"),
+)
+_TREE_LINES = (
+    (DETERMINISTIC, "target_walk", REFERENCE, "-"),
+    ("chain", "block", INK, "-"),
+    ("binary, without replacement", "traversal", NEXT_EDGE, "-"),
+    ("by rank, without replacement", "traversal", NEXT_EDGE, ":"),
+    ("stochastic beam", "traversal", GREY, "-."),
+    ("dyspec", "traversal", GREY, ":"),
+    (*DEFAULT, ACCEPTED, "-"),
+)
+
+
+def _draw_nodes(axes: Axes, part: dict[str, Any], title: str) -> None:
+    _draw_lines(axes, *cells_of(part, "k"), _NODE_LINES)
+    axes.set_title(title, fontsize=9, color=GREY, loc="left")
+    axes.set_xlabel("children", fontsize=8, color=GREY)
+
+
+def _draw_trees(axes: Axes, part: dict[str, Any]) -> None:
+    _draw_lines(axes, *cells_of(part, "n"), _TREE_LINES)
+    axes.set_xlabel("nodes, root included", fontsize=8, color=GREY)
+
+
+def _draw_lines(
+    axes: Axes,
+    sizes: list[int],
+    kinds: dict[str, dict[int, dict[str, list[float]]]],
+    lines: Sequence[tuple[str, str, str, str]],
+) -> None:
+    measured = (line for line in lines if line[0] in kinds)
+    for kind, name, colour, style in measured:
+        values = [kinds[kind][size][name] for size in sizes]
+        lengths, errors = [1 + fmean(v) for v in values], [standard_error(v) for v in values]
+        axes.errorbar(sizes, lengths, errors, color=colour, linestyle=style, capsize=2, label=f"{kind}: {name}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.grid(color="#e6eaed", linewidth=0.8)
+    axes.tick_params(length=0, labelsize=8, colors=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,329 @@
+"""Trees against chains at test size: the replay against the engine with real passes, the statistics, the reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny import noisy_copy, prompt, tiny_llama
+
+from benchmarks.common import drafters, recorded
+from benchmarks.common.paired import bootstrap, cross_fitted, difference, ratio
+from benchmarks.common.prompts import Prompt, PromptSets, disjoint_sets
+from benchmarks.common.recorded import Text
+from benchmarks.tree_vs_chain import acceptance as tree_acceptance
+from benchmarks.tree_vs_chain import cells as tree_cells
+from benchmarks.tree_vs_chain import claims as tree_claims
+from benchmarks.tree_vs_chain import replay as replay_module
+from benchmarks.tree_vs_chain import report as tree_report
+from benchmarks.tree_vs_chain import wall_clock as tree_time
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
+from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
+from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
+from treespec.hf import TreeScorer
+from treespec.policies import BestFirst, Chain
+
+TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    model = tiny_llama()
+    return model, noisy_copy(model, noise=0.15)
+
+
+@pytest.fixture(scope="module")
+def text(pair):
+    """A greedy text of the model, longer than what is replayed of it."""
+    ids = prompt()
+    return Text(pair[0].generate(ids, max_new_tokens=60, do_sample=False)[0], ids.shape[1])
+
+
+@torch.no_grad()
+def test_recorded_logits_are_those_of_plain_passes(pair, text):
+    model = pair[0]
+    scorer = RecordedScorer(model, text)
+    start = text.start
+    scorer.prefill(text.ids[None, : start - 1], torch.ones(1, start - 1, dtype=torch.bool))
+    true = text.ids.tolist()
+    # Root, the text's next token, another token below either, and padding; then a level below those.
+    first = [true[start - 1], true[start], 5, 6, 0]
+    logits = scorer.extend(torch.tensor([first]), torch.tensor([[-1, 0, 0, 1, -2]])).logits[0]
+    deeper = scorer.extend(torch.tensor([[7, 8]]), torch.tensor([[2, 3]])).logits[0]
+    paths = [[0], [0, 1], [0, 2], [0, 1, 3]]
+    prefix = true[: start - 1]
+    for path, found in zip(paths, logits, strict=False):
+        ids = torch.tensor([prefix + [first[node] for node in path]])
+        assert torch.allclose(found, model(ids).logits[0, -1], atol=1e-4)
+    for tail, found in zip(([true[start - 1], 5, 7], [true[start - 1], true[start], 6, 8]), deeper, strict=True):
+        assert torch.allclose(found, model(torch.tensor([prefix + tail])).logits[0, -1], atol=1e-4)
+    scorer.commit([[0, 1]])
+    count = scorer.num_scored
+    again = scorer.extend(torch.tensor([[6, 9]]), torch.tensor([[-1, 0]])).logits[0]
+    assert torch.equal(again[0], logits[3])
+    assert scorer.num_scored == count + 1
+    ids = torch.tensor([[*prefix, true[start - 1], true[start], 6, 9]])
+    assert torch.allclose(again[1], model(ids).logits[0, -1], atol=1e-4)
+
+
+def test_forgotten_caches_change_nothing(pair, text, monkeypatch):
+    def walk(scorer):
+        """Three times along the text, deeper beside it every time."""
+        found = []
+        for depth in range(1, 4):
+            scorer.prefill(text.ids[None, : text.start - 1], torch.ones(1, text.start - 1, dtype=torch.bool))
+            for root in text.ids[text.start - 1 : text.start + 5].tolist():
+                nodes = torch.tensor([[root, *range(5, 5 + depth)]])
+                found.append(scorer.extend(nodes, torch.arange(-1, depth)[None]).logits)
+                scorer.commit([[0]])
+        return found
+
+    many, few = (RecordedScorer(pair[0], text) for _ in range(2))
+    expected = walk(many)
+    assert len(many._homes) == 6
+    monkeypatch.setattr(replay_module, "MAX_HOMES", 1)
+    for logits, others in zip(walk(few), expected, strict=True):
+        assert torch.allclose(logits, others, atol=1e-4)
+    assert len(few._homes) == 1
+    assert few.num_scored == many.num_scored == 6 * 3, "no node's logits are computed twice"
+
+
+def test_other_prompts_are_other_texts(tmp_path, monkeypatch):
+    calls = []
+
+    def generate(input_ids, max_new_tokens, **_):
+        calls.append(max_new_tokens)
+        return torch.cat([input_ids, input_ids[:, :1]], 1)
+
+    def texts(*names):
+        monkeypatch.setattr(recorded, "prompts", lambda: [Prompt("p", name) for name in names])
+        ids = torch.tensor([[len(name), 7] for name in names])
+        monkeypatch.setattr(recorded, "encode", lambda *_: {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        model, tokenizer = SimpleNamespace(generate=generate), SimpleNamespace(eos_token_id=99)
+        found = recorded.sample_texts(model, tokenizer, 1.0, 1, 0, tmp_path / "texts.pt")  # pyright: ignore[reportArgumentType]
+        return [text.ids.tolist() for text in found]
+
+    first = texts("one", "three")
+    assert first == texts("one", "three") == [[3, 7, 3], [5, 7, 5]]
+    assert len(calls) == 1
+    assert texts("seven", "two") == [[5, 7, 5], [3, 7, 3]]
+    assert len(calls) == 2
+    assert texts("one", "three") == first
+    assert len(calls) == 2
+
+
+def test_only_the_text_can_be_committed(pair, text):
+    scorer = RecordedScorer(pair[0], text)
+    scorer.prefill(text.ids[None, :4], torch.ones(1, 4, dtype=torch.bool))
+    scorer.extend(torch.tensor([[int(text.ids[4]) ^ 1]]), torch.tensor([[-1]]))
+    with pytest.raises(AssertionError, match="recorded text"):
+        scorer.commit([[0]])
+
+
+def test_highest_logits_are_kept(pair, text):
+    scorer = RecordedScorer(pair[0], text, num_kept=4)
+    full = RecordedScorer(pair[0], text)
+    for each in (scorer, full):
+        each.prefill(text.ids[None, :-8], torch.ones(1, len(text.ids) - 8, dtype=torch.bool))
+    tokens, parents = torch.tensor([[3, 4]]), torch.tensor([[-1, 0]])
+    few, all_of = scorer.extend(tokens, parents).logits[0], full.extend(tokens, parents).logits[0]
+    assert torch.equal(few.topk(4).indices, all_of.topk(4).indices)
+    assert ((few > -torch.inf).sum(-1) == 4).all()
+
+
+def test_states_are_the_models(pair, text):
+    scorer = RecordedScorer(pair[0], text, hidden_layers=(1,))
+    prefix = text.ids[None, : text.start - 1]
+    states = scorer.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1]
+    real = TreeScorer(pair[0], hidden_layers=(1,))
+    assert torch.allclose(states, real.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1], atol=1e-5)
+    tokens, parents = torch.tensor([[int(text.ids[text.start - 1]), 9]]), torch.tensor([[-1, 0]])
+    found, expected = scorer.extend(tokens, parents), real.extend(tokens, parents)
+    assert torch.allclose(found.hidden_states[1], expected.hidden_states[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "family"),
+    [*(("draft model", family) for family in FAMILIES), ("merged", CHAIN), ("merged", "best first")],
+)
+def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, family):
+    model, draft = pair
+
+    def make(scorer):
+        model_drafter = DraftModel(scorer)
+        return model_drafter if drafter == "draft model" else Merge([model_drafter, TokenRecycling(), SuffixLookup()])
+
+    policy = FAMILIES[family].policy(6, TABLE)
+    speculation = TreeSpeculation(make(TreeScorer(draft)), tree=policy, record_steps=True)
+    ids = text.ids[None, : text.start]
+    # The engine goes on behind the last place that is replayed: a tree that is cut where generation ends is another.
+    out = model.generate(ids, max_new_tokens=24 + 32, do_sample=False, custom_generate=speculation)
+    assert torch.equal(out[0], text.ids[: text.start + 24 + 32])
+    target, recorded = RecordedScorer(model, text, num_kept=16), RecordedScorer(draft, text)
+    recorded.is_text_enough = FAMILIES[family].is_fixed and drafter == "draft model"
+    stats = replay(target, make(recorded), policy, text, num_new=24)
+    emitted = [len(step.emitted[0]) for step in speculation.steps]
+    num_drafts = next(n for n in range(len(emitted) + 1) if sum(emitted[:n]) >= 24)
+    assert stats.num_drafts == num_drafts
+    assert stats.num_accepted_tokens == sum(emitted[:num_drafts]) - num_drafts
+    assert stats.num_accepted_tokens > 3
+
+
+def test_text_walk_follows_the_text():
+    tree = TokenTree.from_paths([(0,), (1,), (1, 0)], [5, 6, 7, 8])
+    walk = TextWalk([4, 5, 7, 8, 9, 1], position=1)
+    verdict = walk.verify(tree, lambda node: None, None)  # pyright: ignore[reportArgumentType]
+    assert (verdict.path, verdict.next_token, verdict.is_bonus) == ((0, 2, 3), 9, True)
+    assert walk.position == 4
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *SAMPLED])
+def test_no_policy_drafts_more_than_its_budget(name):
+    family = (FAMILIES | SAMPLED)[name]
+    for n in BUDGETS:
+        assert family.policy(n, TABLE).max_nodes <= n + 1
+    assert measuring_policy().max_nodes == 65
+
+
+def test_intervals():
+    values = np.random.default_rng(0).normal(2.0, 1.0, 400).tolist()
+    mean = bootstrap(values)
+    error = np.std(values) / 20
+    assert mean.value == pytest.approx(np.mean(values))
+    assert mean.high - mean.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert difference([3.0, 5.0], [2.0, 4.0]) == (1.0, 1.0, 1.0)
+    assert ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]).value == 2.0
+    assert difference([1.5], [1.0]).text(sign="+") == "+0.50 (+0.50 to +0.50)"
+
+
+def test_the_best_is_chosen_without_hindsight():
+    values, names = cross_fitted({"a": [9.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0, 1.0]}, num_folds=2)
+    assert names == ["b", "a"]  # Without the first prompt a is the worse one, and with it the better one.
+    assert values == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_prompt_sets_are_disjoint_and_of_all_sources():
+    sources = [[Prompt(f"{letter}{i}", "") for i in range(20)] for letter in "ab"]
+    sets = disjoint_sets(sources, (9, 4, 3, 2))
+    assert [len(chosen) for chosen in sets] == [9, 4, 3, 2]
+    names = [p.name for chosen in sets for p in chosen]
+    assert len(set(names)) == len(names)
+    assert [name[0] for name in names[:9]] == list("ababababa")
+
+
+@pytest.fixture
+def tiny_models(pair, monkeypatch):
+    """`Models` on tiny ones, a stand-in for the tokenizer, prompts that are numbers."""
+    model, draft = pair
+
+    def encode(_, prompts):
+        ids = torch.cat([prompt(seed=int(p.text)) for p in prompts])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    for module in (tree_cells, tree_time):
+        monkeypatch.setattr(module, "encode", encode)
+        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4] if module is tree_cells else (8,))
+    few = {name: FAMILIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
+    monkeypatch.setattr(tree_cells, "FAMILIES", few)
+    monkeypatch.setattr(tree_time, "FAMILIES", few)
+    for module in (tree_report, tree_claims):
+        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4])
+    monkeypatch.setattr(tree_claims, "SEQUOIA_BUDGETS", (4, 8))
+    monkeypatch.setattr(tree_acceptance, "WARM_CLAIM", ("recycling + suffix, cold",))
+    monkeypatch.setattr(tree_time, "CHAIN_LENGTHS", (2, 4))
+    monkeypatch.setattr(tree_time, "TREE_SIZES", (8,))
+    models = object.__new__(tree_cells.Models)
+    models.target, models.drafts = model, {drafters.DRAFT: draft, drafters.EXIT: draft}
+    models.tokenizer, models.end = SimpleNamespace(), -1  # pyright: ignore[reportAttributeAccessIssue]
+    return models
+
+
+def test_whole_run_on_tiny_models(tiny_models, tmp_path):
+    sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,), (7,))))
+    names = ["suffix, request only", "recycling, cold", "recycling + suffix, cold", "draft model"]
+    args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, places=2, minutes=5.0, threads=1)
+    args.measurements = tree_acceptance.MEASUREMENTS
+    progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
+    found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
+    assert set(found["selected"]["T=0"]) == set(names)
+    assert len(found["warm"]["recycling + suffix, cold"]) == 4
+    lengths = tree_claims.lengths_of(found["selected"]["T=0"]["draft model"])
+    assert all(value >= 1 for cells in lengths.values() for values in cells.values() for value in values)
+    assert lengths["best first"][1] == lengths[CHAIN][1]
+    again = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
+    assert again == found
+    args.drafters = names[2:]
+    times = tree_time.measure(args, tiny_models, sets, tmp_path, found, progress)  # pyright: ignore
+    assert len(times["runs"]["1"]) == 4
+    assert len(times["runs"]["4"]) == 1
+    for runs in (*times["runs"]["1"].values(), *times["runs"]["4"].values()):
+        assert all(run["right"] == run["rows"] for run in runs.values()), runs
+    run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seed": 0, "new_tokens": 8, "seconds": 1}
+    run |= {"load_average": 0.0, "load_average_after": 0.0}
+    data = json.loads(
+        json.dumps({"acceptance": found | {"run": run, "calls": [run]}, "time": times | {"run": run, "calls": [run]}})
+    )
+    report = tree_report.write(data, tmp_path)
+    assert "of 24 cells" in report
+    assert re.search("Merged drafters .* in [0-9]+ of 16 cells, worse beyond it in", report)
+    assert "plain generate" in report
+    assert report.count("| drafter | chain of 2 | chain of 4 | tree of 8 |") == 2, "the pilot of both batch sizes"
+    for picture in ("acceptance", "time"):
+        assert (tmp_path / f"{picture}.png").stat().st_size > 10_000
+
+
+def test_a_warm_merge_begins_with_what_other_texts_taught(pair, text):
+    drafts = {drafters.DRAFT: pair[1], drafters.EXIT: noisy_copy(pair[0], noise=0.3)}
+    models = SimpleNamespace(target=pair[0], drafts=drafts)
+    other = Text(pair[0].generate(prompt(seed=5), max_new_tokens=60, do_sample=False)[0], prompt().shape[1])
+    kits = [tree_cells.RecordedKit(models, each) for each in (other, other)]  # pyright: ignore[reportArgumentType]
+    seen = []
+
+    def make(kit):
+        seen.append(kit.pool)
+        return Merge([DraftModel(kit.scorer(name)) for name in drafts], pool=kit.pool)
+
+    entry = drafters.Entry(make, (), is_learning=True)
+    learned = tree_cells.Learned(kits, entry, 8, False)
+    pool = learned.pool("best first", 4, TABLE)
+    assert seen[0] is None
+    assert [1.0, 1.0] != seen[1].weights != pool.weights, "every text adds to what is known"
+    assert learned.pool("best first", 4, TABLE) is pool
+    assert len(seen) == 2, "learned once per policy and size"
+    kit = tree_cells.RecordedKit(models, text)  # pyright: ignore[reportArgumentType]
+    before = list(pool.weights)
+    played = kit.run(entry, BestFirst(5), False, 8, False, pool)
+    assert played.pool.weights != pool.weights == before, "each text begins with the same"
+    assert tree_cells.Learned(kits, entry._replace(is_learning=False), 8, False).pool(CHAIN, 4, TABLE) is None
+
+
+def test_finalists_fit_their_budgets(tiny_models):
+    bench = tree_time.Bench(tiny_models, {"tables": {"T=0": {}}, "selected": {"T=0": {}}}, 8)
+    costs = {"x: chain of 2": 3.0, "x: chain of 4": 2.0, "x: best first of 8": 1.0}
+    chosen = tree_time.finalists(bench, "x", [costs])["8"]
+    assert {kind: contestant.name for kind, contestant in chosen.items()} == {
+        "chain": "x: chain of 4",
+        "tree": "x: best first of 8",
+        "best": "x: best first of 8",
+    }
+
+
+def test_same_shape_policies_need_the_text_only(pair, text):
+    """The shortcut for fixed shapes, on its own: the same acceptance with and without passes beside the text."""
+    model, draft = pair
+    counts = []
+    for is_text_enough in (True, False):
+        recorded = RecordedScorer(draft, text)
+        recorded.is_text_enough = is_text_enough
+        stats = replay(RecordedScorer(model, text), DraftModel(recorded), Chain(5), text, 40)
+        counts.append((stats.num_drafts, stats.num_accepted_tokens))
+        assert (recorded.num_scored == 0) == is_text_enough
+    assert counts[0] == counts[1]
+    dynamic = RecordedScorer(draft, text)
+    replay(RecordedScorer(model, text), DraftModel(dynamic), BestFirst(6), text, 40)
+    assert dynamic.num_scored > 0

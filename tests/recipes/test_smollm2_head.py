@@ -1,0 +1,89 @@
+"""Prompts to train on: many, different, the same for a seed, with true examples, and none of a benchmark's."""
+
+import doctest
+from random import Random
+
+import pytest
+
+from benchmarks.common import prompts
+from benchmarks.heads.overlap import shared, word_runs
+from recipes.smollm2_head import build, build_openings, code, passages
+from recipes.smollm2_head.__main__ import main
+from recipes.smollm2_head.build import QUARTERS, draw_new
+from treespec.training.text.chat import read_prompts
+
+MESSAGES = build()
+POOLS = [
+    *MESSAGES,
+    *build_openings(4096),
+    *passages.documentation(),
+    *(source for _, source in code.library_functions()),
+]
+
+
+def test_messages_are_many_and_different():
+    assert len(MESSAGES) > 3000
+    assert len(set(MESSAGES)) == len(MESSAGES)
+    assert all(message and message == message.strip() and len(message) < 1500 for message in MESSAGES)
+    with pytest.raises(ValueError, match="no new message"):
+        draw_new([lambda _: "the same"], {"the same"}, Random(0))
+
+
+def test_the_seed_decides():
+    assert build(300) == build(300)
+    assert len(set(build(300)) & set(build(300, seed=1))) < 30
+
+
+def test_every_kind_can_be_drawn():
+    for kind in {kind for kinds in QUARTERS for kind in kinds}:
+        drawn = {kind(Random(seed)) for seed in range(60)}
+        assert len(drawn) > 20
+
+
+@pytest.mark.parametrize("source", ["human_eval", "gsm8k", "DEMO"])
+def test_no_benchmark_prompt_takes_part(source):
+    found = getattr(prompts, source)
+    benchmark = found() if callable(found) else found
+    assert sum(len(word_runs(prompt.text)) for prompt in benchmark) > 100
+    assert not shared(benchmark, POOLS)
+    assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])
+
+
+SOLUTIONS = {
+    "sum_of_not_multiples_of_3": lambda numbers: sum(x for x in numbers if x % 3),
+    "largest_of_two_digit": lambda numbers: max((x for x in numbers if 9 < x < 100), default=0),
+    "total_length_of_words_longer_than_5": lambda text: sum(len(w) for w in text.split() if len(w) > 5),
+    "price_count_above_20": lambda records: sum(r["price"] > 20 for r in records),
+}
+
+
+def test_examples_in_invented_functions_are_true():
+    invented = [code.complete_from_examples(Random(seed)) for seed in range(20_000)]
+    for name, solution in SOLUTIONS.items():
+        ours = [message for message in invented if f"def {name}(" in message and ">>>" in message]
+        assert ours, name
+        for message in ours[:5]:
+            docstring = message.split('"""')[1]
+            test = doctest.DocTestParser().get_doctest(docstring, {name: solution}, name, None, 0)
+            outcome = doctest.DocTestRunner(verbose=False).run(test)
+            assert outcome.attempted >= 2
+            assert not outcome.failed
+
+
+def test_openings_are_beginnings():
+    openings = build_openings(2000)
+    assert openings == build_openings(2000) != build_openings(2000, seed=1)
+    assert len(set(openings)) > 800
+    assert all(opening and opening == opening.rstrip(" ") and len(opening.split()) < 25 for opening in openings)
+    assert not any(mark in opening for opening in openings for mark in ("{", "}", r"\n"))
+
+
+def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "prompts.jsonl"
+    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--seed", "2"])
+    main()
+    assert read_prompts(path) == build(40, seed=2)
+    assert "40 messages" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--openings"])
+    main()
+    assert read_prompts(path) == build_openings(40)
