@@ -7,11 +7,10 @@ import torch
 
 import treespec
 from treespec.engine.target_probs import TargetProbs
-from treespec.engine.threads import one_thread
-from treespec.engine.verify import verify_trees
 from treespec.protocols import History
 from treespec.sampling import NoProcessors
 from treespec.verification import RULES
+from treespec.verification.dispatch import one_thread, verify_batch
 
 VOCAB_SIZE = 50_000
 """Too large for the dense rules of a CPU."""
@@ -31,8 +30,8 @@ class Watching:
     def __init__(self, error: Exception | None = None) -> None:
         self.name, self.is_lossless, self.error, self.seen = "watching", True, error, 0
 
-    def check(self, trees):
-        """All trees will do."""
+    def reason_against(self, trees):
+        """None: it verifies every tree."""
 
     def verify(self, tree, target_probs, rng):
         self.seen = torch.get_num_threads()
@@ -45,7 +44,7 @@ def verified(rule):
     trees = treespec.TreeBatch(torch.tensor([[1, 2]]), torch.tensor([[-1, 0]]))
     history = History(torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
     probs = TargetProbs(trees, torch.zeros(1, 2, VOCAB_SIZE), history, NoProcessors(), [0], is_sampling=True)
-    return verify_trees(rule, trees, probs, torch.full((1, 2), 0.5), torch.full((1, 2), 0.5))
+    return verify_batch(rule, trees, probs, torch.full((1, 2), 0.5), torch.full((1, 2), 0.5))
 
 
 def test_a_walk_has_one_thread():

@@ -293,8 +293,8 @@ class VerificationRule(Protocol):
         """Whether what it emits has exactly the target's distribution, whatever the draft."""
         ...
 
-    def check(self, trees: TreeBatch) -> None:
-        """Raise `RuleMismatchError` when the trees' draft distributions are not those that the rule admits."""
+    def reason_against(self, trees: TreeBatch) -> str | None:
+        """Why the rule cannot verify these trees (their shape, or how their children were drawn), or None."""
         ...
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:

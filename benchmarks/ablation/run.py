@@ -95,7 +95,7 @@ def accepted_lengths(trees: Sequence[TokenTree], probs: WarpedDistributions, rul
         known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
         cached, batch = CachedTree(tree), TreeBatch.from_trees([tree])
         for name in rules:
-            if RULES[name].requirements.reason_against(batch) is None:
+            if RULES[name].reason_against(batch) is None:
                 accepted = mean_accepted(RULES[name], cached, lambda node, known=known: known.get(node, after_leaf))
                 found[name].append(1 + accepted)
     return {name: fmean(lengths) for name, lengths in found.items() if len(lengths) == len(trees)}

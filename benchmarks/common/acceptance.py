@@ -18,8 +18,8 @@ from treespec.protocols import Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES
+from treespec.verification.comparison.transport import MAX_SUPPORT
 from treespec.verification.optimum import path_bound
-from treespec.verification.transport import MAX_SUPPORT
 
 Context = tuple[int, ...]
 """The number of a text and the tokens that follow it: the path from a root whose token is that number."""
@@ -148,7 +148,7 @@ def accepted_by_rule(tree: TokenTree, probs: Distributions) -> dict[str, float]:
     return {
         name: mean_accepted(rule, cached, lambda node: known.get(node, after_leaf))
         for name, rule in RULES.items()
-        if rule.requirements.reason_against(batch) is None
+        if rule.reason_against(batch) is None
     }
 
 

@@ -82,8 +82,8 @@ class InNumpy:
     def is_lossless(self) -> bool:
         return self.rule.is_lossless
 
-    def check(self, trees: TreeBatch) -> None:
-        self.rule.check(trees)
+    def reason_against(self, trees: TreeBatch) -> str | None:
+        return self.rule.reason_against(trees)
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         return self.rule.verify(_NumpyTree(tree), lambda node: target_probs(node).numpy(), rng)

@@ -28,7 +28,7 @@ from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
 from treespec.protocols import DraftSource, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
-from treespec.verification.steps import likelihood_ratio, residual_weights
+from treespec.verification.walks import likelihood_ratio, residual_weights
 
 UNLIKELY = 0.15
 
@@ -47,8 +47,8 @@ class MistakenRejection:
     next_probs: Callable[[Tensor, Tensor, Tensor | None, bool], Tensor]
     is_lossless = True
 
-    def check(self, trees: TreeBatch) -> None:
-        """Admits every tree."""
+    def reason_against(self, trees: TreeBatch) -> None:
+        """None: it verifies every tree."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         path, parent_rest = [0], None
@@ -79,8 +79,8 @@ class FreshSamplePerPath:
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
 
-    def check(self, trees: TreeBatch) -> None:
-        """Admits every tree."""
+    def reason_against(self, trees: TreeBatch) -> None:
+        """None: it verifies every tree."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         assert isinstance(tree, TokenTree), "the engine walks token trees"

@@ -225,8 +225,8 @@ class TextWalk:
     name = "text_walk"
     is_lossless = False  # Its output is given, not drawn.
 
-    def check(self, trees: TreeBatch) -> None:
-        """Every tree will do."""
+    def reason_against(self, trees: TreeBatch) -> None:
+        """None: it verifies every tree."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         path = [0]

@@ -54,8 +54,8 @@ from treespec.hf.cpu import prepack_linears
 from treespec.policies import KAry
 from treespec.sampling import normalise, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from treespec.verification.comparison.transport import MAX_SUPPORT
 from treespec.verification.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
-from treespec.verification.transport import MAX_SUPPORT
 
 TEMPERATURES = (1.0, 0.6)
 SIZES = (8, 16, 32)

@@ -31,7 +31,6 @@ from benchmarks.common.recorded import without_layers
 from benchmarks.common.settings import load_average
 from treespec.drafters import DraftModel
 from treespec.engine.target_probs import TargetProbs
-from treespec.engine.verify import verify_trees
 from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.generation.processors import TreeProcessors
@@ -40,7 +39,8 @@ from treespec.protocols import CausalScorer, History, Proposal, Session, TreePol
 from treespec.sampling import truncate_probs
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 from treespec.verification import RULES, resolve
-from treespec.verification.transport import MAX_SUPPORT
+from treespec.verification.comparison.transport import MAX_SUPPORT
+from treespec.verification.dispatch import verify_batch
 
 NUM_NODES = 32
 THREADS = (1, 2)
@@ -100,7 +100,7 @@ class Bench:
 
 def rules_for(trees: TreeBatch, support: int | None) -> list[str]:
     """The rules that admit the trees; those of small supports only where the draft was cut on purpose."""
-    admitted = [name for name, rule in RULES.items() if rule.requirements.reason_against(trees) is None]
+    admitted = [name for name, rule in RULES.items() if rule.reason_against(trees) is None]
     return [name for name in admitted if RULES[name].requirements.max_support is None or support is not None]
 
 
@@ -121,7 +121,7 @@ def timed_verification(
     coins, draws = (torch.rand(fresh.tokens.shape, dtype=torch.float64, generator=bench.generator) for _ in range(2))
     start = time.perf_counter()
     probs = TargetProbs(fresh, logits, history, bench.processors, [0], is_sampling=True)
-    (verdict,) = verify_trees(resolve(rule, True, fresh), fresh, probs, coins, draws)
+    (verdict,) = verify_batch(resolve(rule, True, fresh), fresh, probs, coins, draws)
     return 1e3 * (time.perf_counter() - start), verdict.num_accepted
 
 

@@ -220,7 +220,7 @@ def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule,
         return target.generate(ids, **options, custom_generate=speculation)
 
     dense = run()
-    monkeypatch.setattr("treespec.engine.verify.DENSE_ON_CPU", 0)
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
     assert torch.equal(run(), dense)
 
 

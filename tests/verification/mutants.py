@@ -11,7 +11,7 @@ import numpy as np
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.testing import ConditionalProbs, ToyTree, VerifyingRule
 from treespec.tree import Verdict
-from treespec.verification.steps import likelihood_ratio, residual_weights
+from treespec.verification.walks import likelihood_ratio, residual_weights
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from verification.toys import as_batch, random_chain, random_drafted, random_pairs
+from verification.toys import as_batch, random_chain, random_drafted, random_pairs, verify_rows
 
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES, GivenUniforms, verify_dense
 from treespec.verification.dense import has_dense_form
-from treespec.verification.rows import walk_rows
 
 NUM_EXAMPLES, NUM_ROWS = 250, 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")
@@ -55,7 +54,7 @@ def check_dense_forms(names: tuple[str, ...], kind: Callable, random_seed: int, 
     trees, target_probs = as_batch([kind(rng, vocab_size) for _ in range(NUM_ROWS)])
     coins, draws = uniforms(rng, trees)
     for name in names:
-        walked = walk_rows(RULES[name], trees, target_probs, coins, draws)
+        walked = verify_rows(RULES[name], trees, target_probs, coins, draws)
         assert verify_dense(RULES[name], trees, target_probs, coins, draws) == walked, name
 
 
@@ -74,10 +73,10 @@ def test_every_rule_on_stored_trees_is_the_rule_on_toy_trees(kind: Callable) -> 
         coins, draws = uniforms(rng, trees)
         probs = [target(context).copy() for context in toy.contexts]
         for name, rule in RULES.items():
-            if rule.requirements.reason_against(trees) is None:
+            if rule.reason_against(trees) is None:
                 counts[name] += 1
                 expected = rule.verify(toy, probs.__getitem__, GivenUniforms(coins[0], draws[0]))
-                assert walk_rows(rule, trees, target_probs, coins, draws) == [expected], name
+                assert verify_rows(rule, trees, target_probs, coins, draws) == [expected], name
     served = {random_drafted: {*DENSE_ON_TREES, "typical_acceptance", "threshold"}, random_chain: set(DENSE_ON_CHAINS)}
     expected_rules = served.get(kind, set(RULES) - {"token", "block"})
     assert all(counts[name] >= 200 for name in expected_rules), counts
@@ -90,7 +89,7 @@ def test_chains_are_one_rule_less() -> None:
     coins, draws = uniforms(rng, trees)
 
     def verdicts(name: str) -> list[Verdict]:
-        return walk_rows(RULES[name], trees, target_probs, coins, draws)
+        return verify_rows(RULES[name], trees, target_probs, coins, draws)
 
     assert verdicts("block") == verdicts("traversal")
     assert verdicts("token") == verdicts("recursive")

@@ -14,19 +14,18 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopPLogitsWarper,
 )
-from verification.toys import as_batch, drafted_batch, random_chain, random_drafted
+from verification.toys import as_batch, drafted_batch, random_chain, random_drafted, verify_rows
 
 from treespec.engine.stats import SpeculationStats
 from treespec.engine.target_probs import TargetProbs
-from treespec.engine.verify import verify_trees
-from treespec.errors import InvalidTreeError, LogitsError
+from treespec.errors import InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
 from treespec.testing import MIXED, FixedShape, ToyDrafter, distribution_pairs
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
-from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify_dense
+from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify, verify_dense
 from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy
-from treespec.verification.rows import walk_rows
+from treespec.verification.dispatch import verify_batch, verify_greedy
 
 TREE_RULES = ("target_walk", "recursive", "traversal")
 CHAIN_RULES = ("token", "block")
@@ -41,7 +40,7 @@ def test_greedy_agrees_with_the_argmax_walk() -> None:
     trees, target_probs = as_batch([random_drafted(rng, 5) for _ in range(500)])
     scores = target_probs.log()  # -inf where the distribution is zero, as processors leave it.
     expected = [TargetWalk().verify(t, scores[b].__getitem__, ArgmaxSource()) for b, t in enumerate(trees.trees)]
-    assert decode(pack_greedy(trees, scores)) == expected
+    assert decode(pack_greedy(trees, scores), trees) == expected
     assert max(verdict.num_accepted for verdict in expected) >= 2
 
 
@@ -55,7 +54,7 @@ def test_dtypes_may_differ(dtype: torch.dtype) -> None:
         cast = dataclasses.replace(trees, draft_probs=trees.draft_probs.to(distributions_dtype))
         for name in TREE_RULES:
             args = (RULES[name], cast, target_probs.to(dtype), coins, draws)
-            assert verify_dense(*args) == walk_rows(*args)
+            assert verify_dense(*args) == verify_rows(*args)
 
 
 class NoHostReads(TorchDispatchMode):
@@ -85,14 +84,15 @@ def test_never_waits_for_the_device(name: str) -> None:
     fresh = dataclasses.replace(trees)  # Nothing derived is cached yet.
     with NoHostReads():
         packed = pack(RULES[name], fresh, target_probs, coins, draws)
-    assert decode(packed) == walk_rows(RULES[name], trees, target_probs, coins, draws)
+    assert decode(packed, fresh) == verify_rows(RULES[name], trees, target_probs, coins, draws)
 
 
 def test_greedy_never_waits_for_the_device() -> None:
     trees, target_probs = as_batch([random_drafted(np.random.default_rng(3), 3)])
+    fresh = dataclasses.replace(trees)
     with NoHostReads():
-        packed = pack_greedy(dataclasses.replace(trees), target_probs)
-    assert len(decode(packed)) == 1
+        packed = pack_greedy(fresh, target_probs)
+    assert len(decode(packed, fresh)) == 1
 
 
 TOP_P, PENALTY = TopPLogitsWarper(0.95), RepetitionPenaltyLogitsProcessor(1.2)
@@ -130,12 +130,15 @@ def test_a_whole_step_waits_once(
 
     monkeypatch.setattr(torch.Tensor, "tolist", counted)
     with NoHostReads():
-        verdicts = verify_trees(resolve(name, is_sampling, probs.trees), probs.trees, probs, coins, draws)
+        rule = resolve(name, is_sampling, probs.trees)
+        verdicts = (
+            verify_batch(rule, probs.trees, probs, coins, draws) if is_sampling else verify_greedy(probs.trees, probs)
+        )
     assert len(copies) == num_copies
     monkeypatch.undo()
     if is_sampling:
         rule = RULES["traversal" if name == "auto" else name]
-        assert verdicts == walk_rows(rule, trees, probs.dense(), coins, draws)
+        assert verdicts == verify_rows(rule, trees, probs.dense(), coins, draws)
     assert max(verdict.num_accepted for verdict in verdicts) >= 2
 
 
@@ -210,7 +213,6 @@ def spoilt(trees: TreeBatch, **changes: list) -> TreeBatch:
         {"draft_probs": [[0.5, 0.3, 0.1]]},
         {"draft_probs": [[0.5, 0.6, -0.1]]},
         {"draft_probs": [[0.5, 0.0, 0.5]]},
-        {"draft_probs": [[0.5, float("nan"), 0.5]]},
         {"is_without_replacement": [[False, True, True], [False, False, False]], "tokens": [[0, 1, 1], [0, 0, 0]]},
     ],
 )
@@ -220,6 +222,13 @@ def test_invalid_trees_raise_from_the_copy(name: str, changes: dict) -> None:
     assert len(verify_dense(RULES[name], trees, target_probs, uniforms, uniforms)) == 2
     with pytest.raises(InvalidTreeError):
         verify_dense(RULES[name], spoilt(trees, **changes), target_probs, uniforms, uniforms)
+
+
+def test_nan_of_the_draft_raises_from_the_copy() -> None:
+    trees, target_probs = two_rows()
+    trees, uniforms = spoilt(trees, draft_probs=[[0.5, float("nan"), 0.5]]), torch.full((2, 3), 0.5)
+    with pytest.raises(LogitsError, match="drafter's distributions hold NaN"):
+        verify_dense(RULES["traversal"], trees, target_probs, uniforms, uniforms)
 
 
 @pytest.mark.parametrize("name", TREE_RULES)
@@ -242,10 +251,10 @@ def test_greedy_scores_that_are_none_raise_from_the_copy(score: float) -> None:
     scores = target_probs.nan_to_num(torch.nan)
     scores[0, 1] = score
     with pytest.raises(LogitsError):
-        decode(pack_greedy(trees, scores))
+        decode(pack_greedy(trees, scores), trees)
 
 
-def test_a_rule_without_a_dense_form_is_walked() -> None:
+def test_a_rule_without_a_dense_form_is_verified_tree_by_tree() -> None:
     class Renamed(TargetWalk):
         pass
 
@@ -253,8 +262,8 @@ def test_a_rule_without_a_dense_form_is_walked() -> None:
     uniforms = torch.full((2, 3), 0.4)
     assert not has_dense_form(Renamed())
     dense = verify_dense(TargetWalk(), trees, target_probs, uniforms, uniforms)
-    assert verify_dense(Renamed(), trees, target_probs, uniforms, uniforms) == dense
+    assert verify(trees, target_probs, Renamed(), coins=uniforms, draws=uniforms) == dense
     with pytest.raises(LogitsError):
-        verify_dense(Renamed(), trees, target_probs * 2, uniforms, uniforms)
-    with pytest.raises(InvalidTreeError):
-        verify_dense(Renamed(), spoilt(trees, tokens=[[0, 1, 3], [0, 0, 0]]), target_probs, uniforms, uniforms)
+        verify(trees, target_probs * 2, Renamed())
+    with pytest.raises(VocabularyMismatchError):
+        verify(spoilt(trees, tokens=[[0, 1, 3], [0, 0, 0]]), target_probs, Renamed())

@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
 from treespec.engine.target_probs import TargetProbs
-from treespec.engine.verify import DENSE_ON_CPU, verify_trees
 from treespec.errors import LogitsError
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 from treespec.verification import RULES
+from treespec.verification.dispatch import DENSE_ON_CPU, verify_batch
 
 VOCAB_SIZES = (1, 2, 700, 2100)
 NUM_NODES = 4
@@ -68,11 +68,11 @@ def test_a_verdict_or_a_named_error(random_seed: int, vocab_size: int, is_chain:
     target_probs = TargetProbs(trees, logits, history, apply, [0], is_sampling=True)
     is_usable = [is_probs_or_error(target_probs, node) for node in range(NUM_NODES)]
     for rule in RULES.values():
-        if rule.requirements.reason_against(trees) is not None:
+        if rule.reason_against(trees) is not None:
             continue
         fresh = TargetProbs(trees, logits, history, apply, [0], is_sampling=True)
         try:
-            (verdict,) = verify_trees(rule, trees, fresh, coins, draws)
+            (verdict,) = verify_batch(rule, trees, fresh, coins, draws)
         except LogitsError:
             assert not all(is_usable), rule.name
             continue

@@ -23,7 +23,8 @@ from treespec.testing import (
     exact_distribution,
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenUniforms, KSeq, TokenVerification, kseq, verify
+from treespec.verification import GivenUniforms, KSeq, TokenVerification, resolve, verify
+from treespec.verification.comparison import kseq
 from treespec.verification.optimum import optimum_iid
 
 FIXED_SHAPES = [name for name in SHAPES if name != "adaptive width"]
@@ -139,11 +140,11 @@ def test_what_it_does_not_admit_is_named():
     tokens, parents = torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0])
     without = TokenTree(tokens, parents, probs, index, flags)
     with pytest.raises(RuleMismatchError, match=r"iid.*without_replacement.*recursive.*traversal"):
-        KSeq().check(TreeBatch.from_trees([without]))
+        resolve(KSeq(), True, TreeBatch.from_trees([without]))
     adaptive = TokenTree(tokens, parents, probs, index, is_width_fixed=False)
     with pytest.raises(RuleMismatchError, match=r"is_width_fixed.*recursive"):
-        KSeq().check(TreeBatch.from_trees([adaptive]))
-    KSeq().check(TreeBatch.from_trees([TokenTree(tokens, parents, probs, index)]))
+        resolve(KSeq(), True, TreeBatch.from_trees([adaptive]))
+    assert KSeq().reason_against(TreeBatch.from_trees([TokenTree(tokens, parents, probs, index)])) is None
 
 
 def test_its_conditions_are_needed(record_property):

@@ -178,4 +178,4 @@ def test_misuse_is_named():
         ThresholdAcceptance(accumulated=0)
     selected = TreeBatch.from_trees([TokenTree(torch.tensor([0, 1]), torch.tensor([-1, 0]))])
     with pytest.raises(RuleMismatchError, match="ensemble"):
-        EnsembleVerification().check(selected)
+        resolve(EnsembleVerification(), True, selected)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from verification.toys import verify_rows
 
 from treespec.errors import (
     ConfigError,
@@ -20,7 +21,6 @@ from treespec.errors import (
 from treespec.protocols import VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, TargetWalk, Traversal, get_rule, resolve, supporting_rules, verify
-from treespec.verification.rows import walk_rows
 
 DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
 
@@ -57,9 +57,9 @@ def test_what_is_no_rule_raises(rule) -> None:
 @pytest.mark.parametrize("name", ["token", "block"])
 @pytest.mark.parametrize("trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT])
 def test_chain_rules_refuse_branches_and_name_the_admissible(name: str, trees: TreeBatch) -> None:
-    RULES[name].check(CHAIN)
+    assert resolve(name, True, CHAIN) is RULES[name]
     with pytest.raises(RuleMismatchError, match=r"several children.*recursive.*traversal") as caught:
-        RULES[name].check(trees)
+        resolve(name, True, trees)
     assert name not in supporting_rules(trees)
     assert all(rule in str(caught.value) for rule in supporting_rules(trees))
 
@@ -93,7 +93,8 @@ class Lossy:
     name = "lossy"
     is_lossless = False
 
-    def check(self, trees: TreeBatch) -> None: ...
+    def reason_against(self, trees: TreeBatch) -> None:
+        """None: it verifies every tree."""
 
     def verify(self, tree, target_probs, rng) -> Verdict:
         return Verdict((0,), 0, is_bonus=False)
@@ -113,7 +114,7 @@ def test_one_tree_and_a_batch_agree_with_the_walk() -> None:
     coins, draws = torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([[0.4, 0.5, 0.6]])
     for name in ("target_walk", "recursive", "traversal"):
         for trees in (SELECTED, IID, MIXED, WITHOUT_REPLACEMENT):
-            expected = walk_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
+            expected = verify_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
             assert verify(trees, uniform(1, 3, 3), name, coins=coins, draws=draws) == expected
             single = verify(trees.trees[0], uniform(3, 3), name, coins=coins[0], draws=draws[0])
             assert [single] == expected
@@ -122,7 +123,7 @@ def test_one_tree_and_a_batch_agree_with_the_walk() -> None:
 def test_auto_is_the_default() -> None:
     coins, draws = torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([[0.4, 0.5, 0.6]])
     for trees, name in ((SELECTED, "target_walk"), (IID, "traversal")):
-        expected = walk_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
+        expected = verify_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
         assert verify(trees, uniform(1, 3, 3), coins=coins, draws=draws) == expected
 
 
@@ -229,7 +230,7 @@ def test_tokens_without_a_target_distribution_raise() -> None:
 
 def test_invalid_batches_raise() -> None:
     for name, value in (("parents", [[-1, 0, 2]]), ("draft_index", [[-1, 0, 5]])):
-        with pytest.raises(InvalidTreeError, match="not drafted trees"):
+        with pytest.raises(InvalidTreeError, match="the batch holds an invalid tree"):
             verify(dataclasses.replace(IID, **{name: torch.tensor(value)}), uniform(1, 3, 3))
 
 

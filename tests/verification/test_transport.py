@@ -27,10 +27,10 @@ from treespec.testing import (
     exact_distribution,
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenUniforms, OptimalTransport, TransportTraversal, verify
-from treespec.verification.flow import best_transport, pair_supply
+from treespec.verification import GivenUniforms, OptimalTransport, TransportTraversal, resolve, verify
+from treespec.verification.comparison.flow import best_transport, pair_supply
+from treespec.verification.comparison.transport import transport_siblings
 from treespec.verification.optimum import optimum_iid, optimum_without_replacement
-from treespec.verification.transport import transport_siblings
 
 RULES = [OptimalTransport(), TransportTraversal()]
 FAMILIES = [IID, WITHOUT_REPLACEMENT]
@@ -198,10 +198,10 @@ def test_what_they_do_not_admit_is_named(rule):
     narrow, wide = torch.full((1, 20), 0.05), torch.full((1, 21), 1 / 21)
 
     def check(*args, **kwargs):
-        rule.check(TreeBatch.from_trees([TokenTree(*args, **kwargs)]))
+        resolve(rule, True, TreeBatch.from_trees([TokenTree(*args, **kwargs)]))
 
     check(tokens, parents, narrow, index)
-    with pytest.raises(RuleMismatchError, match=r"at most 20 tokens, and one gives 21.*truncate_probs.*recursive"):
+    with pytest.raises(RuleMismatchError, match=r"at most 20 tokens, and one has 21.*truncate_probs.*recursive"):
         check(tokens, parents, wide, index)
     with pytest.raises(RuleMismatchError, match=r"is_width_fixed.*traversal"):
         check(tokens, parents, narrow, index, is_width_fixed=False)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treespec.protocols import VerificationRule
 from treespec.testing import (
     IID,
     TOY_SCHEMES,
@@ -22,7 +23,8 @@ from treespec.testing import (
     ToyTree,
     enumerate_traces,
 )
-from treespec.tree import TokenTree, TreeBatch
+from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.verification import GivenUniforms
 from treespec.verification.dense import Scan
 
 
@@ -76,6 +78,16 @@ def as_batch(toys: Sequence[tuple[ToyTree, ConditionalProbs]]) -> tuple[TreeBatc
         for node, context in enumerate(tree.contexts):
             target_probs[row, node] = torch.from_numpy(target(context).astype(np.float64))
     return trees, target_probs
+
+
+def verify_rows(
+    rule: VerificationRule, trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor
+) -> list[Verdict]:
+    """The rule's own `verify`, tree by tree and unchecked: the reference of the dense forms."""
+    return [
+        rule.verify(tree, target_probs[b].__getitem__, GivenUniforms(coins[b], draws[b]))
+        for b, tree in enumerate(trees.trees)
+    ]
 
 
 def drafted_batch(drafter: ToyDrafter, target: ConditionalProbs) -> tuple[Tensor, TreeBatch, Tensor]:

@@ -13,7 +13,6 @@ import torch
 from treespec.engine.request import Request, Result, Streams
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
-from treespec.engine.verify import verify_trees
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.truncated import as_chain
 from treespec.protocols import (
@@ -27,7 +26,8 @@ from treespec.protocols import (
     VerifiedStep,
 )
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
-from treespec.verification import resolve
+from treespec.verification import TargetWalk, resolve
+from treespec.verification.dispatch import verify_batch, verify_greedy
 
 
 @torch.no_grad()
@@ -137,12 +137,14 @@ class _Run:
 
     def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
         rule = resolve(self.request.verification, self.request.is_sampling, trees)
+        if not self.request.is_sampling and isinstance(rule, TargetWalk):
+            return verify_greedy(trees, probs)
         shape = trees.tokens.shape
         coins, draws = (
             torch.rand(shape, dtype=torch.float64, device=trees.device, generator=stream)
             for stream in (self.streams.coins, self.streams.draws)
         )
-        return verify_trees(rule, trees, probs, coins, draws)
+        return verify_batch(rule, trees, probs, coins, draws)
 
     def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
         """Append the accepted tokens and the next token of every row, cut where generation stops."""

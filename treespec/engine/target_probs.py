@@ -44,6 +44,10 @@ class TargetProbs:
         self._scores: dict[tuple[int, int], Tensor] = {}
         self._probs: dict[tuple[int, int], Tensor] = {}
 
+    @property
+    def vocab_size(self) -> int:
+        return self.logits.shape[-1]
+
     def scores(self, row: int, node: int) -> Tensor:
         """Processed scores after a node, float32 [V].
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from treespec.errors import ConfigError, RuleMismatchError
+from treespec.errors import ConfigError
 from treespec.protocols import VerificationRule
 from treespec.testing.distributions import ConditionalProbs, distribution_pairs
 from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_SCHEMES, ToyDrafter
@@ -69,9 +69,5 @@ def toy_case(case: Case, is_exact: bool = False) -> tuple[ToyDrafter, Conditiona
 
 
 def _supports(rule: VerificationRule, drafter: ToyDrafter) -> bool:
-    try:
-        for _, tree in enumerate_traces(drafter):
-            rule.check(TreeBatch.from_trees([tree.to_token_tree()]))
-    except RuleMismatchError:
-        return False
-    return True
+    batches = (TreeBatch.from_trees([tree.to_token_tree()]) for _, tree in enumerate_traces(drafter))
+    return all(rule.reason_against(trees) is None for trees in batches)

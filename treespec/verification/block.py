@@ -1,4 +1,4 @@
-"""Block verification: a whole chain is judged at once, which accepts as much as any lossless rule can on chains.
+"""Block verification: a whole chain is verified at once, which accepts as much as any lossless rule can on chains.
 
 Sun et al. 2025 (Block Verification Accelerates Speculative Decoding, algorithm 2).
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.requirements import BaseRule, Requirements
-from treespec.verification.steps import likelihood_ratio, residual_weights
+from treespec.verification.rule import BaseRule, Requirements
+from treespec.verification.walks import likelihood_ratio, residual_weights
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class BlockVerification(BaseRule):
     """With `b_0 = 1, b_i = min(1, b_{i-1} P[x_i] / q[x_i])`, keep the *last* i whose coin is below h_i, else 0.
 
     `h_i = S_i / (S_i + (1 - b_i))` with `S_i = sum((b_i P - q)+)` one token further; at the end of the chain h = b.
-    Then draw from `res((b_i P - q)+)`, or from the target at the end of the chain. Admits chains of any family.
+    Then draw from `res((b_i P - q)+)`, or from the target at the end of the chain. For chains, selected or sampled.
     """
 
     name = "block"
@@ -29,13 +29,13 @@ class BlockVerification(BaseRule):
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         masses = _prefix_masses(tree, target_probs)
         chain = tuple(masses)
-        for num_kept in range(len(chain), 0, -1):
-            path = chain[:num_kept]
-            node = path[-1]
-            verdict = _judge(node, masses[node], path, tree, target_probs, rng)
-            if verdict is not None:
-                return verdict
-        raise AssertionError("the root is always accepted")
+        for num_kept in range(len(chain), 1, -1):
+            path, node = chain[:num_kept], chain[num_kept - 1]
+            accept_prob, weights = _ending(node, masses[node], tree, target_probs)
+            if accept_prob != 0 and rng.flip(node, accept_prob):
+                return Verdict(path, rng.pick(node, weights), is_bonus=not tree.children(node))
+        _, weights = _ending(0, 1, tree, target_probs)
+        return Verdict((0,), rng.pick(0, weights), is_bonus=not tree.children(0))
 
 
 def _prefix_masses(tree: VerifiableTree, target_probs: NodeProbs) -> dict[int, Any]:
@@ -53,20 +53,13 @@ def _prefix_masses(tree: VerifiableTree, target_probs: NodeProbs) -> dict[int, A
     return masses
 
 
-def _judge(
-    node: int, mass: Any, path: tuple[int, ...], tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource
-) -> Verdict | None:
-    is_root = node == 0
-    children = tree.children(node)
+def _ending(node: int, mass: Any, tree: VerifiableTree, target_probs: NodeProbs) -> tuple[Any, Any]:
+    """h_i, and the weights [V] of the token after a path that ends at `node`."""
+    probs, children = target_probs(node), tree.children(node)
     if not children:
-        is_kept = is_root or rng.flip(node, mass)
-        return Verdict(path, rng.pick(node, target_probs(node)), is_bonus=True) if is_kept else None
+        return mass, probs
     (child,) = children
-    probs = target_probs(node)
     rest = residual_weights(mass * probs, tree.draft_probs_of(child), tree.token(child))
     total = rest.sum()
-    if total == 0:
-        return Verdict(path, rng.pick(node, probs), is_bonus=False) if is_root else None
-    if is_root or rng.flip(node, total / (total + (1 - mass))):
-        return Verdict(path, rng.pick(node, rest), is_bonus=False)
-    return None
+    # In exact arithmetic a rejection at the root leaves mass; where rounding leaves none, the target itself stands.
+    return (0, probs) if total == 0 else (total / (total + (1 - mass)), rest)

@@ -1,20 +1,22 @@
-"""`verify`: the verification of a tree or a batch of trees as one function, for loops written by hand."""
+"""`verify`: the verification of a tree or a batch of trees as one function, for decoding loops written by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treespec.checks import are_distributions
+from treespec.checks import AUTO, are_distributions
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
-from treespec.verification.dense import verify_dense
-from treespec.verification.rows import walk_rows
+from treespec.verification.dense import has_dense_form
+from treespec.verification.dispatch import verify_batch
+from treespec.verification.registry import resolve
+from treespec.verification.validity import check_flags
 
 Array = Tensor | np.ndarray | Sequence[Any]
 
@@ -46,7 +48,7 @@ def verify(
 def verify(
     tree: TokenTree | TreeBatch,
     target_probs: Array,
-    rule: str | VerificationRule = "auto",
+    rule: str | VerificationRule = AUTO,
     *,
     coins: Array | None = None,
     draws: Array | None = None,
@@ -57,65 +59,68 @@ def verify(
     Args:
         tree: one tree of N nodes, or a batch of B.
         target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target distribution after every node, logits
-            processors applied; a tensor, an array or nested lists. Rows of padding are not read, gradients not kept.
+            processors applied; a tensor, an array or nested lists. Rows of padding are not read; gradients are dropped.
         rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
-        coins: float [N] (a batch: [B, N]) in [0, 1), one per judged node; drawn from `generator` when left out.
-        draws: likewise, one per node that a token is drawn from; must share no noise with coins or drafting.
-        generator: source of what was left out, on the device of `target_probs`; None is torch's global one.
+        coins: float [N] (a batch: [B, N]) in [0, 1), one per node accepted or rejected; None draws them from
+            `generator`.
+        draws: likewise, one per node that a token is drawn from; must be independent of coins and drafting.
+        generator: on the device of `target_probs`; None is torch's global one.
 
     Returns:
         A Verdict, or one per row of the batch.
 
     Raises:
-        InvalidTreeError: what is no tree, does not fit `target_probs`, or has values that no drafted tree has.
+        InvalidTreeError: not a tree, one that does not fit `target_probs`, or values that no drafted tree has.
         VocabularyMismatchError: the draft's and the target's distributions have different vocabularies, or a token is
             outside of them.
         LogitsError: a target distribution is not finite, is negative or does not sum to one.
-        RuleMismatchError: the rule does not admit the tree.
-        ConfigError: an unknown rule, or no generator; distributions, coins or draws of a wrong shape, dtype or range.
+        RuleMismatchError: the rule cannot verify the tree.
+        ConfigError: an unknown rule; a wrong type, shape, dtype or range of the other arguments.
     """
     if not isinstance(tree, (TokenTree, TreeBatch)):
         raise InvalidTreeError(f"tree must be a TokenTree or a TreeBatch, got {type(tree).__name__}")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ConfigError(f"generator must be a torch.Generator, got {type(generator).__name__}")
-    probs = _as_tensor("target_probs", target_probs)
+    is_single = isinstance(tree, TokenTree)
+    trees = TreeBatch.from_trees([tree]) if isinstance(tree, TokenTree) else tree
+    probs = _as_tensor("target_probs", target_probs, is_single)
+    _check_shapes(trees, probs)
+    chosen = resolve(rule, True, trees)
     coins, draws = (
-        None if values is None else _as_tensor(name, values) for name, values in (("coins", coins), ("draws", draws))
+        torch.rand(trees.tokens.shape, dtype=torch.float64, device=probs.device, generator=generator)
+        if values is None
+        else _check_uniforms(name, _as_tensor(name, values, is_single), trees).to(probs.device)
+        for name, values in (("coins", coins), ("draws", draws))
     )
-    if isinstance(tree, TokenTree):
-        coins, draws = (None if values is None else values.unsqueeze(0) for values in (coins, draws))
-        return _verify_batch(TreeBatch.from_trees([tree]), probs.unsqueeze(0), rule, coins, draws, generator)[0]
-    return _verify_batch(tree, probs, rule, coins, draws, generator)
+    if probs.device.type == "cpu" or not has_dense_form(chosen):
+        _check_values(trees, probs)  # Otherwise flags come with the verdicts, so that nothing waits for the device.
+    verdicts = verify_batch(chosen, trees, _GivenProbs(probs), coins, draws)
+    return verdicts[0] if is_single else verdicts
 
 
-def _as_tensor(name: str, values: Array) -> Tensor:
-    """Tensors and arrays as they are, without their gradients; Python's floats are doubles."""
-    if isinstance(values, Tensor):
-        return values.detach()
+class _GivenProbs(NamedTuple):
+    """Distributions that are all there, [B, N, V]: the `BatchProbs` of `verify`."""
+
+    table: Tensor
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table.shape[-1]
+
+    def probs(self, row: int, node: int) -> Tensor:
+        return self.table[row, node]
+
+    def dense(self) -> Tensor:
+        return self.table
+
+
+def _as_tensor(name: str, values: Array, is_single: bool) -> Tensor:
+    """Tensors and arrays of a batch, without their gradients; Python's floats are doubles."""
     try:
-        return torch.from_numpy(np.array(values))
+        array = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(f"{name} must be an array of numbers: {error}") from error
-
-
-def _verify_batch(
-    trees: TreeBatch,
-    target_probs: Tensor,
-    rule: str | VerificationRule,
-    coins: Tensor | None,
-    draws: Tensor | None,
-    generator: torch.Generator | None,
-) -> list[Verdict]:
-    from treespec.verification import resolve
-
-    _check_shapes(trees, target_probs)
-    resolved = resolve(rule, True, trees)
-    coins = _uniforms("coins", coins, trees, target_probs.device, generator)
-    draws = _uniforms("draws", draws, trees, target_probs.device, generator)
-    if target_probs.device.type != "cpu":
-        return verify_dense(resolved, trees, target_probs, coins, draws)
-    _check_values(trees, target_probs)
-    return walk_rows(resolved, trees, target_probs, coins, draws)
+    return array.unsqueeze(0) if is_single else array
 
 
 def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
@@ -136,38 +141,25 @@ def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
 
 
 def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
-    is_node = trees.parents != PADDING_PARENT
-    vocab_size = target_probs.shape[-1]
-    is_outside = (trees.tokens < 0) | (trees.tokens >= vocab_size)
-    is_child = is_node & (trees.parents >= 0)
-    if (is_outside & is_child).any():
+    is_node, vocab_size = trees.parents != PADDING_PARENT, target_probs.shape[-1]
+    if (((trees.tokens < 0) | (trees.tokens >= vocab_size)) & (trees.parents >= 0)).any():
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
-    if not trees.is_valid:
-        raise InvalidTreeError(
-            "the trees are not drafted trees: parents must stand before children and padding last, "
-            "distributions must sum to "
-            "one, and no drawn token may have probability zero (TokenTree names the fault when built row by row)"
-        )
-    is_distribution = are_distributions(target_probs)
-    if not (is_distribution | ~is_node).all():
-        row, node = (int(i) for i in (~is_distribution & is_node).nonzero()[0])
-        total, low = float(target_probs[row, node].sum()), float(target_probs[row, node].min())
+    check_flags(trees, bool(trees.is_valid), True)
+    is_wrong = ~are_distributions(target_probs) & is_node
+    if is_wrong.any():
+        row, node = (int(i) for i in is_wrong.nonzero()[0])
+        probs = target_probs[row, node]
         raise LogitsError(
-            f"target_probs of row {row}, node {node} are not a distribution: their sum is {total:.6g}, the "
-            f"least is {low:.6g}; "
-            "give probabilities, not logits"
+            f"target_probs of row {row}, node {node} are not a distribution: their sum is {float(probs.sum()):.6g}, "
+            f"the least is {float(probs.min()):.6g}; give probabilities, not logits"
         )
 
 
-def _uniforms(
-    name: str, values: Tensor | None, trees: TreeBatch, device: torch.device, generator: torch.Generator | None
-) -> Tensor:
-    """The caller's coins or draws, checked, or fresh ones: float64 [B, N] in [0, 1)."""
-    if values is None:
-        return torch.rand(trees.tokens.shape, dtype=torch.float64, device=device, generator=generator)
+def _check_uniforms(name: str, values: Tensor, trees: TreeBatch) -> Tensor:
+    """The caller's coins or draws, float [B, N] in [0, 1)."""
     if values.shape != trees.tokens.shape or not values.is_floating_point():
         expected, got = list(trees.tokens.shape), f"{values.dtype} {list(values.shape)}"
         raise ConfigError(f"{name} must be one float per node, {expected}, got {got}")
     if not ((values >= 0) & (values < 1)).all():
         raise ConfigError(f"{name} must lie in [0, 1), got values from {float(values.min())} to {float(values.max())}")
-    return values.to(device)
+    return values

@@ -1,4 +1,4 @@
-"""Where a rule's chance comes from: coins and draws given from outside, or none at all (greedy decoding)."""
+"""The random sources of rules: coins and draws given beforehand, or none at all (greedy decoding)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treespec.sampling import inverse_cdf
 
 @dataclass(frozen=True)
 class GivenUniforms:
-    """Coins and draws in [0, 1), drawn beforehand; both float [N], indexed by node.
+    """Coins and draws in [0, 1), made beforehand; both float [N], indexed by node.
 
     Raises:
         LogitsError: a distribution that is not finite, or has no mass, reached a decision.
@@ -45,8 +45,7 @@ class GivenUniforms:
 
 
 class ArgmaxSource:
-    """Greedy decoding: picks the first token of the highest score, so the target distribution may be given as raw
-    scores."""
+    """Greedy decoding: picks the first token of the highest weight, so raw scores can stand for the distribution."""
 
     def flip(self, node: int, prob: Any) -> bool:
         raise RuleMismatchError(

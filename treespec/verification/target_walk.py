@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.requirements import BaseRule, Requirements
+from treespec.verification.rule import BaseRule, Requirements
 
 
 @dataclass(frozen=True)
 class TargetWalk(BaseRule):
     """Draw `y ~ P` at the node reached; descend if y is a child, else emit y.
 
-    Admits every tree, for it never asks for a draft distribution; flips no coins, so it also serves greedy decoding.
+    For every tree: it never asks for a draft distribution. It flips no coins, so it also serves greedy decoding.
     """
 
     name = "target_walk"

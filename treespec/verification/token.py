@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.recursive import judge_by_rejection
-from treespec.verification.requirements import BaseRule, Requirements
+from treespec.verification.recursive import verify_by_rejection
+from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.walks import walk_down
 
 
@@ -19,7 +19,7 @@ from treespec.verification.walks import walk_down
 class TokenVerification(BaseRule):
     """Accept token i with probability `min(1, P[x_i] / q_i[x_i])`; at the first rejection draw from `res((P - q_i)+)`.
 
-    Recursive rejection on a tree of width one; admits chains of any family.
+    Recursive rejection on a tree of width one; for chains, selected or sampled.
     """
 
     name = "token"
@@ -27,4 +27,4 @@ class TokenVerification(BaseRule):
     requirements = Requirements(is_chain_only=True)
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return walk_down(tree, target_probs, rng, judge_by_rejection)
+        return walk_down(tree, target_probs, rng, verify_by_rejection)

@@ -1,4 +1,4 @@
-"""Traversal verification: subtrees are judged before their own roots, from the leaves up (Weng et al. 2025).
+"""Traversal verification: subtrees are verified before their own roots, from the leaves up (Weng et al. 2025).
 
 Block verification for trees. Its invariant is also its proof: `visit(v, a)` accepts inside v's subtree with probability
 exactly a, averaged over the drawing of that subtree, and what follows v then has v's target distribution.
@@ -16,18 +16,16 @@ from typing import Any
 
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.requirements import BaseRule, Requirements
-from treespec.verification.steps import likelihood_ratio, residual_weights
-from treespec.verification.walks import Candidate, walk_up
+from treespec.verification.rule import BaseRule, Requirements
+from treespec.verification.walks import Candidate, likelihood_ratio, residual_weights, walk_up
 
 
 @dataclass(frozen=True)
 class Traversal(BaseRule):
-    """Enter child i with mass `min(1, a * distribution[x_i] / q_i[x_i])`; after its rejection `w = (a * distribution -
-    q_i)+`.
+    """Enter child i with mass `min(1, a P[x_i] / q_i[x_i])`; after its rejection `w = (a P - q_i)+, S = sum(w)`.
 
-    Then `a = S / (S + (1 - a))` and `distribution = w / S` with `S = sum(w)`; a node whose children were all rejected
-    is accepted with probability a. Admits every family, shape and way of growing; on chains it is block verification.
+    Then `a = S / (S + (1 - a))` and `P = w / S`; a node whose children were all rejected is accepted with probability
+    a. For every tree, however its children were chosen and however it grew; on chains it is block verification.
     """
 
     name = "traversal"
@@ -45,8 +43,7 @@ def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Itera
         rest = residual_weights(weights, draft_probs, token)
         total = rest.sum()
         if total == 0:
-            # Nothing is left below a rejected child. The root, never flipped, emits from the distribution before the
-            # rejection.
+            # Nothing is left below a rejected child. The root, always accepted, emits from the distribution before.
             mass = 0
             break
         mass, probs = total / (total + (1 - mass)), rest / total

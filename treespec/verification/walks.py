@@ -1,6 +1,7 @@
-"""The two orders in which rules judge the nodes of a tree: from the root down, and from the leaves up.
+"""The two orders in which rules visit the nodes of a tree, and the two steps that the lossless ones are made of.
 
-A rule says how the children of one node are judged. Neither walk asks for a target distribution that it can do without.
+A rule says how the children of one node are verified. Neither order asks for a target distribution that it can do
+without. All of it runs on torch, numpy and rational arrays alike: `Any` stands for such an array or scalar.
 """
 
 from __future__ import annotations
@@ -8,46 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from treespec.errors import InvalidTreeError
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
 
-JudgeChildren = Callable[[VerifiableTree, int, Any, RandomSource], tuple[int | None, Any]]
-"""Given a tree, a node with children, its target distribution [V] and a random source: the child that is accepted, or
-None and the
-weights [V] that the next token is drawn from. (Beside a child the weights mean nothing.)"""
+VerifyChildren = Callable[[VerifiableTree, int, Any, RandomSource], tuple[int | None, Any]]
+"""Given a tree, a node with children, its target distribution [V] and a random source: the accepted child, or None and
+the weights [V] that the next token is drawn from. (With an accepted child the weights are not used.)"""
 
 
-def walk_down(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, judge: JudgeChildren) -> Verdict:
-    """Accept one of the root's children, then one of its own, as far as it goes."""
+def walk_down(
+    tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, verify_children: VerifyChildren
+) -> Verdict:
+    """From the root: accept one of the node's children, then one of that child's, until none is accepted."""
     path = [0]
     while True:
         node = path[-1]
         probs, is_leaf = target_probs(node), not tree.children(node)
-        child, weights = (None, probs) if is_leaf else judge(tree, node, probs, rng)
+        child, weights = (None, probs) if is_leaf else verify_children(tree, node, probs, rng)
         if child is None:
             return Verdict(tuple(path), rng.pick(node, weights), is_bonus=is_leaf)
         path.append(child)
 
 
 class Candidate(NamedTuple):
-    """A node with the mass that it is entered with, or that is left for it once all its children were rejected."""
+    """A node, and the mass with which it is entered or, once all its children were rejected, accepted."""
 
     node: int
     mass: Any
     weights: Any | None = None
-    """[V], what the token after it is drawn from: given once its children were rejected, and at no leaf."""
+    """[V], what the token after the node is drawn from: once its children were rejected; None at a leaf."""
 
 
 Candidates = Callable[[VerifiableTree, int, Any, Any], Iterator[Candidate]]
 """Given a tree, a node with children, the mass that it is entered with and its target distribution [V]: the children in
-turn,
-each one asked for once the last one was rejected, and in the end the node itself."""
+turn, each one asked for once the last one was rejected, and in the end the node itself."""
 
 
 def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, candidates: Candidates) -> Verdict:
-    """Judge every subtree before its own root, which is accepted with the mass that the subtree leaves to it.
+    """From the leaves: every subtree comes before its own root, which is accepted with the mass that is left to it.
 
-    No distribution is asked for in a subtree that is entered with mass zero. The root is never flipped.
+    No distribution is asked for in a subtree that is entered with mass zero. The root is accepted without a coin.
     """
 
     def enter(node: int, mass: Any) -> Iterator[Candidate]:
@@ -69,3 +71,29 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, ca
         else:
             path.pop()
             waiting.pop()
+
+
+def likelihood_ratio(probs: Any, draft_probs: Any | None, token: int) -> Any:
+    """`probs[token] / draft_probs[token]`, a scalar; `draft_probs` is None for a point mass at `token`.
+
+    Raises:
+        InvalidTreeError: the draft distribution gives the token probability zero, so it was not drawn from it.
+    """
+    if draft_probs is None:
+        return probs[token]
+    if not draft_probs[token] > 0:
+        raise InvalidTreeError(
+            f"token {token} was drafted, but its stored draft distribution gives it probability "
+            f"{float(draft_probs[token])}: store the distribution that was really sampled from, after the draft "
+            "model's own processors"
+        )
+    return probs[token] / draft_probs[token]
+
+
+def residual_weights(weights: Any, draft_probs: Any | None, token: int) -> Any:
+    """`(weights - draft_probs)+`, an array [V], not normalised (Leviathan et al. 2023, equation 3)."""
+    if draft_probs is not None:
+        return (weights - draft_probs).clip(min=0)
+    rest = weights.clip(min=0)  # Copies, on every kind of array; the weights are at most one, the point mass is one.
+    rest[token] = 0
+    return rest

@@ -6,92 +6,98 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.protocols import VerificationRule
 from treespec.sampling import inverse_cdf
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 from treespec.verification.block import BlockVerification
-from treespec.verification.dense.indexing import at
-from treespec.verification.dense.scans import Scan, scan_rejection, scan_traversal
+from treespec.verification.dense.scans import Scan, at, scan_rejection, scan_traversal
 from treespec.verification.recursive import RecursiveRejection
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.token import TokenVerification
 from treespec.verification.traversal import Traversal
 
 
-class Judgement(NamedTuple):
+class Ending(NamedTuple):
     """`last` int64 [B]: the node at which the kept path ends. `next_tokens` int64 [B]."""
 
     last: Tensor
     next_tokens: Tensor
 
 
-def judge_by_rejection(trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor) -> Judgement:
+def dense_rejection(
+    trees: TreeBatch, target_probs: Float[Tensor, "B N V"], coins: Float[Tensor, "B N"], draws: Float[Tensor, "B N"]
+) -> Ending:
     scan = scan_rejection(trees, target_probs)
     is_chosen = _is_first_sibling(trees, coins.double() < scan.accept_probs.double())
-    return _emit(scan, _end_of_chosen(trees, is_chosen), draws)
+    return _draw_next(scan, _end_of_chosen(trees, is_chosen), draws)
 
 
-def judge_by_traversal(trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor) -> Judgement:
+def dense_traversal(
+    trees: TreeBatch, target_probs: Float[Tensor, "B N V"], coins: Float[Tensor, "B N"], draws: Float[Tensor, "B N"]
+) -> Ending:
     scan = scan_traversal(trees, target_probs)
     is_accepted = (coins.double() < scan.accept_probs.double()) & (trees.parents != PADDING_PARENT)
     is_accepted = is_accepted | (trees.parents == ROOT_PARENT)
     order = torch.where(is_accepted, _post_order(trees), trees.max_nodes)
-    return _emit(scan, order.argmin(1), draws)
+    return _draw_next(scan, order.argmin(1), draws)
 
 
-def judge_by_walk(trees: TreeBatch, target_probs: Tensor, coins: Tensor, draws: Tensor) -> Judgement:
-    return walk_picks(trees, inverse_cdf(target_probs, draws))
+def dense_target_walk(
+    trees: TreeBatch, target_probs: Float[Tensor, "B N V"], coins: Float[Tensor, "B N"], draws: Float[Tensor, "B N"]
+) -> Ending:
+    return follow_picks(trees, inverse_cdf(target_probs, draws))
 
 
-def walk_picks(trees: TreeBatch, picks: Tensor) -> Judgement:
-    """The target walk, given the token drawn at every node: int64 [B, N]."""
+def follow_picks(trees: TreeBatch, picks: Int[Tensor, "B N"]) -> Ending:
+    """The target walk, given the token drawn at every node."""
     is_match = picks.gather(1, trees.parents.clamp(0, trees.max_nodes - 1)) == trees.tokens
     last = _end_of_chosen(trees, _is_first_sibling(trees, is_match))
-    return Judgement(last, at(picks, last))
+    return Ending(last, at(picks, last))
 
 
-def _emit(scan: Scan, last: Tensor, draws: Tensor) -> Judgement:
+def _draw_next(scan: Scan, last: Int[Tensor, B], draws: Float[Tensor, "B N"]) -> Ending:
     rows = torch.arange(len(last), device=last.device)
-    return Judgement(last, inverse_cdf(scan.next_probs[rows, last], at(draws, last)))
+    return Ending(last, inverse_cdf(scan.next_probs[rows, last], at(draws, last)))
 
 
-def _is_first_sibling(trees: TreeBatch, is_accepted: Tensor) -> Tensor:
-    """bool [B, N]: accepted children before which no sibling was accepted; True at the root."""
+def _is_first_sibling(trees: TreeBatch, is_accepted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """Accepted children before which no sibling was accepted; True at the root."""
     has_earlier = (_earlier_siblings(trees) & is_accepted.unsqueeze(1)).any(-1)
     return (is_accepted & ~has_earlier & (trees.parents >= 0)) | (trees.parents == ROOT_PARENT)
 
 
-def _end_of_chosen(trees: TreeBatch, is_chosen: Tensor) -> Tensor:
-    """int64 [B]: where the path of chosen nodes from the root ends."""
+def _end_of_chosen(trees: TreeBatch, is_chosen: Bool[Tensor, "B N"]) -> Int[Tensor, B]:
+    """Where the path of chosen nodes from the root ends."""
     is_cut = (trees.ancestors & ~is_chosen.unsqueeze(1)).any(-1)
     is_kept = ~is_cut & (trees.parents != PADDING_PARENT)
     # The kept nodes are one path, and parents stand before children.
     return (is_kept * torch.arange(trees.max_nodes, device=trees.device)).amax(1)
 
 
-def _post_order(trees: TreeBatch) -> Tensor:
-    """int64 [B, N]: how many nodes a traversal from the leaves up judges before this one."""
+def _post_order(trees: TreeBatch) -> Int[Tensor, "B N"]:
+    """How many nodes a traversal from the leaves up visits before this one."""
     sizes = trees.ancestors.sum(1)
     before = (_earlier_siblings(trees) * sizes.unsqueeze(1)).sum(-1)
     return (trees.ancestors * before.unsqueeze(1)).sum(-1) + sizes - 1
 
 
-def _earlier_siblings(trees: TreeBatch) -> Tensor:
-    """bool [B, N, N]: whether j stands before i among the children of one node."""
+def _earlier_siblings(trees: TreeBatch) -> Bool[Tensor, "B N N"]:
+    """Whether node j stands before node i among the children of one node: entry [b, i, j]."""
     parents = trees.parents
     is_sibling = (parents.unsqueeze(2) == parents.unsqueeze(1)) & (parents >= 0).unsqueeze(2)
     return is_sibling.tril(-1)
 
 
-_DenseForm = Callable[[TreeBatch, Tensor, Tensor, Tensor], Judgement]
+_DenseForm = Callable[[TreeBatch, Tensor, Tensor, Tensor], Ending]
 DENSE_FORMS: dict[type, _DenseForm] = {
-    TargetWalk: judge_by_walk,
-    TokenVerification: judge_by_rejection,
-    RecursiveRejection: judge_by_rejection,
-    BlockVerification: judge_by_traversal,  # On chains the two are one rule, coin for coin.
-    Traversal: judge_by_traversal,
+    TargetWalk: dense_target_walk,
+    TokenVerification: dense_rejection,
+    RecursiveRejection: dense_rejection,
+    BlockVerification: dense_traversal,  # On chains the two are one rule, coin for coin.
+    Traversal: dense_traversal,
 }
 
 

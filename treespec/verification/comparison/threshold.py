@@ -1,6 +1,6 @@
 """Threshold acceptance: the target walk with thresholds below one (SGLang's acceptance thresholds).
 
-Lossy: the output distribution is no longer the target's, so it is chosen by name only and never by default.
+Lossy: the output no longer has the target's distribution, so the rule runs only when it is named.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from treespec.checks import check_share
 from treespec.errors import ConfigError
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
-from treespec.verification.requirements import BaseRule, Requirements
+from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.walks import walk_down
 
 
@@ -20,10 +20,10 @@ from treespec.verification.walks import walk_down
 class ThresholdAcceptance(BaseRule):
     """The target walk with thresholds below one, as in SGLang's `speculative_accept_threshold_single` and `_acc`.
 
-    Siblings are judged in order: one is accepted if its own `P[x] >= single`, else with the probability that the walk
+    Siblings are verified in order: one is accepted if its own `P[x] >= single`, else with the probability that the walk
     finds it at or before this sibling, once the siblings' summed P is divided by `accumulated`. When all are rejected
-    draw from P without the children's tokens. With both thresholds 1 it has the target walk's distribution. Admits
-    every tree.
+    draw from P without the children's tokens. With both thresholds 1 it has the target walk's distribution. For every
+    tree.
     """
 
     single: Any = 0.5
@@ -40,13 +40,15 @@ class ThresholdAcceptance(BaseRule):
                 raise ConfigError(f"{name} must be above 0, got 0")
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return walk_down(tree, target_probs, rng, self._judge)
+        return walk_down(tree, target_probs, rng, self._verify_children)
 
-    def _judge(self, tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
+    def _verify_children(
+        self, tree: VerifiableTree, node: int, probs: Any, rng: RandomSource
+    ) -> tuple[int | None, Any]:
         rest = probs.clip(min=0)  # Copies, on every kind of array.
         summed, rejected = 0 * probs.sum(), 0 * probs.sum()
         for child in tree.children(node):
-            # A token that stands twice counts once: the rest holds nothing of it any more.
+            # A token that two siblings carry counts once: the rest gives it nothing any more.
             token_prob = rest[tree.token(child)] + 0
             summed = summed + token_prob
             rest[tree.token(child)] = 0

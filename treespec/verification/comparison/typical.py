@@ -1,6 +1,6 @@
 """Typical acceptance: tokens are kept that the target finds probable enough for its entropy (Cai et al. 2024, Medusa).
 
-Lossy: the output distribution is no longer the target's, so it is chosen by name only and never by default.
+Lossy: the output no longer has the target's distribution, so the rule runs only when it is named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from treespec.checks import check_share
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Path, Verdict
-from treespec.verification.requirements import BaseRule, Requirements
+from treespec.verification.rule import BaseRule, Requirements
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TypicalAcceptance(BaseRule):
 
     Of all paths whose every token is accepted the longest is kept, among equally long ones the most probable, and the
     next token is drawn from the target. Flips no coins, and asks for the target distribution of accepted nodes only.
-    Medusa's own first token is drawn from the target before drafting, as the root is here. Admits every tree.
+    Medusa's own first token is drawn from the target before drafting, as the root is here. For every tree.
     """
 
     epsilon: float = 0.3
@@ -55,10 +55,10 @@ class TypicalAcceptance(BaseRule):
         children = tree.children(node)
         if not children:
             return []
-        distribution = target_probs(node)
-        threshold = min(self.delta * math.exp(-_entropy(distribution)), self.epsilon)  # In this order NaN stays NaN.
-        probs = [(child, distribution[tree.token(child)]) for child in children]
-        return [(child, prob) for child, prob in probs if prob > threshold]
+        probs = target_probs(node)
+        threshold = min(self.delta * math.exp(-_entropy(probs)), self.epsilon)  # In this order NaN stays NaN.
+        child_probs = [(child, probs[tree.token(child)]) for child in children]
+        return [(child, prob) for child, prob in child_probs if prob > threshold]
 
 
 def _entropy(probs: Any) -> float:

@@ -1,5 +1,6 @@
-"""K-SEQ: i.i.d. siblings are judged one after another against the same tightened ratio (Sun et al. 2023, SpecTr,
-algorithm 2). Its acceptance is at least 1 - 1/e of the optimum per node, at O(V) for each visited node.
+"""K-SEQ: i.i.d. siblings are verified one after another against the same tightened ratio.
+
+Sun et al. 2023 (SpecTr, algorithm 2). It accepts at least 1 - 1/e of the optimum per node, at O(V) per visited node.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from typing import Any
 from treespec.errors import ConfigError
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, Verdict
-from treespec.verification.requirements import BaseRule, Requirements
-from treespec.verification.steps import likelihood_ratio
-from treespec.verification.walks import walk_down
+from treespec.verification.rule import BaseRule, Requirements
+from treespec.verification.walks import likelihood_ratio, walk_down
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class KSeq(BaseRule):
     distribution, and the least one accepts most. It is found by bisection keeping the upper end, so however coarse the
     bisection is, only acceptance can suffer: 20 halvings cost less than k / 10^6 of it.
 
-    Admits i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification.
+    For i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification.
 
     Raises:
-        ConfigError: `num_bisections` is no int or negative.
+        ConfigError: `num_bisections` is negative or not an int.
     """
 
     num_bisections: int = 20
@@ -41,9 +41,11 @@ class KSeq(BaseRule):
             raise ConfigError(f"num_bisections must be an int that is not negative, got {self.num_bisections!r}")
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return walk_down(tree, target_probs, rng, self._judge)
+        return walk_down(tree, target_probs, rng, self._verify_children)
 
-    def _judge(self, tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
+    def _verify_children(
+        self, tree: VerifiableTree, node: int, probs: Any, rng: RandomSource
+    ) -> tuple[int | None, Any]:
         children = tree.children(node)
         draft_probs = tree.draft_probs_of(children[0])
         ratio = tightening(probs, draft_probs, len(children), self.num_bisections)
@@ -60,10 +62,7 @@ def _overlap(tightened: Any, draft_probs: Any) -> Any:
 
 
 def tightening(probs: Any, draft_probs: Any, num_siblings: int, num_bisections: int) -> Any:
-    """The least r in [1, k] with `1 - (1 - beta)^k <= r beta`, rounded up.
-
-    A scalar of the distribution's own arithmetic.
-    """
+    """The least r in [1, k] with `1 - (1 - beta)^k <= r beta`, rounded up: a scalar of the arrays' arithmetic."""
     low = probs.sum() / probs.sum()
     high = num_siblings * low
     for _ in range(num_bisections if num_siblings > 1 else 0):

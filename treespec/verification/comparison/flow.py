@@ -32,10 +32,10 @@ def best_transport(demand: Sequence[Any], supply: Matrix) -> Matrix:
     `accepted[i][j]` is the mass on which the pair {i, j} accepts i: `accepted[i][j] + accepted[j][i] <= supply[i][j]`
     and `sum over j of accepted[i][j] <= demand[i]`.
 
-    Every pair is first given to one of its tokens in full. What a token then has beyond its demand is passed on to the
-    other token of its pairs, along shortest paths to a token that lacks some (Edmonds and Karp 1972: at most n^3
-    augmentations, in floating point too, since each one empties an edge exactly). What no path takes off a token's
-    hands is rejected, in proportion.
+    Every pair is first assigned to one of its tokens in full. What a token then has beyond its demand moves to the
+    other token of its pairs, along shortest paths to a token below its demand (Edmonds and Karp 1972: at most n^3
+    augmentations, in floating point too, since each one empties an edge exactly). Excess that no path can move is
+    rejected, in proportion.
     """
     carried = _first_assignment(demand, supply)
     balance = [d - sum(row) for d, row in zip(demand, carried, strict=True)]
@@ -52,19 +52,19 @@ def best_transport(demand: Sequence[Any], supply: Matrix) -> Matrix:
 
 
 def _first_assignment(demand: Sequence[Any], supply: Matrix) -> Matrix:
-    """Each pair goes to the token that wants more for what it is offered."""
-    offer = [sum(row) for row in supply]
+    """Each pair goes to its token with the higher ratio of demand to supply."""
+    supplied = [sum(row) for row in supply]
     tokens = range(len(demand))
 
     def is_first(i: int, j: int) -> bool:
-        left, right = demand[i] * offer[j], demand[j] * offer[i]
+        left, right = demand[i] * supplied[j], demand[j] * supplied[i]
         return left > right or (left == right and i <= j)
 
     return [[supply[i][j] if is_first(i, j) else 0 * supply[i][j] for j in tokens] for i in tokens]
 
 
 def _shortest_path(carried: Matrix, balance: Sequence[Any]) -> list[int] | None:
-    """From a token that has too much to one that lacks some, over pairs that can be passed on."""
+    """From a token above its demand to one below it, over pairs that carry mass."""
     before = {i: i for i, lack in enumerate(balance) if lack < 0}
     frontier = list(before)
     while frontier:

@@ -1,6 +1,6 @@
 """Ensemble verification: the output follows a mixture of target and draft (Fu et al. 2025).
 
-Lossy: the output distribution is no longer the target's, so it is chosen by name only and never by default.
+Lossy: the output no longer has the target's distribution, so the rule runs only when it is named.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from treespec.checks import check_share
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, WITHOUT_REPLACEMENT, Verdict
-from treespec.verification.recursive import judge_by_rejection
-from treespec.verification.requirements import BaseRule, Requirements
+from treespec.verification.recursive import verify_by_rejection
+from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.walks import walk_down
 
 
@@ -22,7 +22,7 @@ class EnsembleVerification(BaseRule):
 
     Fu et al. 2025 (Fast Large Language Model Collaborative Decoding via Speculation). q is the distribution that a
     node's children were drawn from, so the output follows the ensemble on accepted paths; `target_weight` 1 is
-    lossless. Admits i.i.d. siblings and draws without replacement.
+    lossless. For i.i.d. siblings and draws without replacement.
     """
 
     target_weight: Any = 0.5
@@ -41,4 +41,4 @@ class EnsembleVerification(BaseRule):
                 return target_probs(node)
             return self.target_weight * target_probs(node) + (1 - self.target_weight) * tree.draft_probs_of(children[0])
 
-        return walk_down(tree, ensemble_probs, rng, judge_by_rejection)
+        return walk_down(tree, ensemble_probs, rng, verify_by_rejection)

@@ -1,0 +1,122 @@
+"""Optimal transport on drafts of small support and at most two siblings: from the root down, and from the leaves up.
+
+Given the drafted siblings T, accept y in T with probability pi(T, y) / Pr(T), pi a maximum flow from all the pairs that
+might have been drafted (supply Pr(T)) to the tokens (demand P[y]); else draw from `res(P - sum_T pi(T, .))`, which is
+the same for all T. No rule accepts more at one node (Sun et al. 2023, SpecTr, section 4; Khisti et al. 2025).
+
+The flow has m(m + 1)/2 pairs for a draft distribution of m tokens, so these rules need truncated drafts
+(`truncate_probs`), and siblings i.i.d. or drawn without replacement, of widths fixed before the first draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
+from treespec.tree import IID, WITHOUT_REPLACEMENT, Verdict
+from treespec.verification.comparison.flow import best_transport, pair_supply
+from treespec.verification.rule import BaseRule, Requirements
+from treespec.verification.walks import Candidate, walk_down, walk_up
+
+MAX_SUPPORT = 20
+
+_REQUIREMENTS = Requirements(
+    frozenset({IID, WITHOUT_REPLACEMENT}), needs_fixed_width=True, max_siblings=2, max_support=MAX_SUPPORT
+)
+
+
+@dataclass(frozen=True)
+class OptimalTransport(BaseRule):
+    """From the root down: at each node accept one of the siblings by the best transport, descend, start again."""
+
+    name = "optimal_transport"
+    is_lossless = True
+    requirements = _REQUIREMENTS
+
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return walk_down(tree, target_probs, rng, _verify_by_transport)
+
+
+def _verify_by_transport(tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
+    children = tree.children(node)
+    accept_probs, rest = transport_siblings(tree, children, probs)
+    for child, accept_prob in zip(children, accept_probs, strict=True):
+        if rng.flip(child, accept_prob):
+            return child, probs
+    # In exact arithmetic a rejection leaves mass; where rounding leaves none, the distribution before it stands.
+    return None, rest if rest.sum() > 0 else probs
+
+
+@dataclass(frozen=True)
+class TransportTraversal(BaseRule):
+    """From the leaves up, as in traversal: a node entered with mass a transports its siblings to the demands `a P`.
+
+    The siblings are entered with their conditional mass `f_i / (1 - f_1 - .. - f_(i-1))`, `f_i = pi(T, x_i) / Pr(T)`;
+    after all were rejected `w = (a P - sum_T pi)+`, `S = sum(w)`, and the node itself is accepted with probability
+    `S / (S + (1 - a))` and followed by `w / S`.
+    """
+
+    name = "transport_traversal"
+    is_lossless = True
+    requirements = _REQUIREMENTS
+
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        return walk_up(tree, target_probs, rng, _candidates)
+
+
+def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Candidate]:
+    children = tree.children(node)
+    masses, rest = transport_siblings(tree, children, mass * probs)
+    yield from map(Candidate, children, masses)
+    total = rest.sum()
+    # Where nothing is left below rejected children, the root, always accepted, emits from its own distribution.
+    yield Candidate(node, 0, probs) if total == 0 else Candidate(node, total / (total + (1 - mass)), rest)
+
+
+def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tuple[list[Any], Any]:
+    """Transport one or two siblings to the demands of their parent.
+
+    Args:
+        tree: a `VerifiableTree` none of whose children are point masses.
+        children: the ids of all children of one node, in drawing order.
+        weights: the demands, an array [V].
+
+    Returns:
+        Each child's probability of acceptance given that its earlier siblings were rejected, and the weights [V] that
+        are left when all are.
+    """
+    tokens = [tree.token(child) for child in children]
+    draft_probs = tree.draft_probs_of(children[0])
+    support = _support(draft_probs)
+    draft, demand = draft_probs[support].tolist(), weights[support].tolist()
+    total = sum(draft)  # One but for the rounding of float32.
+    draft = [prob / total for prob in draft]
+    if len(children) == 1:
+        i = support.index(tokens[0])
+        taken = [min(d, q) for d, q in zip(demand, draft, strict=True)]  # In this order NaN stays NaN.
+        return [taken[i] / draft[i]], _less(weights, support, taken)
+    # A second draw that could not have been the first token again was one without replacement.
+    supply = pair_supply(draft, is_without_replacement=not tree.draft_probs_of(children[1])[tokens[0]] > 0)
+    accepted = best_transport(demand, supply)
+    i, j = (support.index(token) for token in tokens)
+    first = accepted[i][j] / supply[i][j]
+    second = 0 * first if i == j or not first < 1 else min(accepted[j][i] / supply[i][j] / (1 - first), 1)
+    return [first, second], _less(weights, support, [sum(row) for row in accepted])
+
+
+def _support(probs: Any) -> list[int]:
+    """Tokens of positive mass."""
+    nonzero = probs.nonzero(as_tuple=True) if isinstance(probs, Tensor) else probs.nonzero()
+    return nonzero[0].tolist()
+
+
+def _less(weights: Any, support: Sequence[int], taken: Sequence[Any]) -> Any:
+    """`(weights - taken)+`, an array [V]; `taken` holds the support's entries."""
+    rest = weights.clip(min=0)  # Copies, on every kind of array.
+    for token, mass in zip(support, taken, strict=True):
+        rest[token] = max(rest[token] - mass, 0)
+    return rest

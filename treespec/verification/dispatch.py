@@ -1,0 +1,121 @@
+"""How a batch is verified: all nodes at once with one host copy (dense), or tree by tree, visiting few nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from treespec.protocols import RandomSource, VerificationRule
+from treespec.tree import TreeBatch, Verdict
+from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy
+from treespec.verification.random_source import ArgmaxSource, GivenUniforms
+from treespec.verification.target_walk import TargetWalk
+from treespec.verification.validity import check_flags, is_verifiable
+
+DENSE_ON_CPU = 1 << 12
+"""Up to so many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
+
+
+class BatchProbs(Protocol):
+    """The target distributions of a batch, each computed when it is asked for."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def probs(self, row: int, node: int) -> Float[Tensor, V]:
+        """The distribution after one node."""
+        ...
+
+    def dense(self) -> Float[Tensor, "B N V"]:
+        """The distributions after all nodes, computed without waiting for the device."""
+        ...
+
+
+class BatchScores(Protocol):
+    """The target's processed scores of a batch, for greedy decoding."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def scores(self, row: int, node: int) -> Float[Tensor, V]:
+        """The scores after one node."""
+        ...
+
+    def dense_scores(self) -> Float[Tensor, "B N V"]:
+        """The scores after all nodes, computed without waiting for the device."""
+        ...
+
+
+def verify_batch(
+    rule: VerificationRule,
+    trees: TreeBatch,
+    target: BatchProbs,
+    coins: Float[Tensor, "B N"],
+    draws: Float[Tensor, "B N"],
+) -> list[Verdict]:
+    """Verify every tree of a batch in the form that suits the device; `rule` must support the trees.
+
+    Rules with a dense form use it on accelerators and on small vocabularies. Otherwise the trees are verified one by
+    one, and only the nodes that the rule visits get a distribution.
+
+    Args:
+        coins, draws: uniforms in [0, 1), indexed by the node accepted or rejected, and by the node drawn from.
+
+    Raises:
+        InvalidTreeError, LogitsError: see `check_flags`.
+    """
+    if _is_dense(rule, trees, target.vocab_size):
+        return decode(pack(rule, trees, target.dense(), coins, draws), trees)
+    coin_rows, draw_rows = coins.tolist(), draws.tolist()
+    sources = map(GivenUniforms, coin_rows, draw_rows)
+    return _verify_rows(rule, trees, target.probs, sources, target.vocab_size)
+
+
+def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
+    """Verify by the target walk that takes the highest score at every node; see `verify_batch`."""
+    rule = TargetWalk()
+    if _is_dense(rule, trees, target.vocab_size):
+        return decode(pack_greedy(trees, target.dense_scores()), trees)
+    return _verify_rows(rule, trees, target.scores, (ArgmaxSource() for _ in trees.trees), target.vocab_size)
+
+
+def _is_dense(rule: VerificationRule, trees: TreeBatch, vocab_size: int) -> bool:
+    is_small = trees.max_nodes * vocab_size <= DENSE_ON_CPU
+    return has_dense_form(rule) and (is_small or trees.device.type != "cpu")
+
+
+def _verify_rows(
+    rule: VerificationRule,
+    trees: TreeBatch,
+    target: Callable[[int, int], Tensor],
+    sources: Iterator[RandomSource],
+    vocab_size: int,
+) -> list[Verdict]:
+    with one_thread(trees.device):
+        check_flags(trees, bool(is_verifiable(trees, vocab_size)), True)
+        rows = zip(trees.trees, sources, strict=True)
+        return [rule.verify(tree, partial(target, row), rng) for row, (tree, rng) in enumerate(rows)]
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """One thread for work on single vectors over a vocabulary, on a CPU.
+
+    They are just long enough for PyTorch to share them among threads, and so short that waking a thread takes longer
+    than the work. Changing the number costs next to nothing.
+    """
+    num_threads = torch.get_num_threads()
+    if device.type != "cpu" or num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,89 @@
+"""Rules by name, and the choice of the rule that verifies a batch of trees."""
+
+from __future__ import annotations
+
+from treespec.checks import AUTO
+from treespec.errors import ConfigError, RuleMismatchError
+from treespec.protocols import VerificationRule
+from treespec.tree import TreeBatch
+from treespec.verification.block import BlockVerification
+from treespec.verification.comparison import (
+    EnsembleVerification,
+    KSeq,
+    OptimalTransport,
+    ThresholdAcceptance,
+    TransportTraversal,
+    TypicalAcceptance,
+)
+from treespec.verification.recursive import RecursiveRejection
+from treespec.verification.rule import BaseRule, Requirements
+from treespec.verification.target_walk import TargetWalk
+from treespec.verification.token import TokenVerification
+from treespec.verification.traversal import Traversal
+
+RULES: dict[str, BaseRule] = {
+    rule.name: rule
+    for rule in (
+        TargetWalk(),
+        TokenVerification(),
+        BlockVerification(),
+        RecursiveRejection(),
+        Traversal(),
+        KSeq(),
+        OptimalTransport(),
+        TransportTraversal(),
+        TypicalAcceptance(),
+        EnsembleVerification(),
+        ThresholdAcceptance(),
+    )
+}
+"""Every rule by name, with its default settings."""
+
+
+def get_rule(rule: str | VerificationRule) -> VerificationRule:
+    """The rule of that name, or the rule itself.
+
+    Raises:
+        ConfigError: no rule has that name, or the object is not a rule.
+    """
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise ConfigError(f"no verification rule is called '{rule}'; choose from {', '.join([AUTO, *RULES])}")
+        return RULES[rule]
+    attributes = ("name", "is_lossless", "reason_against", "verify")
+    if isinstance(rule, type) or not all(hasattr(rule, name) for name in attributes):
+        raise ConfigError(f"a verification rule is a name or an object with {', '.join(attributes)}, got {rule!r}")
+    return rule
+
+
+def resolve(verification: str | VerificationRule, is_sampling: bool, trees: TreeBatch) -> VerificationRule:
+    """The rule that verifies these trees.
+
+    "auto" is the target walk where every child was selected (no lossless rule accepts more there) and traversal
+    otherwise. Greedy decoding replaces a lossless rule by the target walk: with a one-hot target no other rule keeps
+    more, and the target walk needs scores only, no distributions. It reads no draft distribution, so of the named
+    rule's requirements only the shape counts.
+
+    Raises:
+        ConfigError: an unknown rule.
+        RuleMismatchError: the rule cannot verify the trees; names the lossless rules that can.
+    """
+    if verification == AUTO:
+        return RULES["target_walk" if trees.draft_probs is None or not is_sampling else "traversal"]
+    rule = get_rule(verification)
+    if rule.is_lossless and not is_sampling:
+        is_chain_only = getattr(rule, "requirements", Requirements()).is_chain_only
+        reason, chosen = Requirements(is_chain_only=is_chain_only).reason_against(trees), RULES["target_walk"]
+    else:
+        reason, chosen = rule.reason_against(trees), rule
+    if reason is not None:
+        raise RuleMismatchError(
+            f"rule '{rule.name}' cannot verify these trees: {reason}; "
+            f"lossless rules that can: {', '.join(supporting_rules(trees))}"
+        )
+    return chosen
+
+
+def supporting_rules(trees: TreeBatch) -> list[str]:
+    """Names of the lossless rules that can verify these trees."""
+    return [name for name, rule in RULES.items() if rule.is_lossless and rule.reason_against(trees) is None]

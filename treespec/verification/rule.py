@@ -1,0 +1,69 @@
+"""What a rule of this package is: a name, the trees that it can verify, and how it verifies one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TreeBatch, Verdict
+
+ANY_SCHEME = frozenset({SELECTED, IID, WITHOUT_REPLACEMENT, MIXED})
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a rule requires of a tree: how siblings were drawn, its shape, and how its widths were decided."""
+
+    sampling_schemes: frozenset[str] = ANY_SCHEME
+    is_chain_only: bool = False
+    needs_fixed_width: bool = False
+    max_siblings: int | None = None
+    max_support: int | None = None
+
+    def reason_against(self, trees: TreeBatch) -> str | None:
+        """Why the trees do not meet the requirements, or None. Trees are read only as far as needed."""
+        if self.is_chain_only and not trees.is_chain:
+            return "it verifies chains, and a node of the tree has several children"
+        if self.needs_fixed_width and not trees.is_width_fixed:
+            return "it needs every node's width fixed before its first draw (is_width_fixed)"
+        others = frozenset() if self.sampling_schemes == ANY_SCHEME else trees.sampling_schemes - self.sampling_schemes
+        if others:
+            wanted, got = (" or ".join(sorted(schemes)) for schemes in (self.sampling_schemes, others))
+            return f"it needs siblings that are {wanted}, and some are {got}"
+        if self.max_siblings is not None and _most_siblings(trees) > self.max_siblings:
+            return f"it allows at most {self.max_siblings} siblings, and a node has {_most_siblings(trees)}"
+        if self.max_support is not None and _widest_support(trees) > self.max_support:
+            return (
+                f"it allows draft distributions of at most {self.max_support} tokens, and one has "
+                f"{_widest_support(trees)} (use `treespec.policies.Truncated(policy)`, or draw from `truncate_probs`)"
+            )
+        return None
+
+
+class BaseRule(ABC):
+    """A rule that states its requirements as data. Rules from elsewhere need only be a `VerificationRule`."""
+
+    name: str
+    is_lossless: bool
+    requirements: Requirements
+
+    def reason_against(self, trees: TreeBatch) -> str | None:
+        """Why the rule cannot verify these trees, or None."""
+        return self.requirements.reason_against(trees)
+
+    @abstractmethod
+    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
+        """Verify one tree, reading only the nodes it needs. Generic over torch, numpy and rational arrays."""
+
+
+def _most_siblings(trees: TreeBatch) -> int:
+    return max(len(children) for tree in trees.trees for children in tree.children_lists)
+
+
+def _widest_support(trees: TreeBatch) -> int:
+    """Of the distributions that nodes were drawn from: a batch may hold rows that no node uses."""
+    if trees.draft_probs is None or trees.draft_index is None:
+        return 0
+    used = trees.draft_index[(trees.draft_index >= 0) & (trees.parents >= 0)].unique()
+    return int((trees.draft_probs[used] > 0).sum(-1).max()) if len(used) else 0
