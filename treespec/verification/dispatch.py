@@ -28,7 +28,7 @@ class BatchProbs(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def probs(self, row: int, node: int) -> Float[Tensor, V]:
+    def probs(self, row: int, node: int) -> Float[Tensor, " V"]:
         """The distribution after one node."""
         ...
 
@@ -43,7 +43,7 @@ class BatchScores(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def scores(self, row: int, node: int) -> Float[Tensor, V]:
+    def scores(self, row: int, node: int) -> Float[Tensor, " V"]:
         """The scores after one node."""
         ...
 

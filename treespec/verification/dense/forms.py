@@ -58,7 +58,7 @@ def follow_picks(trees: TreeBatch, picks: Int[Tensor, "B N"]) -> Ending:
     return Ending(last, at(picks, last))
 
 
-def _draw_next(scan: Scan, last: Int[Tensor, B], draws: Float[Tensor, "B N"]) -> Ending:
+def _draw_next(scan: Scan, last: Int[Tensor, " B"], draws: Float[Tensor, "B N"]) -> Ending:
     rows = torch.arange(len(last), device=last.device)
     return Ending(last, inverse_cdf(scan.next_probs[rows, last], at(draws, last)))
 
@@ -69,7 +69,7 @@ def _is_first_sibling(trees: TreeBatch, is_accepted: Bool[Tensor, "B N"]) -> Boo
     return (is_accepted & ~has_earlier & (trees.parents >= 0)) | (trees.parents == ROOT_PARENT)
 
 
-def _end_of_chosen(trees: TreeBatch, is_chosen: Bool[Tensor, "B N"]) -> Int[Tensor, B]:
+def _end_of_chosen(trees: TreeBatch, is_chosen: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
     """Where the path of chosen nodes from the root ends."""
     is_cut = (trees.ancestors & ~is_chosen.unsqueeze(1)).any(-1)
     is_kept = ~is_cut & (trees.parents != PADDING_PARENT)

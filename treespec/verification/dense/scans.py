@@ -58,7 +58,7 @@ def scan_traversal(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Sc
     return Scan(accept_probs, next_probs)
 
 
-def at(values: Shaped[Tensor, "B M"], index: Int[Tensor, B]) -> Shaped[Tensor, B]:
+def at(values: Shaped[Tensor, "B M"], index: Int[Tensor, " B"]) -> Shaped[Tensor, " B"]:
     """`values[b, index[b]]`."""
     return values.gather(1, index.unsqueeze(1)).squeeze(1)
 
@@ -74,7 +74,7 @@ def _start(
     return probs.new_zeros(trees.tokens.shape), probs
 
 
-def _parent(trees: TreeBatch, node: int) -> tuple[Int[Tensor, B], Bool[Tensor, "B 1"]]:
+def _parent(trees: TreeBatch, node: int) -> tuple[Int[Tensor, " B"], Bool[Tensor, "B 1"]]:
     """Every row's parent of a node, and whether it has one: padding has none."""
     parent = trees.parents[:, node]
     return parent.clamp(0, node - 1), (parent >= 0).unsqueeze(1)
@@ -82,7 +82,7 @@ def _parent(trees: TreeBatch, node: int) -> tuple[Int[Tensor, B], Bool[Tensor, "
 
 def _ratio_and_residual(
     trees: TreeBatch, node: int, weights: Float[Tensor, "B V"]
-) -> tuple[Float[Tensor, B], Float[Tensor, "B V"]]:
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B V"]]:
     """`min(1, w[x] / q[x])` and `(w - q)+` of a node's token x, drawn from q."""
     # Forced into the vocabulary: `is_verifiable` reports tokens outside of it.
     token = trees.tokens[:, node].clamp(0, weights.shape[-1] - 1)
@@ -91,7 +91,7 @@ def _ratio_and_residual(
 
 
 def _draft_probs(
-    trees: TreeBatch, node: int, token: Int[Tensor, B], weights: Float[Tensor, "B V"]
+    trees: TreeBatch, node: int, token: Int[Tensor, " B"], weights: Float[Tensor, "B V"]
 ) -> Float[Tensor, "B V"]:
     """What the node's token was drawn from, as `TokenTree.draft_probs_of` gives it; one-hot where selected."""
     # torch's one_hot reads its values on the host.
