@@ -1,4 +1,4 @@
-"""Block-parallel heads' files and training pass: what blocks see, anchored blocks, confidence."""
+"""DFlash and DSpark heads: their files, what blocks see, training's pass over anchored blocks."""
 
 import json
 
@@ -102,19 +102,13 @@ def test_blocks_anchored_in_texts_are_drafts(tmp_path, target, made):
             torch.testing.assert_close(logits[row, block, depth].double(), expected, atol=1e-4, rtol=1e-4)
         plain._outputs.clear()
     assert torch.equal(head(texts, states, anchors), outputs)  # nobody looks behind an anchor
-    total = logits.sum() + (head.confidence(outputs, after).sum() if made["rank"] else 0)
-    total.backward()
+    logits.sum().backward()
     assert all(parameter.grad is not None for parameter in head.parameters())
 
 
-@pytest.mark.parametrize("is_markov", [True, False])
-def test_confidence_is_that_of_the_files_head(tmp_path, target, is_markov):
-    made = dspark(extras=("head_norms", "confidence", *(["markov confidence"] if is_markov else [])))
+def test_a_confidence_head_in_the_file_is_ignored(tmp_path, target):
+    made = dspark(extras=("head_norms", "confidence"))
     tensors = random_tensors(made)
+    assert "confidence_head.proj.weight" in tensors
     head = load_head(write(tmp_path, made, tensors, SPECULATORS), target)
-    states, tokens = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)), torch.arange(6).view(2, 3)
-    weight, bias = tensors["confidence_head.proj.weight"], tensors["confidence_head.proj.bias"]
-    expected = states @ weight[0, :32] + bias
-    if is_markov:
-        expected = expected + tensors["markov_head.markov_w1.weight"][tokens] @ weight[0, 32:]
-    torch.testing.assert_close(head.confidence(states, tokens), expected)
+    assert not any("confidence" in name for name in head.state_dict())

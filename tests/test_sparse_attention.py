@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from treespec.heads.modules.sparse import AnchoredMixing, UnrolledMixing
+from treespec.heads.modules.sparse import AnchoredAttention, UnrolledAttention
 
 ROWS, KEY_HEADS, SHARE, SIZE, TOKENS = 2, 2, 3, 4, 9
 
@@ -39,7 +39,7 @@ def test_blocks_see_their_context_and_themselves(is_causal):
             mask[row, slot, : anchors[row, block]] = True
             last = slot + 1 if is_causal else (block + 1) * size
             mask[row, slot, TOKENS + block * size : TOKENS + last] = True
-    mixing = AnchoredMixing(mask[..., :TOKENS], size, is_causal)
+    mixing = AnchoredAttention(mask[..., :TOKENS], size, is_causal)
     check(mixing, mask, *random_parts(num_slots, TOKENS + num_slots))
 
 
@@ -51,4 +51,4 @@ def test_unrolled_steps_see_the_text_and_their_own_line(step):
         mask[query, : query + 1] = True
         for i in range(1, step + 1):
             mask[query, sum(lengths[:i]) + query] = True
-    check(UnrolledMixing(step, TOKENS), mask.unsqueeze(0), *random_parts(lengths[-1], sum(lengths)))
+    check(UnrolledAttention(step, TOKENS), mask.unsqueeze(0), *random_parts(lengths[-1], sum(lengths)))

@@ -1,4 +1,4 @@
-"""Small safetensors files of our own formats; every way to be wrong ends in a `CheckpointError`."""
+"""Safetensors files: reading any, reading and writing those of treespec's own formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from treespec.errors import CheckpointError
 
 LEFT_OVER = 3600.0
-"""Seconds after which nobody writes any more."""
+"""Seconds without a change after which an unfinished file is taken for the remains of a killed process."""
 
 
 def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -30,49 +30,51 @@ def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tu
     Raises:
         CheckpointError: no such file, not safetensors, truncated, of another format or version, or tensors missing.
     """
-    with _opened(path) as file:
+    with open_tensors(path) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != format_name:
             found = metadata.get("format", "none")
-            raise CheckpointError(f"{path} has the format {found!r}, expected {format_name!r}: make it anew")
+            raise CheckpointError(f"{path} has the format {found!r}, expected {format_name!r}: make the file again")
         missing = sorted(set(names) - set(file.keys()))
         if missing:
-            raise CheckpointError(f"{path} lacks the tensors {', '.join(missing)}: make it anew")
+            raise CheckpointError(f"{path} lacks the tensors {', '.join(missing)}: make the file again")
         return {name: file.get_tensor(name) for name in names}, metadata
 
 
 def tensor_names(path: str | Path) -> set[str]:
-    """The names of all tensors of a safetensors file.
-
-    Raises:
-        CheckpointError: no such file, not safetensors, or truncated.
-    """
-    with _opened(path) as file:
+    """The names of all tensors of a safetensors file; see `open_tensors` for errors."""
+    with open_tensors(path) as file:
         return set(file.keys())
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Any]:
-    """The file, open for reading; whatever goes wrong while it is open is a `CheckpointError`."""
+def open_tensors(path: str | Path) -> Iterator[Any]:
+    """A safetensors file, open for reading.
+
+    Raises:
+        CheckpointError: no such file, not safetensors, or truncated, also while tensors are read.
+    """
     if not Path(path).is_file():
         raise CheckpointError(f"there is no file {path}")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no safetensors file") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error}): it is damaged, truncated or no safetensors file"
+        ) from error
 
 
 def write_tensors(
     path: str | Path, format_name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a file that `read_tensors` reads, whole or not at all; of several writers at once the last one wins.
+    """Write a file for `read_tensors`, whole or not at all; if several processes write it at once, the last one wins.
 
     Raises:
         CheckpointError: it cannot be written there.
     """
     _drop_left_over(Path(path))
-    # No other writer's: processes on several machines can have one number, and threads of one process have it.
+    # Process ids are not unique across machines, and threads share one.
     scratch = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         save_file(dict(tensors), scratch, metadata={"format": format_name, **metadata})
@@ -85,7 +87,7 @@ def write_tensors(
 
 
 def _drop_left_over(path: Path) -> None:
-    """Remove what writers of this file who were killed left of it; one at work has touched its file a moment ago."""
+    """Remove unfinished files of killed processes; a file that is being written was changed a moment ago."""
     for scratch in path.parent.glob(f"{escape(path.name)}.*.partial"):
         with suppress(OSError):
             if time() - scratch.stat().st_mtime > LEFT_OVER:

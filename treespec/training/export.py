@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
 from treespec.heads.files.export import save_head
-from treespec.heads.modules.dflash import DFlashHead
+from treespec.heads.modules.dflash import DFlashHead, MarkovHead
 from treespec.heads.modules.eagle3 import Eagle3Head
-from treespec.heads.modules.markov import MarkovHead
 from treespec.hf.loading.heads import fused_layers, load_head
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

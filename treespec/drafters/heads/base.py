@@ -16,7 +16,7 @@ from treespec.drafters.heads.unread_features import CommittedStates
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.heads.modules.dflash import DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
-from treespec.heads.modules.kv_cache import RowKeys
+from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.protocols import Session, VerifiedStep
 
 Head = TypeVar("Head", Eagle3Head, DFlashHead)
@@ -84,7 +84,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self._policy = policy_of_call(self._own_policy, session)
         # The best candidates are enough where nothing is sampled.
         self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
-        self._keys = RowKeys(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
+        self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
         self._committed = CommittedStates(session, self._hidden_layers)
         self._forget_tree()
 

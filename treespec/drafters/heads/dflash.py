@@ -81,7 +81,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         firsts = [length + offset for length, offset in zip(keys.lengths, self._committed.offsets, strict=True)]
         places = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
         places = places + torch.arange(num_columns, device=states.device)
-        keys.begin_rows(counts, num_columns)
+        keys.begin_commit(counts, num_columns)
         self._head.add_context(self._head.fuse(states), places, keys)
 
     def _masks(self, lengths: Tensor) -> list[Tensor | None]:

@@ -74,7 +74,7 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         """Outputs [B, M, H] of a pass over committed tokens, whose keys are kept."""
         device, num_columns = self._head.fc.weight.device, tokens.shape[1]
         first = torch.tensor([self._keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
-        num_slots = self._keys.begin_rows(counts, num_columns)
+        num_slots = self._keys.begin_commit(counts, num_columns)
         own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
         mask = self._sees(own_slots, torch.arange(num_slots, device=device).expand(len(counts), -1))
         features = self._head.fuse(states.to(device))

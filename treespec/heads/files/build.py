@@ -1,4 +1,7 @@
-"""Draft heads of any kind from their files."""
+"""Draft heads of every kind from their files.
+
+Axis letters: H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,22 @@ import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.files.checkpoint import Checkpoint, load_state
-from treespec.heads.files.dflash import block_config, is_block_config
+from treespec.heads.files.checkpoint import ID_DTYPES, Checkpoint, load_state
+from treespec.heads.files.config import ConfigReader
+from treespec.heads.files.dflash import dflash_config
 from treespec.heads.files.eagle3 import eagle3_config, is_eagle3, without_midlayer
-from treespec.heads.files.parts import FROM_TARGET, head_rows, own_or_targets, plain_names, target_ids
+from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
+
+KINDS = ("eagle3", "dflash", "dspark")
+"""The speculators library's names of the heads that are read."""
+
+IGNORED = ("verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
+"""Prefixes of tensors that are not read: the target's own weights, what is computed, and DSpark's confidence head."""
+
+FROM_TARGET = "lm_head_from_target"
+"""The configuration's key for files that leave out rows of the target's own `lm_head`."""
 
 
 def build_head(
@@ -21,41 +34,107 @@ def build_head(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Eagle3Head | DFlashHead:
-    """The head that a checkpoint holds; its configuration says of which kind.
+    """The head of a checkpoint, of the kind that its configuration says.
 
     Args:
-        embedding: the target's [V, J], for files without one.
-        lm_head: the target's [V, J], for files that leave out the draft vocabulary's rows of it: those that say so by
-            `lm_head_from_target` in their configuration, and block-parallel heads of the whole vocabulary.
+        embedding: the target's [V, H], for files without one.
+        lm_head: the target's [V, H], for files without `lm_head`: those with `lm_head_from_target` in their
+            configuration, and DFlash and DSpark heads of the whole vocabulary.
         dtype, device: of the module.
 
     Raises:
-        CheckpointError: the configuration or a tensor is not that of such a head, or the target's weights are needed
+        CheckpointError: a configuration or a tensor that such a head does not have, or the target's weights are needed
             and do not fit.
     """
-    path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
-    if is_block_config(checkpoint.config):
-        config = block_config(checkpoint.config, tensors, path)
-    else:
-        if "speculators_model_type" not in checkpoint.config and not is_eagle3(tensors):
-            raise CheckpointError(
-                f"{path} holds no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark): a whole model "
-                "drafts as TreeSpeculation(model)"
-            )
+    path, tensors = checkpoint.path, _plain_names(checkpoint.tensors)
+    config = ConfigReader(path / "config.json", checkpoint.config)
+    if _kind(config, tensors) == "eagle3":
         tensors = without_midlayer(tensors)
-        config = eagle3_config(checkpoint.config, tensors, path)
-    mappings = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
-    ids = target_ids(config, mappings["d2t"], mappings["t2d"], path)
-    embedding = own_or_targets(config, tensors.pop("embed_tokens.weight", None), embedding, path)
-    embedding = embedding.to(device=device, dtype=dtype)
-    is_whole_block = isinstance(config, DFlashConfig) and config.draft_vocab_size == config.vocab_size
-    if "lm_head.weight" not in tensors and (is_whole_block or checkpoint.config.get(FROM_TARGET) is True):
-        tensors["lm_head.weight"] = head_rows(config, lm_head, ids, path)
+        shape = eagle3_config(config, tensors)
+    else:
+        shape = dflash_config(config, tensors)
+    offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    ids = _target_ids(shape, offsets, checkpoint)
+    embedding = _embedding(shape, tensors.pop("embed_tokens.weight", None), embedding, checkpoint)
+    is_targets = isinstance(shape, DFlashConfig) and shape.draft_vocab_size == shape.vocab_size
+    if "lm_head.weight" not in tensors and (is_targets or config.get(FROM_TARGET) is True):
+        tensors["lm_head.weight"] = _head_rows(shape, lm_head, ids, checkpoint)
     tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
+    embedding = embedding.to(device=device, dtype=dtype)
     with torch.device("meta"):
-        if isinstance(config, DFlashConfig):
-            head = DFlashHead(config, embedding, ids)
+        if isinstance(shape, DFlashConfig):
+            head = DFlashHead(shape, embedding, ids)
         else:
-            head = Eagle3Head(config, embedding, ids)
-    load_state(head, tensors, config.layer, path)
+            head = Eagle3Head(shape, embedding, ids)
+    load_state(head, tensors, shape.layer, path)
     return head.to(device).eval()
+
+
+def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
+    """One of `KINDS`."""
+    kind = config.get("speculators_model_type")
+    if kind in KINDS:
+        return kind
+    if kind is not None:
+        raise CheckpointError(f"{config.path.parent} holds a {kind!r} speculator; {', '.join(KINDS)} are read")
+    if "dflash_config" in config.values or "block_size" in config.values:
+        return "dflash"
+    if not is_eagle3(tensors):
+        raise CheckpointError(
+            f"{config.path.parent} holds no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark): a whole "
+            "model drafts as TreeSpeculation(model)"
+        )
+    return "eagle3"
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that are read, without a prefix `model.`."""
+    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return {
+        name: tensor for name, tensor in plain.items() if not (name.startswith(IGNORED) or name.endswith(".inv_freq"))
+    }
+
+
+def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoint) -> Tensor:
+    """int64 [W]: the target's id of every draft id."""
+    path, size, vocab_size = checkpoint.path, config.draft_vocab_size, config.vocab_size
+    if offsets is None:
+        if size != vocab_size:
+            raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
+        return torch.arange(size)
+    if list(offsets.shape) != [size] or offsets.dtype not in ID_DTYPES:
+        raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")
+    ids = torch.arange(size) + offsets.long()
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
+        raise CheckpointError(f"{path}: d2t must map the draft ids to {size} different ids in [0, {vocab_size})")
+    return ids
+
+
+def _embedding(config: HeadConfig, own: Tensor | None, targets: Tensor | None, checkpoint: Checkpoint) -> Tensor:
+    """[V, H], the file's or else the target's."""
+    path, expected = checkpoint.path, [config.vocab_size, config.layer.hidden_size]
+    if own is not None:
+        if list(own.shape) != expected:
+            raise CheckpointError(f"{path}: embed_tokens.weight expected {expected}, got {list(own.shape)}")
+        return own
+    if targets is None:
+        raise CheckpointError(f"{path} has no embed_tokens.weight: pass the target's embedding")
+    if targets.shape[1] != expected[1]:
+        raise CheckpointError(
+            f"{path} has no embed_tokens.weight, and the target's embedding is {targets.shape[1]} wide where the head "
+            f"is {expected[1]}: it is the head of another model"
+        )
+    return targets
+
+
+def _head_rows(config: HeadConfig, lm_head: Tensor | None, ids: Tensor, checkpoint: Checkpoint) -> Tensor:
+    """The target's lm_head rows [W, H] of the draft vocabulary; the target's own tensor if those are all rows."""
+    if lm_head is None or lm_head.shape[1] != config.layer.hidden_size or lm_head.shape[0] <= int(ids.max()):
+        got = None if lm_head is None else list(lm_head.shape)
+        raise CheckpointError(
+            f"{checkpoint.path} leaves out its lm_head for rows of the target's, [{config.vocab_size}, "
+            f"{config.layer.hidden_size}]; got {got}: it is the head of another model"
+        )
+    if torch.equal(ids, torch.arange(lm_head.shape[0])):
+        return lm_head.detach()
+    return lm_head.detach()[ids.to(lm_head.device)]

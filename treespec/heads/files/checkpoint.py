@@ -1,44 +1,34 @@
-"""Folders of a draft head's files: whatever is wrong with `config.json` or a tensor ends in a `CheckpointError`."""
+"""Folders of a draft head's files, read and checked; a module's weights by the files' names."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from treespec.data.tensor_file import open_tensors
 from treespec.errors import CheckpointError
+from treespec.heads.files.config import read_config
 from treespec.heads.modules.layers import LayerConfig
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NUM_NAMED = 4
-"""So many tensors are named in a message, the others counted."""
+"""How many tensors a message names; the others are counted."""
 
-MAX_SIZE, MAX_COUNT = 2**24, 2**10
-"""The bounds of sizes, and of what a head has or does several times: sizes in a file are anyone's, and take memory."""
-
-WEIGHT_DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-)
+SCALE_DTYPES = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+"""Floating-point types of quantised files, whose numbers are not weights by themselves."""
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 ID_TENSORS = ("d2t", "t2d", "token_map")
-"""The last parts of names of tensors that are no weights."""
+"""Last parts of the names of tensors that hold ids or flags, not weights."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds: its configuration and its tensors, in the file's own names, on the CPU."""
+    """The contents of a folder: its configuration and its tensors by their names in the file, on the CPU."""
 
     path: Path
     config: dict[str, Any]
@@ -46,23 +36,20 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a folder.
+    """Read a folder with `config.json` and `*.safetensors`.
 
     Raises:
-        CheckpointError: no folder, no or a damaged `config.json`, pickled weights only, a file that is truncated or no
-            safetensors file, weights that are not finite or no plain floating-point numbers, a tensor that stands in
-            two files.
+        CheckpointError: no folder, no configuration or a damaged one, only pickled weights, one tensor in two files;
+            see also `read_finite_tensors`.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
-    config = _read_config(folder / "config.json")
+    config = read_config(folder / "config.json")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
-        found = (
-            f"only pickled weights ({', '.join(pickles)}), which can run code and are not opened" if pickles else "none"
-        )
+        pickles = ", ".join(sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES))
+        found = f"only pickled weights ({pickles}), which can run code and are not opened" if pickles else "none"
         raise CheckpointError(f"{folder} needs *.safetensors files, found {found}: save the tensors as safetensors")
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -73,25 +60,29 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(folder, config, tensors)
 
 
-def positive_int(
-    config: Mapping[str, Any], name: str, path: Path, default: int | None = None, limit: float = MAX_SIZE
-) -> int:
-    """A size from a configuration.
+def read_finite_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file, on the CPU.
 
     Raises:
-        CheckpointError: missing without a default, no positive int, or one above the limit.
+        CheckpointError: truncated or not a safetensors file; weights that are not finite or not floating-point numbers.
     """
-    value = config.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{path}: config.json must have a positive int {name}, got {value!r}")
-    if value > limit:
-        raise CheckpointError(f"{path}: config.json must have a positive int {name} of at most {limit}, got {value}")
-    return value
+    with open_tensors(path) as file:
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    others = [
+        f"{name} ({tensor.dtype})"
+        for name, tensor in tensors.items()
+        if name.rpartition(".")[2] not in ID_TENSORS
+        and (not tensor.is_floating_point() or tensor.dtype in SCALE_DTYPES)
+    ]
+    if others:
+        raise CheckpointError(f"{path} holds weights that are not plain floating-point numbers: {_some(others)}")
+    if spoilt := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
+        raise CheckpointError(f"{path} holds NaN or infinity in {_some(spoilt)}: it is damaged")
+    return tensors
 
 
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerConfig, path: Path) -> None:
-    """Load the module's whole state from tensors in the files' names, which become the module's parameters.
+    """Load the module's whole state from tensors by the files' names; the tensors become its parameters.
 
     Raises:
         CheckpointError: tensors that are missing, unknown or of another shape than the configuration says, all named.
@@ -129,7 +120,7 @@ def split_fused(state: Mapping[str, Tensor], layer: LayerConfig) -> dict[str, Te
 
 
 def fuse_split(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `split_fused`; every group must be whole."""
+    """The inverse of `split_fused`; all parts of a fused projection must be there."""
     groups = {"q_proj": ("qkv_proj", "k_proj", "v_proj"), "gate_proj": ("gate_up_proj", "up_proj")}
     fused: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -143,47 +134,8 @@ def fuse_split(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return fused
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no {path}: a head is a folder with config.json and *.safetensors") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no JSON") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(config).__name__}")
-    return config
-
-
-def read_finite_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file, on the CPU.
-
-    Raises:
-        CheckpointError: truncated or no safetensors file, or weights that are not finite or no plain floating-point
-            numbers.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}): it is damaged, truncated or no safetensors file"
-        ) from error
-    others = [
-        f"{name} ({tensor.dtype})"
-        for name, tensor in sorted(tensors.items())
-        if tensor.dtype not in WEIGHT_DTYPES and name.rpartition(".")[2] not in ID_TENSORS
-    ]
-    if others:
-        raise CheckpointError(f"{path} holds weights that are no plain floating-point numbers: {_some(others)}")
-    spoilt = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
-    if spoilt:
-        raise CheckpointError(f"{path} holds NaN or infinity in {_some(sorted(spoilt))}: it is damaged")
-    return tensors
-
-
 def _is_finite(tensor: Tensor) -> bool:
-    # torch does not ask this of numbers of one byte.
+    # torch has no isfinite for floating-point numbers of one byte.
     wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
     return bool(wide.isfinite().all())
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads from SafeAILab's files (SGLang's and SpecForge's too) and from those of the speculators library.
+"""Configurations of EAGLE-3 heads: SafeAILab's (SGLang's and SpecForge's too) and the speculators library's.
 
 The former keep llama's keys at the top of `config.json` and name the layer `midlayer.*`; the latter keep them in
 `transformer_layer_config` and name it `layers.0.*`. Both map a reduced vocabulary by `d2t`: target id = draft id +
@@ -15,26 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from treespec.errors import CheckpointError
-from treespec.heads.files.checkpoint import MAX_COUNT, positive_int
-from treespec.heads.files.parts import (
+from treespec.heads.files.config import (
     FULL,
+    MAX_COUNT,
     SLIDING,
+    ConfigReader,
     layer_config,
-    layer_numbers,
+    layer_windows,
     llama_keys,
     num_layers,
-    sliding_window,
 )
 from treespec.heads.modules.eagle3 import Eagle3Config
 
 NUM_FEATURES = 3
-"""EAGLE-3's own number, for a message where neither the configuration nor `fc.weight` tells it."""
+"""EAGLE-3's own number, for files in which `fc.weight` is missing too."""
 
 OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -46,67 +43,43 @@ def is_eagle3(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def without_midlayer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the speculators library's names."""
+    """The tensors by the speculators library's names."""
+    prefix = "midlayer."
     return {
-        f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name: tensor
+        f"layers.0.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: tensor
         for name, tensor in tensors.items()
     }
 
 
-def eagle3_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Eagle3Config:
-    """The head's shape. Biases and norms that configurations leave unsaid are those that the file has tensors for.
+def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
+    """The head's shape, with norms where the configuration says so or else where the file has tensors for them.
 
     Raises:
-        CheckpointError: another kind of model, a missing or wrong size, or a setting that is not read.
+        CheckpointError: a missing or wrong value, or a setting that is not supported.
     """
-    kind = config.get("speculators_model_type", "eagle3")
-    if kind != "eagle3":
-        raise CheckpointError(f"{path} holds a {kind!r} speculator, expected 'eagle3'")
-    llama = llama_keys(config, path)
-    layer = replace(layer_config(llama, tensors, path), window=_window(llama, path))
-    nested = config.get("eagle_config") or {}
-    layers = _hidden_layers(config, nested, path)
-    vocab_size = positive_int(llama, "vocab_size", path)
-    target_hidden_size = positive_int(config, "target_hidden_size", path, layer.hidden_size)
+    llama, nested = llama_keys(config), config.nested("eagle_config")
+    windows = layer_windows(llama, [SLIDING if llama.get("use_sliding_window") else FULL])
+    if len(set(windows)) > 1:
+        raise llama.error("layer_types", "one type for all layers")
+    layer = replace(layer_config(llama, tensors), window=windows[0])
+    vocab_size, target_hidden_size = (
+        llama.integer("vocab_size"),
+        config.integer("target_hidden_size", layer.hidden_size),
+    )
+    hidden_layers = config.layers(LAYER_IDS) or tuple(i + 1 for i in nested.layers(LAYER_IDS))
     fused = tensors.get("fc.weight")
     columns = NUM_FEATURES if fused is None or fused.ndim != 2 else max(fused.shape[1] // target_hidden_size, 1)
-
-    def has(flag: str, tensor: str) -> bool:
-        said = config.get(flag, nested.get(flag))
-        return tensor in tensors if said is None else bool(said)
-
+    flags = ConfigReader(config.path, {**nested.values, **config.values})
     return Eagle3Config(
         layer=layer,
         vocab_size=vocab_size,
-        draft_vocab_size=positive_int(config, "draft_vocab_size", path, vocab_size),
+        draft_vocab_size=config.integer("draft_vocab_size", vocab_size),
         target_hidden_size=target_hidden_size,
-        num_features=len(layers) if layers else _num_features(config, path, columns),
-        num_layers=num_layers(llama, tensors, path, 1),
-        has_norm_before_residual=bool(config.get("norm_before_residual", nested.get("norm_before_residual"))),
-        has_norm_before_fc=has("norm_before_fc", "input_norm.weight"),
-        has_feature_norms=has("fc_norm", "fc_norm.0.weight"),
-        has_norm_output=bool(config.get("norm_output", nested.get("norm_output"))),
-        hidden_layers=layers,
+        num_features=len(hidden_layers) or config.integer("num_aux_hidden_states", columns, most=MAX_COUNT),
+        hidden_layers=hidden_layers or None,
+        num_layers=num_layers(llama, tensors, 1),
+        has_norm_before_residual=bool(flags.get("norm_before_residual")),
+        has_norm_before_fc=bool(flags.get("norm_before_fc", "input_norm.weight" in tensors)),
+        has_feature_norms=bool(flags.get("fc_norm", "fc_norm.0.weight" in tensors)),
+        has_norm_output=bool(flags.get("norm_output")),
     )
-
-
-def _window(llama: Mapping[str, Any], path: Path) -> int | None:
-    kinds = llama.get("layer_types") or [SLIDING if llama.get("use_sliding_window") else FULL]
-    if not isinstance(kinds, list) or kinds[0] not in (FULL, SLIDING) or any(kind != kinds[0] for kind in kinds):
-        raise CheckpointError(f"{path}: layers of several or unknown types are not read, got {kinds!r}")
-    return None if kinds[0] == FULL else sliding_window(llama, path)
-
-
-def _num_features(config: Mapping[str, Any], path: Path, columns: int) -> int:
-    return positive_int(config, "num_aux_hidden_states", path, columns, limit=MAX_COUNT)
-
-
-def _hidden_layers(config: Mapping[str, Any], nested: Any, path: Path) -> tuple[int, ...] | None:
-    """Indices of `HiddenStates`; see the module's docstring."""
-    if not isinstance(nested, Mapping):
-        raise CheckpointError(f"{path}: eagle_config must be an object, got {type(nested).__name__}")
-    inputs, outputs = config.get(LAYER_IDS), nested.get(LAYER_IDS)
-    ids, offset = (inputs, 0) if inputs else (outputs, 1)
-    if not ids:
-        return None
-    return tuple(i + offset for i in layer_numbers(ids, LAYER_IDS, path))

@@ -14,14 +14,15 @@ from torch import Tensor
 from treespec.errors import ConfigError
 from treespec.heads.files import dflash as dflash_files
 from treespec.heads.files import eagle3 as eagle3_files
+from treespec.heads.files.build import FROM_TARGET
 from treespec.heads.files.checkpoint import split_fused
-from treespec.heads.files.parts import FROM_TARGET, FULL, SLIDING
+from treespec.heads.files.config import FULL, SLIDING
 from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 
 NUM_TOKENS = 3
-"""What an EAGLE-3 head's file says to draft by default."""
+"""How many tokens an EAGLE-3 head's file says to draft by default."""
 
 
 def save_head(
@@ -33,24 +34,24 @@ def save_head(
     has_embedding: bool = False,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write `config.json` and `model.safetensors` to a folder; a block-parallel head as DSpark's if it is one.
+    """Write `config.json` and `model.safetensors` to a folder.
 
     Args:
         hidden_layers: the target's hidden states that the head fuses, counted from the embedding (0).
-        verifier: the target's name, for the record.
-        has_lm_head: False leaves out rows that are the target's own; the loader takes them from there again.
-        has_embedding: with the embedding, for readers that do not take the target's.
+        verifier: the target's name, for information.
+        has_lm_head: False leaves out rows that are the target's own, from where loading takes them again.
+        has_embedding: write the embedding too, for libraries that do not take the target's.
         dtype: of the weights; None: the head's own.
 
     Raises:
-        ConfigError: hidden layers that are not as many as the head fuses or counted from the end, spans of a
-            block-parallel head that the format has no words for, or weights too large for `dtype`.
+        ConfigError: more or fewer hidden layers than the head fuses, negative ones, spans that the format cannot
+            express, or weights too large for `dtype`.
     """
     if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:
         expected = f"{head.config.num_features} hidden layers, counted from 0"
         raise ConfigError(f"the head fuses {expected}, got {list(hidden_layers)}")
     if isinstance(head, DFlashHead):
-        keys = _block_keys(head.config, hidden_layers, verifier)
+        keys = _dflash_keys(head.config, hidden_layers, verifier)
     else:
         keys = _eagle3_keys(head.config, hidden_layers, verifier)
     state = split_fused(head.state_dict(), head.config.layer)
@@ -69,7 +70,7 @@ def save_head(
 
 
 def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A copy, for the file's format forbids tensors that share memory, as tied embeddings do."""
+    """A copy, as safetensors forbids tensors that share memory, such as tied embeddings."""
     cast = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
     if cast.isinf().any() and not tensor.isinf().any():
         raise ConfigError(f"{name} has weights beyond {dtype}: write them as bfloat16 or float32")
@@ -77,8 +78,7 @@ def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor
 
 
 def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
-    """The configuration file of an EAGLE-3 head."""
-    return _common_keys("eagle3", "Eagle3Speculator", config, NUM_TOKENS, verifier) | {
+    return _common_keys(config, "Eagle3Speculator", NUM_TOKENS, verifier) | {
         "norm_before_residual": config.has_norm_before_residual,
         "norm_before_fc": config.has_norm_before_fc,
         "fc_norm": config.has_feature_norms,
@@ -88,10 +88,10 @@ def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: s
     }
 
 
-def _block_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
-    """The configuration file of a block-parallel head."""
-    algorithm, architecture = ("dspark", "DSparkDraftModel") if config.is_dspark else ("dflash", "DFlashDraftModel")
-    keys = _common_keys(algorithm, architecture, config, config.num_depths, verifier) | {
+def _dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
+    is_dspark = config.algorithm == "dspark"
+    architecture = "DSparkDraftModel" if is_dspark else "DFlashDraftModel"
+    keys = _common_keys(config, architecture, config.num_depths, verifier) | {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token,
         dflash_files.LAYER_IDS: list(hidden_layers),
@@ -99,18 +99,18 @@ def _block_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: st
         "sliding_window_non_causal": not _is_causal(config),
         "transformer_layer_config": _layer_keys(config, [span.window for span in config.spans]),
     }
-    if config.is_dspark:
+    if is_dspark:
         keys |= {
             "markov_rank": config.markov_rank,
             "markov_head_type": "vanilla",
-            "enable_confidence_head": config.has_confidence,
-            "confidence_head_with_markov": config.has_markov_confidence,
+            "enable_confidence_head": False,
+            "confidence_head_with_markov": False,
         }
     return keys
 
 
 def _is_causal(config: DFlashConfig) -> bool:
-    """Whether the layers with a window are causal; those without one never are in this format."""
+    """Whether the layers with a window are causal; in this format those without one never are."""
     kinds = {span.is_causal for span in config.spans if span.window is not None}
     windows = {span.window for span in config.spans if span.window is not None}
     if len(kinds) > 1 or len(windows) > 1 or any(s.is_causal and s.window is None for s in config.spans):
@@ -119,15 +119,15 @@ def _is_causal(config: DFlashConfig) -> bool:
 
 
 def _common_keys(
-    algorithm: str, architecture: str, config: HeadConfig, num_tokens: int, verifier: str | None
+    config: Eagle3Config | DFlashConfig, architecture: str, num_tokens: int, verifier: str | None
 ) -> dict[str, Any]:
-    """The keys that every head has; `num_tokens` drafted by default."""
+    """The keys of heads of every kind; `num_tokens` drafted by default."""
     return {
         "architectures": [architecture],
         "model_type": "speculators",
-        "speculators_model_type": algorithm,
+        "speculators_model_type": config.algorithm,
         "speculators_config": {
-            "algorithm": algorithm,
+            "algorithm": config.algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
             "verifier": {"name_or_path": verifier, "architectures": []},
@@ -139,7 +139,7 @@ def _common_keys(
 
 
 def _layer_keys(config: HeadConfig, windows: Sequence[int | None]) -> dict[str, Any]:
-    """`transformer_layer_config`: layers of these windows, which are all the same but for None."""
+    """`transformer_layer_config`: one layer per window; all windows but None are the same."""
     layer = config.layer
     keys: dict[str, Any] = {
         "model_type": "qwen3" if layer.has_head_norms else "llama",

@@ -1,13 +1,13 @@
-"""What all draft heads on a target's hidden states have: `fc` that fuses those, layers, a norm and an output head.
+"""What all draft heads on a target's hidden states share: `fc` that fuses those, layers, a norm and an output layer.
 
-Axis letters: H the head's hidden size, J the target's, L features fused, V the target's vocabulary, W the draft
+Axis letters: H the head's hidden size, J the target's, L fused hidden states, V the target's vocabulary, W the draft
 vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from treespec.heads.modules.layers import LayerConfig
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The part of a head's shape that all of them have.
+    """The part of a head's shape that all kinds have.
 
     Args:
         layer: the decoder layers' shape.
@@ -25,6 +25,7 @@ class HeadConfig:
         draft_vocab_size: W.
         target_hidden_size: J.
         num_features: L.
+        hidden_layers: the target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice.
     """
 
     layer: LayerConfig
@@ -32,6 +33,7 @@ class HeadConfig:
     draft_vocab_size: int
     target_hidden_size: int
     num_features: int
+    hidden_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
 
 
 Config = TypeVar("Config", bound=HeadConfig)
@@ -42,9 +44,9 @@ class DraftHead(nn.Module, Generic[Config]):
 
     Args:
         config: its shape.
-        embedding: [V, H], the target's or the checkpoint's own; frozen, and no part of the state.
+        embedding: [V, H], the target's or the checkpoint's own; frozen, and not in the state dict.
         target_ids: int64 [W], the target's id of every draft id.
-        layers: fresh decoder layers, which every kind makes itself.
+        layers: decoder layers, built by the subclass.
     """
 
     embedding: Tensor

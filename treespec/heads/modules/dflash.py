@@ -1,16 +1,17 @@
-"""Block-parallel draft heads: DFlash (z-lab 2026, arXiv 2602.06036) and DSpark, DFlash with a Markov bias.
+"""DFlash draft heads (z-lab 2026, arXiv 2602.06036), and DSpark: DFlash with a Markov bias.
 
-One pass guesses the tokens at all depths. Its input is a block, the embeddings of the last committed token (the anchor)
-and of mask tokens behind it. Keys and values are those of [context; block], queries those of the block alone: the
-context are features of the target, fused from several of its hidden states, before the anchor. They go through no
-layer, so their keys and values are computed once per committed token.
+One pass guesses the tokens at all depths. Its input is a block: the embeddings of the last committed token (the anchor)
+and of mask tokens behind it. Queries are those of the block, keys and values those of [context; block]. The context are
+the target's fused hidden states before the anchor; they pass through no layer, so their keys and values are computed
+once per committed token.
 
-DFlash's slot k > 0 guesses the token k places after the anchor, and slot 0 nothing; DSpark's slot k guesses the token
-k + 1 places after it. Outputs are by depth here, so that this shift is seen nowhere else: those of depth d guess the
-token d + 1 places after the anchor.
+Position k > 0 of a DFlash block guesses the token k behind the anchor, and position 0 guesses nothing; position k of a
+DSpark block guesses the token k + 1 behind it. Outputs here are by depth, which hides the difference: those of depth d
+guess the token d + 1 behind the anchor.
 
-Axis letters: B rows, T tokens of a text, M context positions of a pass, C blocks per text, K slots of a block, D
-depths, H the head's hidden size, J the target's, L features fused, V the target's vocabulary, W the draft vocabulary.
+Axis letters: B rows, T tokens of a text, M context positions of a pass, C blocks per text, K positions of a block, D
+depths, H the head's hidden size, J the target's, L fused hidden states, V the target's vocabulary, W the draft
+vocabulary, R the Markov head's rank.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from treespec.heads.modules.base import DraftHead, HeadConfig
-from treespec.heads.modules.layers import AppendedKeys, DecoderLayer, KeyStore, Mask
-from treespec.heads.modules.markov import ConfidenceHead, MarkovHead
-from treespec.heads.modules.sparse import AnchoredMixing
+from treespec.heads.modules.kv_cache import TrainingCache
+from treespec.heads.modules.layers import DecoderLayer, KeyValueCache, Mask
+from treespec.heads.modules.sparse import AnchoredAttention
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Span:
     """What a layer's blocks see.
 
     Args:
-        window: so many context positions before the anchor, None for all.
-        is_causal: a slot sees no later slot of its block.
+        window: how many context positions before the anchor, None for all.
+        is_causal: a position sees no later one of its block.
     """
 
     window: int | None = None
@@ -42,19 +43,14 @@ class Span:
 
 @dataclass(frozen=True)
 class DFlashConfig(HeadConfig):
-    """The shape of a block-parallel head.
+    """The shape of a DFlash or DSpark head; see `HeadConfig`. The layer's own window is not used.
 
     Args:
-        layer, vocab_size, draft_vocab_size, target_hidden_size, num_features: see `HeadConfig`; the layer's window is
-            not used.
         block_size: K.
-        mask_token: the id that stands where tokens are to be guessed.
+        mask_token: the input id at positions whose token is to be guessed.
         spans: one per layer.
-        has_anchor_output: slot 0 guesses too, as in DSpark.
-        markov_rank: of the Markov head, zero without one.
-        has_confidence, has_markov_confidence, has_confidence_bias: a confidence head, whether it reads the token
-            before, and whether it has a bias.
-        hidden_layers: the target's hidden states that are fused, see `HiddenStates`.
+        has_anchor_output: position 0 guesses too, as in DSpark.
+        markov_rank: R, zero without a Markov head.
     """
 
     block_size: int
@@ -62,19 +58,15 @@ class DFlashConfig(HeadConfig):
     spans: tuple[Span, ...] = (Span(), Span())
     has_anchor_output: bool = False
     markov_rank: int = 0
-    has_confidence: bool = False
-    has_markov_confidence: bool = False
-    has_confidence_bias: bool = True
-    hidden_layers: tuple[int, ...] | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.spans)
 
     @property
-    def is_dspark(self) -> bool:
-        """Whether it has any of DSpark's additions."""
-        return self.has_anchor_output or self.markov_rank > 0 or self.has_confidence
+    def algorithm(self) -> str:
+        """The speculators library's name for such a head: dspark with any of DSpark's additions, else dflash."""
+        return "dspark" if self.has_anchor_output or self.markov_rank else "dflash"
 
     @property
     def num_depths(self) -> int:
@@ -82,105 +74,105 @@ class DFlashConfig(HeadConfig):
         return self.block_size if self.has_anchor_output else self.block_size - 1
 
 
+class MarkovHead(nn.Module):
+    """DSpark's bigram bias of low rank on the logits, B(u) = W2 W1[u]."""
+
+    def __init__(self, vocab_size: int, draft_vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The bias [..., W] on the logits after tokens int64 [...], the target's ids."""
+        return self.markov_w2(self.markov_w1(tokens))
+
+
 class DFlashHead(DraftHead[DFlashConfig]):
-    """The head as a module; see `DraftHead` for its arguments, of which it makes the layers."""
+    """The head as a module; see `DraftHead` for the arguments. DSpark's confidence head is not part of it."""
 
     def __init__(self, config: DFlashConfig, embedding: Tensor, target_ids: Tensor) -> None:
         layers = [DecoderLayer(config.layer, index) for index in range(config.num_layers)]
         super().__init__(config, embedding, target_ids, layers)
         self.hidden_norm = config.layer.norm()
-        self.markov_head = self.confidence_head = None
+        self.markov_head = None
         if config.markov_rank:
             self.markov_head = MarkovHead(config.vocab_size, config.draft_vocab_size, config.markov_rank)
-        if config.has_confidence:
-            rank = config.markov_rank if config.has_markov_confidence else 0
-            self.confidence_head = ConfidenceHead(config.layer.hidden_size, rank, config.has_confidence_bias)
 
     def forward(self, tokens: Tensor, states: Tensor, anchors: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Training's pass over texts: blocks anchored anywhere in them, each seeing what stands before its anchor.
+        """Training's pass over texts: blocks anchored anywhere in them, each seeing the context before its anchor.
 
         Args:
             tokens: int64 [B, T], from position 0 on.
-            states: [B, T, L J], the target's hidden states of the same tokens, one layer's beside the other's.
+            states: [B, T, L J], the target's hidden states of these tokens, concatenated.
             anchors: int64 [B, C], positions in the texts.
-            mask: bool [B, T], False where there is no text, behind the shorter ones; None: everywhere is.
+            mask: bool [B, T], False at padding behind the shorter texts; None: no padding.
 
         Returns:
             Outputs [B, C, D, H] for `read`; those of depth d guess the token at anchor + d + 1.
         """
         num_rows, num_tokens = tokens.shape
-        size, store = self.config.block_size, AppendedKeys()
-        self.add_context(self.fuse(states), torch.arange(num_tokens, device=tokens.device).unsqueeze(0), store)
-        places = (anchors.unsqueeze(-1) + torch.arange(size, device=tokens.device)).flatten(1)
-        mixings = anchored_mixings(self.config, anchors, num_tokens, mask)
-        outputs = self.run(self.block_tokens(tokens.gather(1, anchors)).flatten(1), places, mixings, store)
+        size, cache = self.config.block_size, TrainingCache()
+        self.add_context(self.fuse(states), torch.arange(num_tokens, device=tokens.device).unsqueeze(0), cache)
+        positions = (anchors.unsqueeze(-1) + torch.arange(size, device=tokens.device)).flatten(1)
+        masks = anchored_masks(self.config, anchors, num_tokens, mask)
+        outputs = self.run(self.block_tokens(tokens.gather(1, anchors)).flatten(1), positions, masks, cache)
         return self.by_depth(outputs.view(num_rows, -1, size, outputs.shape[-1]))
 
     def fuse(self, states: Tensor) -> Tensor:
         """Context features [B, M, H] of the target's hidden states [B, M, L J]."""
         return self.hidden_norm(self.fc(states))
 
-    def add_context(self, features: Tensor, positions: Tensor, store: KeyStore) -> None:
+    def add_context(self, features: Tensor, positions: Tensor, cache: KeyValueCache) -> None:
         """Add features [B, M, H] at positions int64 [B or 1, M] to every layer's keys and values."""
         rotation = self.rotary(positions, features.dtype)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            store.extend(index, *layer.self_attn.project_keys(features, rotation))
+            cache.extend(index, *layer.self_attn.project_keys(features, rotation))
 
     def block_tokens(self, anchors: Tensor) -> Tensor:
         """Input tokens int64 [..., K] of blocks behind anchor tokens int64 [...]."""
         masks = anchors.new_full((*anchors.shape, self.config.block_size - 1), self.config.mask_token)
         return torch.cat([anchors.unsqueeze(-1), masks], -1)
 
-    def run(self, tokens: Tensor, positions: Tensor, masks: Sequence[Mask], store: KeyStore) -> Tensor:
-        """Normed outputs [B, F, H] of all slots of blocks that lie side by side.
+    def run(self, tokens: Tensor, positions: Tensor, masks: Sequence[Mask], cache: KeyValueCache) -> Tensor:
+        """Normed outputs [B, F, H] at all positions of one or more blocks.
 
         Args:
             tokens: int64 [B, F].
             positions: int64 [B or 1, F].
-            masks: per layer, bool [B or 1, 1, F, S], True where one of the store's S keys is attended; see `Mask`.
-            store: holds the context's keys, and gets the blocks'.
+            masks: per layer, bool [B or 1, 1, F, S], True where one of the cache's S keys is attended; see `Mask`.
+            cache: holds the context's keys, and gets the blocks'.
         """
         states = nn.functional.embedding(tokens, self.embedding)
         rotation = self.rotary(positions, states.dtype)
         for layer, mask in zip(self.layers, masks, strict=True):
-            states = layer(states, rotation, mask, store)
+            states = layer(states, rotation, mask, cache)
         return self.norm(states)
 
     def by_depth(self, outputs: Tensor) -> Tensor:
-        """Outputs [..., D, H] of those slots that guess, from all of a block's [..., K, H]."""
+        """Outputs [..., D, H] at the positions that guess, from those at all positions of a block [..., K, H]."""
         return outputs if self.config.has_anchor_output else outputs[..., 1:, :]
 
     def read(self, outputs: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Logits [..., W] of outputs [..., H] and, where there is a Markov head, the tokens int64 [...] before."""
+        """Logits [..., W] of outputs [..., H] and, for a Markov head, the tokens int64 [...] before them."""
         logits = self.lm_head(outputs)
         return logits if self.markov_head is None or tokens is None else logits + self.markov_head(tokens)
 
-    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor:
-        """Logits [...] of acceptance; there must be a confidence head. See `read`.
 
-        For callers who read a published file's confidence head: drafting here does not use it.
-        """
-        assert self.confidence_head is not None
-        if not self.config.has_markov_confidence:
-            return self.confidence_head(outputs)
-        assert self.markov_head is not None
-        return self.confidence_head(outputs, self.markov_head.markov_w1(tokens))
-
-
-def anchored_mixings(
+def anchored_masks(
     config: DFlashConfig, anchors: Tensor, num_tokens: int, mask: Tensor | None = None
-) -> list[AnchoredMixing]:
+) -> list[AnchoredAttention]:
     """Per layer, the attention of blocks at anchors int64 [B, C] over a text of T tokens and all blocks.
 
-    A block sees the context before its anchor, itself, and no other block. `mask` bool [B, T] is False beyond the text.
+    A block sees the context before its anchor and itself, no other block. `mask` bool [B, T] is False at padding.
     """
-    ahead = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device)
-    mixings: dict[Span, AnchoredMixing] = {}
+    distances = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device)
+    masks: dict[Span, AnchoredAttention] = {}
     for span in set(config.spans):
-        context = ahead > 0 if span.window is None else (ahead > 0) & (ahead <= span.window)
+        context = distances > 0 if span.window is None else (distances > 0) & (distances <= span.window)
         if mask is not None:
             context = context & mask.unsqueeze(1)
-        slots = context.repeat_interleave(config.block_size, 1)
-        mixings[span] = AnchoredMixing(slots, config.block_size, span.is_causal)
-    return [mixings[span] for span in config.spans]
+        masks[span] = AnchoredAttention(
+            context.repeat_interleave(config.block_size, 1), config.block_size, span.is_causal
+        )
+    return [masks[span] for span in config.spans]

@@ -1,11 +1,11 @@
 """EAGLE-3's draft head (Li et al. 2025, section 3): one decoder layer over fused features of the target.
 
-The feature at position t, fused from hidden states of three of the target's layers, pairs with the token at t + 1 and
-predicts the token at t + 2. Further down a draft the target's features are not known: there the head's own output
-before its last norm stands in for them.
+The feature at position t, fused from hidden states of three of the target's layers, and the token at t + 1 together
+predict the token at t + 2. Deeper in a draft the target's features are not known yet: the head's own output before its
+last norm takes their role.
 
-Axis letters: B rows, F tokens of a pass, T tokens of a text, H the head's hidden size, J the target's, L features
-fused, V the target's vocabulary, W the draft vocabulary.
+Axis letters: B rows, F tokens of a pass, T tokens of a text, H the head's hidden size, J the target's, L fused hidden
+states, V the target's vocabulary, W the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from treespec.heads.modules.base import DraftHead, HeadConfig
-from treespec.heads.modules.layers import AppendedKeys, Attention, DecoderLayer, GatedMlp, KeyStore, LayerConfig, Mask
+from treespec.heads.modules.kv_cache import TrainingCache
+from treespec.heads.modules.layers import Attention, DecoderLayer, GatedMlp, KeyValueCache, LayerConfig, Mask
 from treespec.heads.modules.rotary import Rotation
-from treespec.heads.modules.sparse import UnrolledMixing
+from treespec.heads.modules.sparse import UnrolledAttention
 
 
 @dataclass(frozen=True)
 class Eagle3Config(HeadConfig):
-    """The shape of an EAGLE-3 head.
+    """The shape of an EAGLE-3 head; see `HeadConfig`.
 
     Args:
-        layer, vocab_size, draft_vocab_size, target_hidden_size, num_features: see `HeadConfig`.
         num_layers: decoder layers; those after the first are plain ones.
         has_norm_before_residual: the first layer's residual is the normed feature.
         has_norm_before_fc: one RMS norm over the L J inputs of `fc`.
         has_feature_norms: an RMS norm per fused hidden state (EAGLE-3.1).
         has_norm_output: the next feature is the output after the last norm (EAGLE-3.1).
-        hidden_layers: the target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice.
     """
 
     num_features: int = 3
@@ -42,7 +41,11 @@ class Eagle3Config(HeadConfig):
     has_norm_before_fc: bool = False
     has_feature_norms: bool = False
     has_norm_output: bool = False
-    hidden_layers: tuple[int, ...] | None = None
+
+    @property
+    def algorithm(self) -> str:
+        """The speculators library's name for such a head."""
+        return "eagle3"
 
 
 class Eagle3Output(NamedTuple):
@@ -52,8 +55,8 @@ class Eagle3Output(NamedTuple):
     features: Tensor
 
 
-class FirstLayer(nn.Module):
-    """EAGLE-3's decoder layer: q, k and v read the normed embedding beside the normed feature."""
+class Eagle3Layer(nn.Module):
+    """EAGLE-3's first decoder layer: q, k and v read the normed embedding and the normed feature, concatenated."""
 
     def __init__(self, config: LayerConfig, has_norm_before_residual: bool) -> None:
         super().__init__()
@@ -63,49 +66,51 @@ class FirstLayer(nn.Module):
         self.self_attn = Attention(config, 0, 2 * config.hidden_size)
         self.mlp = GatedMlp(config)
 
-    def forward(self, embeddings: Tensor, features: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
-        """embeddings and features [B, F, H] to [B, F, H]."""
+    def forward(
+        self, embedded: Tensor, features: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache
+    ) -> Tensor:
+        """Embedded tokens and features [B, F, H] to [B, F, H]."""
         normed = self.hidden_norm(features)
         residual = normed if self._has_norm_before_residual else features
-        both = torch.cat([self.input_layernorm(embeddings), normed], -1)
-        states = residual + self.self_attn(both, rotation, mask, store)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        states = residual + self.self_attn(both, rotation, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
 class Eagle3Head(DraftHead[Eagle3Config]):
-    """The head as a module; see `DraftHead` for its arguments, of which it makes the layers."""
+    """The head as a module; see `DraftHead` for the arguments."""
 
     def __init__(self, config: Eagle3Config, embedding: Tensor, target_ids: Tensor) -> None:
         rest = [DecoderLayer(config.layer, index) for index in range(1, config.num_layers)]
-        layers = [FirstLayer(config.layer, config.has_norm_before_residual), *rest]
+        layers = [Eagle3Layer(config.layer, config.has_norm_before_residual), *rest]
         super().__init__(config, embedding, target_ids, layers)
         layer, size, count = config.layer, config.target_hidden_size, config.num_features
         self.fc_norm = nn.ModuleList([layer.norm(size) for _ in range(count)]) if config.has_feature_norms else None
         self.input_norm = layer.norm(count * size) if config.has_norm_before_fc else None
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The features [B, F, H] of the target's hidden states [B, F, L J], one layer's beside the other's."""
+        """The features [B, F, H] of the target's hidden states [B, F, L J], concatenated."""
         if self.fc_norm is not None:
             parts = states.chunk(len(self.fc_norm), -1)
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         return self.fc(states if self.input_norm is None else self.input_norm(states))
 
-    def run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Mask, store: KeyStore) -> Tensor:
+    def run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Mask, cache: KeyValueCache) -> Tensor:
         """The layers' output before the last norm, [B, F, H].
 
         Args:
             tokens: int64 [B, F], each the token after its feature's.
             features: [B, F, H].
             positions: int64 [B or 1, F].
-            mask: bool [B or 1, 1, F, S], True where one of the store's S keys is attended; see `Mask`.
-            store: holds the keys of earlier passes, and gets this one's.
+            mask: bool [B or 1, 1, F, S], True where one of the cache's S keys is attended; see `Mask`.
+            cache: holds the keys of earlier passes, and gets this one's.
         """
         rotation = self.rotary(positions, features.dtype)
         embeddings = nn.functional.embedding(tokens, self.embedding)
         first, *rest = self.layers
-        states = first(embeddings, features, rotation, mask, store)
+        states = first(embeddings, features, rotation, mask, cache)
         for layer in rest:
-            states = layer(states, rotation, mask, store)
+            states = layer(states, rotation, mask, cache)
         return states
 
     def read(self, states: Tensor) -> Eagle3Output:
@@ -115,10 +120,10 @@ class Eagle3Head(DraftHead[Eagle3Config]):
 
 
 def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
-    """What `lm_head` reads along a training text, then along drafts on the head's own features ("training-time test").
+    """The inputs of `lm_head` along a training text, then along drafts on the head's own features.
 
-    Step i pairs the token at t + i with the features that step i - 1 left at t: what the head meets i levels down a
-    draft that starts at t, where it sees the true features up to t and its own ones behind.
+    This is EAGLE-3's training-time test: step i pairs the token at t + i with the features that step i - 1 computed at
+    t, as at depth i of a draft that starts at t, with the target's features up to t and the head's own behind it.
 
     Args:
         tokens: int64 [B, T], each the token after its feature's.
@@ -128,11 +133,11 @@ def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -
     Returns:
         Normed outputs [B, T - i, H] of every step i; those at t predict the token after `tokens[:, t + i]`.
     """
-    num_tokens, store, outputs = tokens.shape[1], AppendedKeys(), []
+    num_tokens, cache, outputs = tokens.shape[1], TrainingCache(), []
     for step in range(num_steps):
         positions = torch.arange(step, num_tokens, device=tokens.device).unsqueeze(0)
-        mixing = UnrolledMixing(step, num_tokens)
-        states = head.run(tokens[:, step:], features[:, : num_tokens - step], positions, mixing, store)
+        mask = UnrolledAttention(step, num_tokens)
+        states = head.run(tokens[:, step:], features[:, : num_tokens - step], positions, mask, cache)
         normed = head.norm(states)
         outputs.append(normed)
         features = normed if head.config.has_norm_output else states

@@ -1,4 +1,4 @@
-"""A draft head's own cache: keys and values of committed positions, and of a tree until the next commit.
+"""Key-value caches of draft heads: one for drafting, one for training.
 
 Axis letters: B rows, F new tokens, G key heads, S slots, D head size.
 """
@@ -15,19 +15,20 @@ from treespec.heads.modules.layers import LayerConfig
 FIRST_SLOTS = 256
 
 
-class RowKeys:
-    """A `KeyStore` whose rows fill their slots from the front, each at its own pace, without holes.
+class DraftingCache:
+    """A `KeyValueCache` whose rows fill their slots from the front, each at its own pace, without holes.
 
-    Pending nodes stand behind the longest row and are forgotten by `drop_pending`; nothing is ever moved. A pass is
-    announced by `begin_rows` or `begin_pending`, which say where its keys go.
+    Pending nodes lie behind the longest row until `drop_pending`; keys never move. Before each pass, `begin_commit` or
+    `begin_pending` says where its keys go.
 
-    `lengths`: committed slots per row.
+    Attributes:
+        lengths: committed slots per row.
     """
 
     def __init__(self, layer: LayerConfig, num_layers: int, num_rows: int, like: Tensor) -> None:
         """like: any tensor of the dtype and device that the keys have."""
         shape = (num_rows, layer.num_key_heads, FIRST_SLOTS, layer.head_dim)
-        # Zeros, not empty: what a mask hides is multiplied by zero, which NaN would survive.
+        # Zeros, not empty: masked values are multiplied by zero, which NaN would survive.
         self._buffers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(num_layers)]
         self.lengths = [0] * num_rows
         self._num_pending = 0
@@ -37,23 +38,19 @@ class RowKeys:
 
     @property
     def num_committed(self) -> int:
-        """The longest row's slots: pending nodes stand behind them."""
+        """The slots of the longest row; pending nodes lie behind them."""
         return max(self.lengths, default=0)
 
-    def begin_rows(self, counts: Sequence[int], num_columns: int) -> int:
-        """The next pass commits: the first `counts[b]` of its columns go behind row b's slots.
-
-        Returns:
-            S, the slots that the pass attends.
-        """
+    def begin_commit(self, counts: Sequence[int], num_columns: int) -> int:
+        """The next pass commits the first `counts[b]` of its columns to row b; returns S, the slots it attends."""
         self._num_pending = 0
         ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._reserve(max(ends))
         if len(set(self.lengths)) == 1 and set(counts) == {num_columns}:
             self._start, self._scattered = self.lengths[0], None
         else:
-            places = [(b, c, self.lengths[b] + c) for b, count in enumerate(counts) for c in range(count)]
-            index = torch.tensor(places, dtype=torch.int64).view(-1, 3).T
+            triples = [(b, c, self.lengths[b] + c) for b, count in enumerate(counts) for c in range(count)]
+            index = torch.tensor(triples, dtype=torch.int64).view(-1, 3).T
             rows, columns, slots = index.to(self._buffers[0][0].device, non_blocking=True)
             self._start, self._scattered = None, (rows, columns, slots)
         self.lengths, self._end = ends, max(ends)
@@ -68,11 +65,11 @@ class RowKeys:
         return self._end
 
     def drop_pending(self) -> None:
-        """Forget the nodes."""
+        """Forget the pending nodes."""
         self._num_pending = 0
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KeyStore`."""
+        """See `KeyValueCache`."""
         for buffer, fresh in zip(self._buffers[layer], (keys, values), strict=True):
             if self._scattered is not None:
                 rows, columns, slots = self._scattered
@@ -89,10 +86,23 @@ class RowKeys:
         self.lengths = [self.lengths[row] for row in rows]
 
     def _reserve(self, num_slots: int) -> None:
-        room = self._buffers[0][0].shape[2]
-        if num_slots > room:
-            more = max(num_slots, 2 * room) - room
-            self._buffers = [
-                (torch.nn.functional.pad(keys, (0, 0, 0, more)), torch.nn.functional.pad(values, (0, 0, 0, more)))
-                for keys, values in self._buffers
-            ]
+        capacity = self._buffers[0][0].shape[2]
+        if num_slots > capacity:
+            pad = (0, 0, 0, max(num_slots, 2 * capacity) - capacity)
+            padded = torch.nn.functional.pad
+            self._buffers = [(padded(keys, pad), padded(values, pad)) for keys, values in self._buffers]
+
+
+class TrainingCache:
+    """A `KeyValueCache` that appends pass after pass and lets gradients through."""
+
+    def __init__(self) -> None:
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KeyValueCache`."""
+        if layer in self._stored:
+            before = self._stored[layer]
+            keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+        self._stored[layer] = keys, values
+        return keys, values

@@ -1,6 +1,6 @@
-"""Layers that the draft heads are made of: grouped-query attention under an explicit mask, and a gated MLP.
+"""The layers of draft heads: grouped-query attention under an explicit mask, and a gated MLP.
 
-Projections that read the same input are one matrix here; `checkpoint.py` splits them as files have them.
+Projections of the same input are one matrix here; files hold them apart, see `split_fused`.
 Axis letters: B rows, F new tokens, S keys, H hidden size, A query heads, G key heads, D head size.
 """
 
@@ -18,7 +18,7 @@ from treespec.heads.modules.rotary import Rotary, Rotation, rotate
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """The shape of a decoder layer, in llama's words.
+    """The shape of a decoder layer, in llama's terms.
 
     Args:
         hidden_size, intermediate_size, num_heads, num_key_heads, head_dim: H, the MLP's width, A, G, D.
@@ -27,7 +27,7 @@ class LayerConfig:
         max_positions: the positions that the checkpoint was made for; not a limit.
         has_attention_bias, has_output_bias, has_mlp_bias: biases of q, k and v, of the attention's output, of the MLP.
         has_head_norms: RMS norms over every query's and key's head, as in Qwen3.
-        window: how many positions back a token sees, itself included; None for all.
+        window: how many positions a token sees, itself included; None for all.
     """
 
     hidden_size: int
@@ -53,47 +53,32 @@ class LayerConfig:
         return nn.RMSNorm(size or self.hidden_size, eps=self.norm_eps)
 
 
-class KeyStore(Protocol):
-    """Where a pass leaves its keys and values, and finds those of earlier passes."""
+class KeyValueCache(Protocol):
+    """Keeps keys and values of one pass for the next ones."""
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys and values [B, G, F, D] of a layer; returns all that the pass may attend, [B, G, S, D] each."""
         ...
 
 
-class Mixing(Protocol):
-    """What may stand for a mask: attention over keys of which most queries see few."""
+class SparseAttention(Protocol):
+    """Replaces a mask under which most queries see few keys."""
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Values mixed for queries [B, G, R F, D], R heads per key head one after the other; keys [B, G, S, D]."""
+        """Attention outputs of queries [B, G, R F, D], R query heads per key head stacked; keys [B, G, S, D]."""
         ...
 
 
-Mask = Tensor | Mixing | None
-"""Bool [B or 1, 1, F, S], True where a key is attended; or what does the same faster; None where all are."""
-
-
-class AppendedKeys:
-    """A key store that appends pass after pass, through which gradients flow."""
-
-    def __init__(self) -> None:
-        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KeyStore`."""
-        if layer in self._stored:
-            before = self._stored[layer]
-            keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
-        self._stored[layer] = keys, values
-        return keys, values
+Mask = Tensor | SparseAttention | None
+"""bool [B or 1, 1, F, S], True where a key is attended; or a faster equivalent; None: every key is attended."""
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; the heads that share a key head are stacked as queries, so that no key is copied.
+    """Grouped-query attention; query heads that share a key head are stacked, so that no key is copied.
 
     Args:
         config: the layer's shape.
-        index: the layer's number in the key store.
+        index: the layer's number in the cache.
         input_size: what q, k and v read, H by default.
     """
 
@@ -108,10 +93,10 @@ class Attention(nn.Module):
         self.q_norm = config.norm(config.head_dim) if config.has_head_norms else None
         self.k_norm = config.norm(config.head_dim) if config.has_head_norms else None
 
-    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
-        """states [B, F, input_size] to [B, F, H]; `mask` says which of the store's keys are attended."""
+    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache) -> Tensor:
+        """states [B, F, input_size] to [B, F, H]; `mask` says which of the cache's keys are attended."""
         queries, keys, values = self.project(states, rotation)
-        keys, values = store.extend(self._index, keys, values)
+        keys, values = cache.extend(self._index, keys, values)
         return self.attend(queries, keys, values, mask)
 
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +113,7 @@ class Attention(nn.Module):
         return queries, keys.transpose(1, 2), values.transpose(1, 2)
 
     def project_keys(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values [B, G, F, D] of states [B, F, input_size] that ask for nothing."""
+        """Rotated keys and values [B, G, F, D] of states [B, F, input_size], without queries."""
         first, bias = self._num_heads * self._head_dim, self.qkv_proj.bias
         projected = nn.functional.linear(states, self.qkv_proj.weight[first:], None if bias is None else bias[first:])
         keys, values = projected.view(*states.shape[:2], -1, self._head_dim).chunk(2, 2)
@@ -172,6 +157,6 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, index)
         self.mlp = GatedMlp(config)
 
-    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, store: KeyStore) -> Tensor:
-        states = states + self.self_attn(self.input_layernorm(states), rotation, mask, store)
+    def forward(self, states: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache) -> Tensor:
+        states = states + self.self_attn(self.input_layernorm(states), rotation, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))

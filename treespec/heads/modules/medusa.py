@@ -1,6 +1,6 @@
-"""Medusa heads (Cai et al. 2024): small networks beside the target's own head.
+"""Medusa heads (Cai et al. 2024): small networks on the target's last hidden state, one per depth of the draft.
 
-Axis letters: B rows, H the target's hidden size, V the target's vocabulary, W what a head scores of it.
+Axis letters: B rows, H the target's hidden size, V the target's vocabulary, W the tokens that a head scores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MedusaHead:
         return linear(features, self.output)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MedusaHead:
-        """The same head elsewhere or in another dtype."""
+        """A copy on this device and of this dtype."""
         blocks = tuple(
             (weight.to(device, dtype), None if bias is None else bias.to(device, dtype)) for weight, bias in self.blocks
         )
@@ -40,7 +40,7 @@ class MedusaHead:
 
 @dataclass(frozen=True)
 class MedusaHeads:
-    """All heads of a target: head i scores the token that stands i + 2 places after the feature's.
+    """All heads of a target: head i scores the token i + 2 positions after the feature's.
 
     `token_map` int64 [W]: the token of every row of the heads' outputs, None where they score the whole vocabulary.
     """
@@ -49,7 +49,7 @@ class MedusaHeads:
     token_map: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Raises: CheckpointError: no head, heads of different or impossible shapes, or a map that is none."""
+        """Raises: CheckpointError: no head, heads of different or impossible shapes, or a wrong `token_map`."""
         if not self.heads:
             raise CheckpointError("there is no Medusa head: a checkpoint needs at least one")
         if self.heads[0].output.ndim != 2:
@@ -66,7 +66,10 @@ class MedusaHeads:
                     f"output [{width}, {hidden}]"
                 )
         if self.token_map is not None:
-            _check_map(self.token_map, width)
+            if self.token_map.shape != (width,):
+                raise CheckpointError(f"token_map must be [{width}], got {list(self.token_map.shape)}")
+            if bool((self.token_map < 0).any()) or len(self.token_map.unique()) < width:
+                raise CheckpointError("token_map holds a negative id or one token twice")
 
     @property
     def num_heads(self) -> int:
@@ -91,14 +94,6 @@ class MedusaHeads:
         return full.index_copy(1, self.token_map, scores)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-        """The same heads elsewhere or in another dtype."""
+        """A copy on this device and of this dtype."""
         token_map = None if self.token_map is None else self.token_map.to(device)
         return MedusaHeads(tuple(head.to(device, dtype) for head in self.heads), token_map)
-
-
-def _check_map(token_map: Tensor, num_scored: int) -> None:
-    """Raises: CheckpointError, unless the map has `num_scored` different tokens."""
-    if token_map.shape != (num_scored,):
-        raise CheckpointError(f"token_map must be [{num_scored}], got {list(token_map.shape)}")
-    if bool((token_map < 0).any()) or len(token_map.unique()) < num_scored:
-        raise CheckpointError("token_map holds a negative id or one token twice")

@@ -25,16 +25,15 @@ class Rotation(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """The rotations of positions.
+    """Rotations by position.
 
     Args:
         head_dim: D.
         settings: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`.
-        max_positions: the positions that the checkpoint was made for.
+        max_positions: the longest text that the checkpoint was trained for.
 
     Raises:
-        CheckpointError: a type that is not one of `ROPE_TYPES`, or one of its settings missing, no number or out of
-            range.
+        CheckpointError: a type that is not one of `ROPE_TYPES`, or a setting that is missing or not a number.
     """
 
     inv_freq: Tensor
@@ -42,15 +41,15 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, settings: Mapping[str, Any], max_positions: int) -> None:
         super().__init__()
         if settings.get("rope_type") not in ROPE_TYPES:
-            raise CheckpointError(f"rope_type {settings.get('rope_type')!r} is not read, only {', '.join(ROPE_TYPES)}")
+            raise CheckpointError(
+                f"rope_type {settings.get('rope_type')!r} is not supported, only {', '.join(ROPE_TYPES)}"
+            )
         try:
             frequencies, self._scale = _frequencies(head_dim, settings, max_positions)
-        except KeyError as error:
-            raise CheckpointError(f"the rope settings {dict(settings)} lack {error}") from error
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise CheckpointError(f"the rope settings {dict(settings)} are no fitting numbers: {error}") from error
-        if not (frequencies.isfinite() & (frequencies > 0)).all() or not 0 < self._scale < math.inf:
-            raise CheckpointError(f"the rope settings {dict(settings)} are out of range: they make no positive numbers")
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            raise CheckpointError(
+                f"the rope settings {dict(settings)} lack a number or hold a wrong one: {error!r}"
+            ) from error
         self.register_buffer("inv_freq", frequencies.float(), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -73,7 +72,7 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a configuration: `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
     Raises:
-        CheckpointError: neither a flat mapping nor absent, or a part of each head is not rotated.
+        CheckpointError: settings per layer type, or for a part of each head only.
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
@@ -81,7 +80,7 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = {"rope_theta": config.get("rope_theta", 10000.0), **given}
     settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
     if settings.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise CheckpointError("heads whose rotary embedding covers a part of each head are not read")
+        raise CheckpointError("heads whose rotary embedding covers only a part of each head are not supported")
     return settings
 
 
@@ -99,7 +98,7 @@ def _frequencies(head_dim: int, settings: Mapping[str, Any], max_positions: int)
 
 
 def _llama3(plain: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1: long waves are stretched, short ones kept, those between are blended."""
+    """Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated."""
     factor, low, high = (float(settings[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = float(settings["original_max_position_embeddings"]) * plain / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)

@@ -1,7 +1,7 @@
-"""Attention in training, where most of a mask is empty: the context in one product, a draft's own tokens beside it.
+"""Attention in training, where masks are mostly empty: one product over the context, another over the draft's tokens.
 
-Axis letters: B rows, G key heads, D head size, F queries per head, S keys, T context keys, C blocks, K slots per block,
-R query heads per key head; stacked queries are [B, G, R F, D], all of one query head side by side.
+Axis letters: B rows, G key heads, D head size, F queries per head, S keys, T context keys, C blocks, K positions of a
+block, R query heads per key head; stacked queries are [B, G, R F, D], ordered by query head.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class AnchoredMixing:
-    """Blocks side by side: each sees some of the context and itself. The keys are [context; blocks].
+class AnchoredAttention:
+    """Each block sees part of the context, and itself. The keys are [context; blocks].
 
     Args:
-        context: bool [B, F, T], which of the context's keys a slot sees.
+        context: bool [B, F, T], which of the context's keys a query sees.
         size: K.
-        is_causal: a slot sees no later slot of its block.
+        is_causal: a position sees no later one of its block.
     """
 
     context: Tensor
@@ -27,7 +27,7 @@ class AnchoredMixing:
     is_causal: bool = False
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Stacked queries over keys and values [B, G, S, D]; see `Mixing`."""
+        """Stacked queries over keys and values [B, G, S, D]; see `SparseAttention`."""
         num_context, size = self.context.shape[2], self.size
         sizes = [num_context, keys.shape[2] - num_context]
         (context_keys, own_keys), (context_values, own_values) = keys.split(sizes, 2), values.split(sizes, 2)
@@ -46,10 +46,10 @@ class AnchoredMixing:
 
 
 @dataclass(frozen=True)
-class UnrolledMixing:
-    """Step i of an unrolled text: a query at t sees the first step's keys up to t, and the later ones' at t.
+class UnrolledAttention:
+    """Step i of an unrolled text: a query at t sees the first step's keys up to t, and the later steps' keys at t.
 
-    The keys are those of the steps one after the other, each one shorter than the one before.
+    The keys are those of all steps, concatenated; each step has one token less than the one before.
 
     Args:
         step: i.
@@ -60,7 +60,7 @@ class UnrolledMixing:
     num_tokens: int
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Stacked queries over keys and values [B, G, S, D]; see `Mixing`."""
+        """Stacked queries over keys and values [B, G, S, D]; see `SparseAttention`."""
         length, device = self.num_tokens - self.step, queries.device
         sizes = [self.num_tokens - i for i in range(self.step + 1)]
         (first_keys, *own_keys), (first_values, *own_values) = keys.split(sizes, 2), values.split(sizes, 2)
@@ -71,9 +71,8 @@ class UnrolledMixing:
         scores += [(queries * k[:, :, :length].repeat(1, 1, share, 1)).sum(-1, keepdim=True) for k in own_keys]
         shares = torch.cat(scores, -1).softmax(-1)
         mixed = torch.matmul(shares[..., : self.num_tokens], first_values)
-        for i, own in enumerate(own_values):
-            place = self.num_tokens + i
-            mixed = mixed + shares[..., place : place + 1] * own[:, :, :length].repeat(1, 1, share, 1)
+        for column, own in enumerate(own_values, start=self.num_tokens):
+            mixed = mixed + shares[..., column : column + 1] * own[:, :, :length].repeat(1, 1, share, 1)
         return mixed
 
 

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from treespec.drafters import DFlash, Eagle3, Medusa, SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
+from treespec.heads.files.build import KINDS
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.loading.drafters import make_draft_model
-from treespec.hf.loading.heads import KINDS, load_drafter
+from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
 from treespec.policies import Chain, Paths
 from treespec.protocols import Drafter
@@ -109,8 +110,7 @@ def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Eag
     if target is None:
         raise ConfigError(f"method {method!r} needs the model to be sped up: from_config(config, target=model)")
     drafter = load_drafter(name, target)
-    is_block = isinstance(drafter, DFlash)
-    found = ("dspark" if drafter.head.config.is_dspark else "dflash") if is_block else "eagle3"
+    found = drafter.head.config.algorithm
     if found != method:
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     return drafter

@@ -16,13 +16,9 @@ from treespec.drafters.heads.eagle3 import Eagle3
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
-from treespec.heads.files.dflash import ALGORITHMS
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from treespec.hf.introspect import input_device, num_logits
-
-KINDS = ("eagle3", *ALGORITHMS)
-"""The speculators library's names of the heads that are read."""
 
 DATA, HEAD_SUFFIX = Path(treespec.data.__file__).parent, "-head"
 """The heads that come with treespec lie in folders named after their targets, with this suffix."""
@@ -75,9 +71,6 @@ def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | No
         raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
     checkpoint = find_checkpoint(name)
     embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
-    kind = checkpoint.config.get("speculators_model_type", KINDS[0])
-    if kind not in KINDS:
-        raise CheckpointError(f"{name} holds a {kind!r} speculator; {', '.join(map(repr, KINDS))} are read")
     head = build_head(
         checkpoint,
         embedding=embedding,  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,138 @@
+"""Reading `config.json` of a draft head: errors name the file, the key, what was expected and what it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from treespec.errors import CheckpointError
+from treespec.heads.modules.layers import LayerConfig
+from treespec.heads.modules.rotary import rope_settings
+
+MAX_SIZE, MAX_COUNT = 2**24, 2**10
+"""The bounds of sizes, and of how many of something a head has: numbers in a file may ask for any amount of memory."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The values of `layer_types` that are supported."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        CheckpointError: missing, damaged, or not an object.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no {path}: a head is a folder with config.json and *.safetensors") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged or no JSON") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(config).__name__}")
+    return config
+
+
+@dataclass(frozen=True)
+class ConfigReader:
+    """The values of a configuration by type; every method raises `CheckpointError` for a value of another type.
+
+    Args:
+        path: of the file, for messages.
+        values: by key; null counts as absent.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Any value."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: float = MAX_SIZE) -> int:
+        """An int from `least` to `most`; without a default the key is required."""
+        value = self.get(key, default)
+        if type(value) is not int or not least <= value <= most:
+            bound = "" if most == math.inf else f" and at most {most}"
+            raise self.error(key, f"an int of at least {least}{bound}")
+        return value
+
+    def layers(self, key: str) -> tuple[int, ...]:
+        """A list of layer numbers, empty where it is absent."""
+        value = self.get(key, [])
+        if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
+            raise self.error(key, "a list of layer numbers")
+        return tuple(value)
+
+    def nested(self, key: str) -> ConfigReader:
+        """An object of the configuration, empty where it is absent."""
+        value = self.get(key, {})
+        if not isinstance(value, Mapping):
+            raise self.error(key, "an object")
+        return ConfigReader(self.path, value)
+
+    def require(self, key: str, *supported: str) -> None:
+        """The value must be absent or one of these."""
+        if self.get(key, supported[0]) not in supported:
+            raise self.error(key, f"{' or '.join(map(repr, supported))} to be supported")
+
+    def error(self, key: str, expected: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {key} must be {expected}, got {self.values.get(key)!r}")
+
+
+def llama_keys(config: ConfigReader) -> ConfigReader:
+    """The keys of the layers: the speculators library nests them, others keep them at the top."""
+    return config.nested("transformer_layer_config") if config.get("transformer_layer_config") is not None else config
+
+
+def num_layers(llama: ConfigReader, tensors: Mapping[str, Tensor], default: int | None = None) -> int:
+    """How many decoder layers there are; no more than the file has tensors."""
+    return llama.integer("num_hidden_layers", default, most=len(tensors))
+
+
+def layer_config(llama: ConfigReader, tensors: Mapping[str, Tensor]) -> LayerConfig:
+    """The layers' shape in llama's keys, with biases and norms where the file has tensors for them."""
+    llama.require("hidden_act", "silu")
+    hidden_size, num_heads = llama.integer("hidden_size"), llama.integer("num_attention_heads")
+    num_key_heads = llama.integer("num_key_value_heads", num_heads)
+    head_dim = llama.integer("head_dim", hidden_size // num_heads)
+    if num_heads % num_key_heads or head_dim % 2:
+        raise CheckpointError(
+            f"{llama.path}: expected key heads that divide the heads and an even head size, got {num_heads} heads, "
+            f"{num_key_heads} key heads of size {head_dim}"
+        )
+    norm_eps = llama.get("rms_norm_eps", 1e-6)
+    if not isinstance(norm_eps, (int, float)):
+        raise llama.error("rms_norm_eps", "a number")
+    return LayerConfig(
+        hidden_size=hidden_size,
+        intermediate_size=llama.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_key_heads=num_key_heads,
+        head_dim=head_dim,
+        norm_eps=norm_eps,
+        rope=rope_settings(llama.values),
+        max_positions=llama.integer("max_position_embeddings", 2048),
+        has_attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
+        has_output_bias="layers.0.self_attn.o_proj.bias" in tensors,
+        has_mlp_bias="layers.0.mlp.gate_proj.bias" in tensors,
+        has_head_norms="layers.0.self_attn.q_norm.weight" in tensors,
+    )
+
+
+def layer_windows(llama: ConfigReader, default: Sequence[str]) -> list[int | None]:
+    """How many positions each layer of `layer_types` sees, None for all; any number beyond every text is possible."""
+    kinds = llama.get("layer_types") or list(default)
+    if not isinstance(kinds, list) or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise llama.error("layer_types", f"a list of {FULL!r} and {SLIDING!r}")
+    if SLIDING not in kinds:
+        return [None] * len(kinds)
+    window = min(llama.integer("sliding_window", most=math.inf), MAX_SIZE)
+    return [window if kind == SLIDING else None for kind in kinds]
