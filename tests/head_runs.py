@@ -3,10 +3,9 @@ files."""
 
 from dataclasses import dataclass
 
-import block_files
-import eagle_files
 import torch
-from head_files import SPECULATORS
+from helpers import dflash_files, eagle3_files
+from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
@@ -47,13 +46,13 @@ class WatchedBlock(Watched, DFlash):
 def make(folder, target, made, format_name=SPECULATORS, seed=0, policy=None, **options):
     """A drafter of random files, watched, and the plain reading of the same files.
 
-    made: a `shape` of `block_files`, or of `eagle_files`, whose files leave open which hidden states they read.
+    made: a `shape` of `dflash_files`, or of `eagle3_files`, whose files leave open which hidden states they read.
     """
     is_block = "block" in made
     files, watched, plain = (
-        (block_files, WatchedBlock, block_files.PlainBlock)
+        (dflash_files, WatchedBlock, dflash_files.PlainDFlash)
         if is_block
-        else (eagle_files, WatchedEagle, eagle_files.PlainEagle)
+        else (eagle3_files, WatchedEagle, eagle3_files.PlainEagle3)
     )
     tensors = files.random_tensors(made, seed)
     folder = files.write(folder, made, tensors, format_name)

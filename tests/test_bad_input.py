@@ -1,10 +1,10 @@
 """What a user can get wrong, and the error that each mistake gives: by type, and by the words that help."""
 
-import block_files
 import checkpoints
 import pytest
 import torch
-from checkpoints import with_checkpoint
+from helpers import dflash_files
+from helpers.checkpoints import with_checkpoint
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 from transformers import (
     DynamicCache,
@@ -56,7 +56,7 @@ from treespec.tree import ROOT_PARENT
 TARGET = tiny_llama()
 DRAFT = noisy_copy(TARGET)
 IDS = prompt(2)
-BLOCK_HEAD, NAN_HEAD = (block_files.random_head(block_files.shape()) for _ in range(2))
+BLOCK_HEAD, NAN_HEAD = (dflash_files.random_head(dflash_files.shape()) for _ in range(2))
 NAN_HEAD.lm_head.weight.data.fill_(torch.nan)
 UNIFORM = torch.full((3, 4), 0.25)
 CHAIN = TokenTree.chain([0, 1, 2], UNIFORM[:2])

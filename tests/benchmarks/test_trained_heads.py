@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from eagle_files import random_tensors, shape, write
-from head_files import SPECULATORS
+from helpers.eagle3_files import random_tensors, shape, write
+from helpers.head_files import SPECULATORS
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks.common import smollm2

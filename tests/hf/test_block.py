@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from block_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
-from head_files import layer_keys
 from head_runs import check_distributions, left_padded, make, run
+from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
+from helpers.head_files import layer_keys
 from helpers.tiny import prompt, tiny_llama
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation import DFlashTokenCandidateGenerator

@@ -1,8 +1,8 @@
 """What is special about EAGLE-3 drafts."""
 
 import torch
-from eagle_files import shape
 from head_runs import make, run
+from helpers.eagle3_files import shape
 from helpers.tiny import prompt, tiny_llama
 
 

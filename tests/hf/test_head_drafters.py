@@ -2,15 +2,14 @@
 the
 target's own."""
 
-import block_files
-import eagle_files
 import pytest
 import torch
-from block_files import AUTHORS, FULL, SLIDING, dspark
 from doc_snippets import run_snippet
-from eagle_files import SAFEAILAB
-from head_files import SPECULATORS
 from head_runs import check_distributions, left_padded, make, run
+from helpers import dflash_files, eagle3_files
+from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark
+from helpers.eagle3_files import SAFEAILAB
+from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
@@ -19,7 +18,7 @@ from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
 from treespec.policies import SpecExec, StochasticBeam
 
-EAGLE, DFLASH, DSPARK = eagle_files.shape(hidden=32), block_files.shape(), dspark()
+EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash_files.shape(), dspark()
 KINDS = {"eagle3": EAGLE, "dflash": DFLASH, "dspark": DSPARK}
 every_kind = pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
 
@@ -30,11 +29,11 @@ def target():
 
 
 def eagle(**options):
-    return eagle_files.shape(**{"hidden": 32} | options)
+    return eagle3_files.shape(**{"hidden": 32} | options)
 
 
 def dflash(**options):
-    return block_files.shape(**options)
+    return dflash_files.shape(**options)
 
 
 WINDOW = {"layer_types": [SLIDING], "sliding_window": 4}
@@ -201,10 +200,10 @@ def test_joint_distribution_is_the_targets(tmp_path, name):
     made = kind | {"hidden": size, "vocab": VOCAB_SIZE, "draft_vocab": VOCAB_SIZE - 3, "hidden_layers": (0, 1)}
     if kind is EAGLE:
         made |= {"target_hidden": size}
-        eagle_files.write(tmp_path, made, eagle_files.random_tensors(made, seed=1), SPECULATORS)
+        eagle3_files.write(tmp_path, made, eagle3_files.random_tensors(made, seed=1), SPECULATORS)
     else:
         made |= {"mask_token": 0}
-        block_files.write(tmp_path, made, block_files.random_tensors(made, seed=3, scale=0.15), SPECULATORS)
+        dflash_files.write(tmp_path, made, dflash_files.random_tensors(made, seed=3, scale=0.15), SPECULATORS)
     case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=(0, 1)))
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-3

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from block_files import dspark, random_head
+from helpers.dflash_files import dspark, random_head
+from helpers.medusa_files import random_heads
 from helpers.tiny import noisy_copy, prompt, tiny_llama
-from medusa_files import random_heads
 from toy_codec import ToyCodec
 
 import treespec

@@ -4,7 +4,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
-from head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
+from helpers.head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
 
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
@@ -80,7 +80,7 @@ def random_head(made):
         return build_head(read_checkpoint(write(folder, made, tensors, SPECULATORS)))
 
 
-class PlainBlock(PlainHead):
+class PlainDFlash(PlainHead):
     """A whole pass per text."""
 
     def __init__(self, made, tensors, target):

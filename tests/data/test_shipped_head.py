@@ -15,7 +15,7 @@ from treespec.heads.files.checkpoint import read_checkpoint
 NAME = "SmolLM2-135M-Instruct"
 MEASURED = "e071998cc5c11e362b4906b3fe225d62bd977eb87a2ae9d6d79cd6673996b49b"
 """SHA-256 of the weights that benchmarks/results has numbers of."""
-TRAINING = Path(__file__).parents[1] / "benchmarks" / "results" / "training" / "head.json"
+TRAINING = Path(__file__).parents[2] / "benchmarks" / "results" / "training" / "head.json"
 
 
 def test_it_is_small_and_says_how_it_was_made():

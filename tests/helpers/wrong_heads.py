@@ -1,15 +1,22 @@
-"""What can be wrong with a folder of a head's files, and what is then said."""
+"""What can be wrong with a folder of a head's files, and the error's message."""
 
 import json
 import shutil
 
-import eagle_files
+import pytest
 import torch
-from block_files import FULL, SLIDING, dspark
-from checkpoints import no_safetensors, pickled
+from helpers import dflash_files, eagle3_files
+from helpers.checkpoints import no_safetensors, pickled
+from helpers.dflash_files import FULL, SLIDING, dspark
 from safetensors.torch import load_file, save_file
 
-EAGLE, DSPARK = eagle_files.shape(hidden=32), dspark()
+EAGLE, DSPARK = eagle3_files.shape(hidden=32), dspark()
+METHODS = {
+    "eagle3": (eagle3_files, EAGLE),
+    "dflash": (dflash_files, dflash_files.shape()),
+    "dspark": (dflash_files, DSPARK),
+}
+every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def edit_config(folder, **changes):
@@ -38,10 +45,10 @@ def overwrite(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-D2T = eagle_files.random_tensors(EAGLE)["d2t"]
+D2T = eagle3_files.random_tensors(EAGLE)["d2t"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NAN = torch.full((32,), torch.nan)
-WRONG_EAGLE = {
+WRONG_EAGLE3 = {
     "truncated": (truncate, "truncated or no safetensors"),
     "not safetensors": (no_safetensors, "truncated or no safetensors"),
     "pickled": (pickled, r"pytorch_model\.bin\), which can run code and are not opened"),
@@ -112,14 +119,14 @@ WRONG_EAGLE = {
         r"indices \[2, 8, 20\] for a model of 8 layers",
     ),
 }
-WRONG_EAGLE |= {
+WRONG_EAGLE3 |= {
     f"weights of {dtype}": (
         lambda f, dtype=dtype: edit_tensors(f, fc__weight=torch.ones(32, 96).to(dtype)),
         rf"fc\.weight \({dtype}\)",
     )
     for dtype in (torch.int8, torch.bool, torch.complex64, torch.float8_e8m0fnu)
 }
-WRONG_EAGLE |= {
+WRONG_EAGLE3 |= {
     f"{name} of {size:.0e}": (
         lambda f, name=name, size=size: edit_layer(f, **{name: size}),
         rf"{name} must be an int of at least 1 and at most 16777216, got {size}",
@@ -131,13 +138,13 @@ WRONG_EAGLE |= {
         "head_dim": 10**12,
     }.items()
 }
-WRONG_EAGLE |= {
+WRONG_EAGLE3 |= {
     "many heads": (lambda f: edit_layer(f, num_attention_heads=2**24, head_dim=2**20), "another shape"),
     "features without end": (lambda f: edit_config(f, num_aux_hidden_states=2**24, fc_norm=True), "at most 1024, got"),
 }
 
 W1 = "markov_head__markov_w1__weight"
-WRONG_BLOCK = {
+WRONG_DFLASH = {
     "truncated": (truncate, "truncated or no safetensors"),
     "missing tensors": (
         lambda f: edit_tensors(f, fc__weight=None, hidden_norm__weight=None),

@@ -3,17 +3,14 @@
 import json
 
 import pytest
-import torch
-from block_files import AUTHORS, FULL, SLIDING, PlainBlock, dspark, random_tensors, shape, write
-from head_files import SPECULATORS
+from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape, write
+from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
-from wrong_heads import edit_config
+from helpers.wrong_heads import edit_config
 
 from treespec import load_drafter
-from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.files.export import save_head
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
-from treespec.heads.modules.layers import LayerConfig
+from treespec.errors import CheckpointError
+from treespec.heads.modules.dflash import Span
 from treespec.hf.loading.heads import load_head
 
 MADE = dspark()
@@ -69,41 +66,6 @@ def test_a_whole_vocabulary_shares_the_targets_own_weights(tmp_path, target):
     head = load_head(write(tmp_path, made, random_tensors(made), AUTHORS), target)
     assert head.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr()
     assert head.embedding.data_ptr() == target.get_input_embeddings().weight.data_ptr()
-
-
-def test_spans_that_the_format_has_no_words_for_are_not_written(tmp_path):
-    layer = LayerConfig(8, 8, 1, 1, 8)
-    for spans in ((Span(None, True),), (Span(4), Span(5)), (Span(4), Span(4, True))):
-        config = DFlashConfig(layer, 16, 16, 8, 1, block_size=4, mask_token=0, spans=spans)
-        head = DFlashHead(config, torch.zeros(16, 8), torch.arange(16))
-        with pytest.raises(ConfigError, match="causal blocks only with it"):
-            save_head(head, (1,), tmp_path)
-
-
-@pytest.mark.parametrize("made", [shape(), MADE, dspark(llama={"layer_types": [FULL, SLIDING], "sliding_window": 2})])
-def test_blocks_anchored_in_texts_are_drafts(tmp_path, target, made):
-    """Training's pass over two texts of different lengths against the plain reading of each block alone."""
-    tensors = random_tensors(made)
-    head = load_head(write(tmp_path, made, tensors, SPECULATORS), target)
-    plain = PlainBlock(made, tensors, target)
-    generator = torch.Generator().manual_seed(1)
-    texts, states = torch.randint(0, 64, (2, 9), generator=generator), torch.randn(2, 9, 64, generator=generator)
-    anchors, mask = torch.tensor([[5, 0, 3], [4, 1, 4]]), torch.arange(9) < torch.tensor([[9], [5]])
-    outputs = head(texts, states, anchors, mask)
-    assert list(outputs.shape) == [2, 3, 3, 32]
-    after = torch.randint(0, 64, (2, 3, 3), generator=generator)
-    after[:, :, 0] = texts.gather(1, anchors)
-    logits = head.read(outputs, after)
-    for row, block in ((row, block) for row in range(2) for block in range(3)):
-        anchor = int(anchors[row, block])
-        for depth in range(3):
-            text, path = texts[row, : anchor + 1].tolist(), after[row, block, 1 : depth + 1].tolist()
-            expected = plain.logits(states[row, :anchor], text, path)[head.target_ids]
-            torch.testing.assert_close(logits[row, block, depth].double(), expected, atol=1e-4, rtol=1e-4)
-        plain._outputs.clear()
-    assert torch.equal(head(texts, states, anchors), outputs)  # nobody looks behind an anchor
-    logits.sum().backward()
-    assert all(parameter.grad is not None for parameter in head.parameters())
 
 
 def test_a_confidence_head_in_the_file_is_ignored(tmp_path, target):

@@ -1,7 +1,7 @@
 """Random EAGLE-3 heads written in both public formats, and a slow plain reading of the same files."""
 
 import torch
-from head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
+from helpers.head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
 
 SAFEAILAB = "safeailab"
 
@@ -44,7 +44,7 @@ def write(folder, made, tensors, format_name):
     return write_files(folder, config, tensors)
 
 
-class PlainEagle(PlainHead):
+class PlainEagle3(PlainHead):
     """Every pass reads the whole text again."""
 
     def logits(self, states, tokens, path, first=0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from medusa_files import authors_tensors, random_heads, vllm_tensors, write
+from helpers.medusa_files import authors_tensors, random_heads, vllm_tensors, write
 
 from treespec.drafters import Medusa, MedusaHead, MedusaHeads
 from treespec.errors import CheckpointError, ConfigError

@@ -1,27 +1,19 @@
-"""Files of heads of all kinds: all that can be wrong with a checkpoint, what is saved, dtypes, vLLM's words."""
+"""Building heads of every kind from files: each error names the problem; dtypes, windows, vLLM's configuration."""
 
-import block_files
-import eagle_files
 import pytest
 import torch
-from block_files import AUTHORS, FULL, SLIDING, dspark
-from head_files import SPECULATORS
+from helpers import dflash_files, eagle3_files
+from helpers.dflash_files import AUTHORS, SLIDING, dspark
+from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
-from safetensors.torch import load_file, save_file
-from wrong_heads import DSPARK, EAGLE, WRONG_BLOCK, WRONG_EAGLE
+from helpers.wrong_heads import EAGLE, METHODS, WRONG_DFLASH, WRONG_EAGLE3, every_method
+from safetensors.torch import save_file
 
 from treespec import TreeSpeculation, from_config, load_drafter
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.files.export import save_head
 from treespec.hf.loading.heads import load_head
 
 PROMPT = torch.tensor([[5, 9, 2, 7]])
-METHODS = {
-    "eagle3": (eagle_files, EAGLE),
-    "dflash": (block_files, block_files.shape()),
-    "dspark": (block_files, DSPARK),
-}
-every_method = pytest.mark.parametrize("method", METHODS)
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +22,11 @@ def target():
 
 
 @pytest.mark.parametrize(
-    ("method", "name"), [("eagle3", name) for name in WRONG_EAGLE] + [("dspark", name) for name in WRONG_BLOCK]
+    ("method", "name"), [("eagle3", name) for name in WRONG_EAGLE3] + [("dspark", name) for name in WRONG_DFLASH]
 )
 def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, method, name):
     files, made = METHODS[method]
-    spoil, message = (WRONG_EAGLE if method == "eagle3" else WRONG_BLOCK)[name]
+    spoil, message = (WRONG_EAGLE3 if method == "eagle3" else WRONG_DFLASH)[name]
     files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
     spoil(tmp_path)
     with pytest.raises(CheckpointError, match=message):
@@ -57,78 +49,6 @@ def test_a_head_of_another_model_is_refused(tmp_path, target, method):
         load_drafter(tmp_path, target, hidden_layers=range(len(made["hidden_layers"]) + 1))
 
 
-EVERY_FLAG = {"fc_norm": True, "norm_before_residual": True, "norm_output": True, "norm_before_fc": True}
-SAVED = {
-    "eagle3": METHODS["eagle3"],
-    "eagle3 with everything": (
-        eagle_files,
-        eagle_files.shape(
-            hidden=32,
-            layers=2,
-            extras=("head_norms", "biases", "embedding"),
-            flags=EVERY_FLAG,
-            llama={"layer_types": [SLIDING] * 2, "sliding_window": 5},
-        ),
-    ),
-    "dflash": METHODS["dflash"],
-    "dspark": METHODS["dspark"],
-    "dspark with everything": (
-        block_files,
-        dspark(
-            extras=("head_norms", "biases", "embedding", "confidence"),
-            llama={"layer_types": [SLIDING, FULL], "sliding_window": 5},
-        ),
-    ),
-    "dflash, whole vocabulary": (block_files, block_files.shape(draft_vocab=64, extras=("head_norms", "lm_head"))),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "has_lm_head"), [*((name, True) for name in SAVED), ("eagle3", False), ("dspark", False)]
-)
-def test_saved_heads_hold_the_same_tensors(tmp_path, target, name, has_lm_head):
-    files, made = SAVED[name]
-    tensors = files.random_tensors(made)
-    head = load_head(files.write(tmp_path / "a", made, tensors, SPECULATORS), target)
-    if not has_lm_head:
-        head.lm_head.weight.data = tensors["lm_head.weight"] = target.lm_head.weight.data[head.target_ids]
-    layers = (1, 4, 6)[: head.config.num_features]
-    save_head(head, layers, tmp_path / "b", "some/model", has_lm_head, "embed_tokens.weight" in tensors)
-    saved = load_file(tmp_path / "b" / "model.safetensors")
-    assert saved.keys() == {
-        name for name in tensors if "confidence" not in name and (has_lm_head or name != "lm_head.weight")
-    }
-    again = load_drafter(tmp_path / "b", target)
-    assert type(again.head) is type(head)
-    assert again.hidden_layers == layers
-    assert again.head.config == head.config.__class__(**vars(head.config) | {"hidden_layers": layers})
-    assert again.head.state_dict().keys() == head.state_dict().keys()
-    for key, tensor in again.head.state_dict().items():
-        assert torch.equal(tensor, head.state_dict()[key])
-
-
-@every_method
-def test_layers_that_a_file_cannot_name_are_refused(tmp_path, target, method):
-    files, made = METHODS[method]
-    head = load_head(files.write(tmp_path / "a", made, files.random_tensors(made), SPECULATORS), target)
-    for layers in ([1] * (head.config.num_features + 1), [-1] * head.config.num_features):
-        with pytest.raises(ConfigError, match=rf"fuses {head.config.num_features} hidden layers, counted from 0, got"):
-            save_head(head, layers, tmp_path / "b")
-    assert not (tmp_path / "b").exists()
-
-
-@every_method
-def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path, target, method):
-    files, made = METHODS[method]
-    head = load_head(files.write(tmp_path / "a", made, files.random_tensors(made), SPECULATORS), target)
-    head.fc.weight.data[0, 0] = 7e4
-    layers = range(head.config.num_features)
-    with pytest.raises(ConfigError, match=r"fc\.weight has weights beyond torch\.float16"):
-        save_head(head, layers, tmp_path / "b", dtype=torch.float16)
-    assert not (tmp_path / "b").exists()
-    save_head(head, layers, tmp_path / "b", dtype=torch.bfloat16)
-
-
 @every_method
 def test_from_config_takes_a_head(tmp_path, target, method):
     files, made = METHODS[method]
@@ -149,7 +69,7 @@ def test_from_config_takes_a_head(tmp_path, target, method):
 
 @pytest.mark.parametrize(
     ("files", "made", "format_name"),
-    [(eagle_files, EAGLE, SPECULATORS), (block_files, dspark(draft_vocab=64), AUTHORS)],
+    [(eagle3_files, EAGLE, SPECULATORS), (dflash_files, dspark(draft_vocab=64), AUTHORS)],
     ids=["eagle3", "dspark"],
 )
 def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, files, made, format_name):
@@ -160,7 +80,7 @@ def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, fi
     assert torch.equal(torch.get_rng_state(), state)
     assert {p.dtype for p in head.parameters()} == {torch.bfloat16} == {head.embedding.dtype}
     assert all(p.requires_grad for p in head.parameters())
-    method = "eagle3" if files is eagle_files else "dspark"
+    method = "eagle3" if files is eagle3_files else "dspark"
     speculation = from_config({"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}, target=half)
     assert half.generate(PROMPT, max_new_tokens=8, custom_generate=speculation).shape == (1, 12)
     assert speculation.stats.num_draft_tokens > 0
@@ -183,7 +103,7 @@ def test_tensors_of_another_dtype_are_read(tmp_path, target, method, dtype):
 def test_a_window_beyond_all_texts_is_none(tmp_path, target, method):
     files, _ = METHODS[method]
     windows = {"layer_types": [SLIDING] * (1 if method == "eagle3" else 2), "sliding_window": 10**30}
-    make = {"eagle3": eagle_files.shape, "dflash": block_files.shape, "dspark": dspark}[method]
+    make = {"eagle3": eagle3_files.shape, "dflash": dflash_files.shape, "dspark": dspark}[method]
     made = make(hidden=32, llama=windows)
     files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
     speculation = TreeSpeculation(load_drafter(tmp_path, target), tree=6)

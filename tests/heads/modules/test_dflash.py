@@ -1,0 +1,37 @@
+"""Training's pass over DFlash and DSpark blocks against a plain reading of each block alone."""
+
+import pytest
+import torch
+from helpers.dflash_files import FULL, SLIDING, PlainDFlash, dspark, random_tensors, shape, write
+from helpers.head_files import SPECULATORS
+from helpers.tiny import tiny_llama
+
+from treespec.hf.loading.heads import load_head
+
+
+@pytest.mark.parametrize(
+    "made", [shape(), dspark(), dspark(llama={"layer_types": [FULL, SLIDING], "sliding_window": 2})]
+)
+def test_blocks_anchored_in_texts_are_drafts(tmp_path, made):
+    """Training's pass over two texts of different lengths against the plain reading of each block alone."""
+    target, tensors = tiny_llama(num_layers=8), random_tensors(made)
+    head = load_head(write(tmp_path, made, tensors, SPECULATORS), target)
+    plain = PlainDFlash(made, tensors, target)
+    generator = torch.Generator().manual_seed(1)
+    texts, states = torch.randint(0, 64, (2, 9), generator=generator), torch.randn(2, 9, 64, generator=generator)
+    anchors, mask = torch.tensor([[5, 0, 3], [4, 1, 4]]), torch.arange(9) < torch.tensor([[9], [5]])
+    outputs = head(texts, states, anchors, mask)
+    assert list(outputs.shape) == [2, 3, 3, 32]
+    after = torch.randint(0, 64, (2, 3, 3), generator=generator)
+    after[:, :, 0] = texts.gather(1, anchors)
+    logits = head.read(outputs, after)
+    for row, block in ((row, block) for row in range(2) for block in range(3)):
+        anchor = int(anchors[row, block])
+        for depth in range(3):
+            text, path = texts[row, : anchor + 1].tolist(), after[row, block, 1 : depth + 1].tolist()
+            expected = plain.logits(states[row, :anchor], text, path)[head.target_ids]
+            torch.testing.assert_close(logits[row, block, depth].double(), expected, atol=1e-4, rtol=1e-4)
+        plain._outputs.clear()
+    assert torch.equal(head(texts, states, anchors), outputs)  # nobody looks behind an anchor
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())
