@@ -1,9 +1,8 @@
 """What a user can get wrong, and the error that each mistake gives: by type, and by the words that help."""
 
-import checkpoints
 import pytest
 import torch
-from helpers import dflash_files
+from helpers import checkpoints, dflash_files
 from helpers.checkpoints import with_checkpoint
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 from transformers import (
