@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from doc_snippets import run_snippet
 from helpers import zoo
+from helpers.doc_snippets import run_snippet
 from helpers.rounds import cache_error
 from helpers.tiny import padded, prompt, tiny_llama
 

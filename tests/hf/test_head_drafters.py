@@ -4,10 +4,10 @@ target's own."""
 
 import pytest
 import torch
-from doc_snippets import run_snippet
 from head_runs import check_distributions, left_padded, make, run
 from helpers import dflash_files, eagle3_files
 from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark
+from helpers.doc_snippets import run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt, tiny_llama
@@ -210,7 +210,7 @@ def test_joint_distribution_is_the_targets(tmp_path, name):
     assert result["block_efficiency"] > (1.1 if kind is EAGLE else 1.05)
 
 
-@pytest.mark.parametrize(("section", "printed"), [("EAGLE-3 heads", "(2, 4, 5) "), ("Block-parallel heads", "7 ")])
+@pytest.mark.parametrize(("section", "printed"), [("EAGLE-3 heads", "(2, 4, 5) "), ("DFlash and DSpark heads", "7 ")])
 def test_the_snippets_of_the_docs_run(capsys, section, printed):
     names = run_snippet(section, page="heads.md")
     assert capsys.readouterr().out.startswith(printed)

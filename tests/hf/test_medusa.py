@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from doc_snippets import run_snippet
+from helpers.doc_snippets import run_snippet
 from helpers.medusa_files import authors_tensors, fitted_heads, random_heads, write
 from helpers.tiny import padded, prompt, tiny_llama
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from doc_snippets import run_snippet
 from drafter_loop import VOCAB, Loop
+from helpers.doc_snippets import run_snippet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import Planted

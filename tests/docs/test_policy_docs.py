@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from doc_snippets import run_page
+from helpers.doc_snippets import run_page
 from toy_models import TableLM, TableSource
 
 from treespec import policies
 
-PAGE = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 EXAMPLES = {
     "Paths": "Paths([(0,), (1,), (0, 0)])",
     "KAry": "KAry((2, 2))",

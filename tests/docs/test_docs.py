@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from doc_snippets import DOCS, run_page, run_snippet
+from helpers.doc_snippets import DOCS, run_page, run_snippet
 
 import treespec
 from treespec import drafters, policies, verification
