@@ -252,8 +252,8 @@ class VectorSource:
         self.root_tokens = torch.arange(num_rows)
         self.generator = torch.Generator().manual_seed(0)
 
-    def expand(self, tokens, parents):
-        probs = self.draft_probs[tokens]
+    def expand(self, frontier):
+        probs = self.draft_probs[frontier.tokens]
         return Proposal(probs) if self.num_candidates is None else Proposal(*probs.topk(self.num_candidates, dim=-1))
 
 

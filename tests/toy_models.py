@@ -117,11 +117,13 @@ class TableSource:
             self._probs[path] = probs / probs.sum()
         return self._probs[path]
 
-    def expand(self, tokens, parents) -> Proposal:
+    def expand(self, frontier) -> Proposal:
+        tokens, parents = frontier.tokens, frontier.parents
         self.widths.append(tokens.shape[1])
         distributions = torch.full(
             (*tokens.shape, self._model.vocab_size), 1 / self._model.vocab_size, dtype=self._dtype
         )
+        paths = frontier.path_tokens()
         for row, known in enumerate(self._paths):
             level = []
             for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
@@ -132,6 +134,9 @@ class TableSource:
                 above = () if parent == -1 else None if parent == -2 else known[parent]
                 assert above is not None or parent == -2, "the parent is padding"
                 level.append(None if above is None else (*above, token))
+            below_root = [None if path is None else path[1:] for path in level]
+            assert paths[row] == below_root, "ancestors or tokens of other nodes"
+            assert frontier.depths[row].tolist() == [len(path or ()) for path in below_root]
             for slot, path in enumerate(level):
                 if path is not None:
                     distributions[row, slot] = self.probs(path)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from treespec.tree import TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, Path, TreeBatch, Verdict
 from treespec.tree.history import History
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "EarlyExitDrafter",
     "EarlyExitScorer",
     "FeatureDrafter",
+    "Frontier",
     "HiddenStates",
     "History",
     "LearningPolicy",
@@ -188,8 +191,59 @@ class Proposal(NamedTuple):
     tokens: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Frontier:
+    """The F nodes per row that one draft pass expands; `TreeBuilder` makes it.
+
+    Expanded nodes are numbered by column in the order of expansion, padding included: the root, which is expanded first
+    and alone, is 0, and these are the last F of E. A parent has a lower number than its child.
+
+    Args:
+        parents: expanded numbers; -1 for the root, -2 for padding.
+        ancestors: whether an expanded node is this node or one of its ancestors; False in the rows of padding.
+        expanded_tokens: of all expanded nodes, these last; any token for padding.
+        expanded_depths: of all expanded nodes, these last; 0 for the root and for padding.
+    """
+
+    parents: Int[Tensor, "B F"]
+    ancestors: Bool[Tensor, "B F E"]
+    expanded_tokens: Int[Tensor, "B E"]
+    expanded_depths: Int[Tensor, "B E"]
+
+    @property
+    def tokens(self) -> Int[Tensor, "B F"]:
+        """The nodes' own tokens."""
+        return self.expanded_tokens[:, -self.parents.shape[1] :]
+
+    @property
+    def depths(self) -> Int[Tensor, "B F"]:
+        """The nodes' own depths."""
+        return self.expanded_depths[:, -self.parents.shape[1] :]
+
+    @property
+    def is_padding(self) -> Bool[Tensor, "B F"]:
+        """Which of the nodes are padding."""
+        return self.parents == PADDING_PARENT
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the first pass of a tree, over the root alone."""
+        return self.expanded_tokens.shape[1] == 1
+
+    def path_tokens(self) -> list[list[Path | None]]:
+        """Per row and node the tokens on its path below the root, None for padding; waits for the device."""
+        is_path, tokens = self.ancestors[..., 1:].tolist(), self.expanded_tokens[:, 1:].tolist()
+        return [
+            [
+                None if parent == PADDING_PARENT else tuple(compress(row_tokens, flags))
+                for flags, parent in zip(row_paths, row_parents, strict=True)
+            ]
+            for row_paths, row_tokens, row_parents in zip(is_path, tokens, self.parents.tolist(), strict=True)
+        ]
+
+
 class DraftSource(Protocol):
-    """What a policy grows its tree from, one level of expanded nodes at a time."""
+    """What a policy grows its tree from, one pass of expanded nodes at a time."""
 
     @property
     def root_tokens(self) -> Tensor:
@@ -206,14 +260,8 @@ class DraftSource(Protocol):
         """The draft's own random stream."""
         ...
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        """Next-token distributions of F more nodes, computed in one pass.
-
-        Args:
-            tokens: int64 [B, F].
-            parents: int64 [B, F]: the number of an earlier *expanded* node, counted over all calls since the root, -1
-                for the root itself (the first call, F = 1), -2 for padding.
-        """
+    def expand(self, frontier: Frontier) -> Proposal:
+        """Next-token distributions of the frontier's nodes, computed in one pass; any for padding."""
         ...
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treespec.policies import BestFirst, Chain, Paths, StochasticBeam, dyspec
-from treespec.protocols import Proposal, TreePolicy, VerificationRule
+from treespec.protocols import Frontier, Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES
@@ -111,17 +111,12 @@ class TreeSource:
     ) -> None:
         self.generator, self._probs, self._support = generator, probs, support
         self.root_tokens = torch.tensor(texts)
-        self._contexts: list[list[Context]] = [[] for _ in texts]
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        for contexts, *row in zip(self._contexts, tokens.tolist(), parents.tolist(), strict=True):
-            # Padding (parent -2) reads the root's distribution, which nobody looks at.
-            contexts += [
-                (*contexts[parent], token) if parent >= 0 else (contexts or [(token,)])[0]
-                for token, parent in zip(*row, strict=True)
-            ]
-        fresh = [context for contexts in self._contexts for context in contexts[-tokens.shape[1] :]]
-        probs = torch.stack(self._probs.draft(fresh)).unflatten(0, tuple(tokens.shape))
+    def expand(self, frontier: Frontier) -> Proposal:
+        # Padding reads the root's distribution, which nobody looks at.
+        paths = zip(self.root_tokens.tolist(), frontier.path_tokens(), strict=True)
+        contexts = [(root, *(path or ())) for root, row in paths for path in row]
+        probs = torch.stack(self._probs.draft(contexts)).unflatten(0, tuple(frontier.tokens.shape))
         return Proposal(probs if self._support is None else truncate_probs(probs, self._support))
 
 

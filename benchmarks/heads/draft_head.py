@@ -37,7 +37,7 @@ from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.hf.cpu import prepack_linears
 from treespec.policies import BestFirst
-from treespec.protocols import History, Scores, Session, VerifiedStep
+from treespec.protocols import Frontier, History, Scores, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import TokenTree, TreeBatch, Verdict
 
@@ -92,6 +92,17 @@ def step(drafter: Eagle3 | DFlash, history: History) -> None:
     drafter.update(VerifiedStep(tree, [verdict], Scores(torch.empty(0), states), [tokens]))
 
 
+def frontiers(history: History, width: int) -> tuple[Frontier, Frontier]:
+    """The root's, and that of `width` random children of it."""
+    root, token = torch.zeros(1, 1, dtype=torch.int64), history.last_tokens.unsqueeze(1)
+    of_root = Frontier(root - 1, root == 0, token, root)
+    tokens = torch.cat([token, torch.randint(0, VOCAB_SIZE, (1, width))], 1)
+    ancestors = torch.cat([torch.ones(width, 1, dtype=torch.bool), torch.eye(width, dtype=torch.bool)], 1)
+    return of_root, Frontier(
+        root.expand(1, width), ancestors.unsqueeze(0), tokens, (torch.arange(width + 1) > 0).long()[None]
+    )
+
+
 def timed(run: Callable[[], object]) -> float:
     """Milliseconds of CPU time."""
     begin = time.process_time()
@@ -108,10 +119,9 @@ def measure(head: Eagle3Head, length: int, is_sampling: bool, repeats: int) -> d
         for width in LEVELS:
             if repeat or width > LEVELS[0]:
                 step(drafter, history)
-            root, none = history.last_tokens.unsqueeze(1), torch.full((1, 1), -1)
-            first = timed(lambda root=root, none=none: drafter.expand(root, none))
-            tokens, parents = torch.randint(0, VOCAB_SIZE, (1, width)), torch.zeros(1, width, dtype=torch.int64)
-            level = timed(lambda tokens=tokens, parents=parents: drafter.expand(tokens, parents))
+            root, below = frontiers(history, width)
+            first = timed(lambda root=root: drafter.expand(root))
+            level = timed(lambda below=below: drafter.expand(below))
             if repeat:
                 times.setdefault("after a step", []).append(first)
                 times.setdefault(f"level of {width}", []).append(level)

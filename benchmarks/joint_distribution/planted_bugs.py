@@ -26,7 +26,7 @@ from treespec.hf.attention.mask import CachedSlots, TreeAttention
 from treespec.hf.cache import slot_cache as slot_cache_module
 from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
-from treespec.protocols import DraftSource, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
+from treespec.protocols import DraftSource, Frontier, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.verification.walks import likelihood_ratio, residual_weights
 
@@ -192,9 +192,9 @@ class RawDistributions(DraftModel):
         batch = super().propose(max_depth)
         return replace(batch, draft_probs=torch.cat(self._raw_distributions)) if self._raw_distributions else batch
 
-    def _probs(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+    def _probs(self, logits: Tensor, frontier: Frontier) -> Tensor:
         self._raw_distributions.append(logits.float().softmax(-1).flatten(0, 1))
-        return super()._probs(logits, tokens, parents)
+        return super()._probs(logits, frontier)
 
 
 def raw_probs_drafter(draft: Any) -> DraftModel:

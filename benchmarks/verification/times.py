@@ -35,7 +35,7 @@ from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.policies import BestFirst, Chain, Paths
-from treespec.protocols import CausalScorer, History, Proposal, Session, TreePolicy
+from treespec.protocols import CausalScorer, Frontier, History, Proposal, Session, TreePolicy
 from treespec.sampling import truncate_probs
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 from treespec.verification import RULES, resolve
@@ -65,8 +65,8 @@ class TruncatedDraft(DraftModel):
 
     support: int | None = None
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        proposal = super().expand(tokens, parents)
+    def expand(self, frontier: Frontier) -> Proposal:
+        proposal = super().expand(frontier)
         return proposal if self.support is None else Proposal(truncate_probs(proposal.probs, self.support))
 
 

@@ -129,10 +129,10 @@ def test_no_layer_sees_a_node_twice(deep, tree):
     drafted = 0
 
     class Counting(EarlyExit):
-        def expand(self, tokens, parents):
+        def expand(self, frontier):
             nonlocal drafted
-            drafted += tokens.shape[1]
-            return super().expand(tokens, parents)
+            drafted += frontier.tokens.shape[1]
+            return super().expand(frontier)
 
     speculation = TreeSpeculation(Counting(2), tree=tree, record_steps=True)
     ids = prompt(1, 12)
@@ -214,10 +214,10 @@ def test_prompts_of_one_token_and_caches_go_on(deep):
 
 def test_an_error_leaves_model_and_cache_as_they_were(deep):
     class Failing(EarlyExit):
-        def expand(self, tokens, parents):
-            if parents.shape[1] > 1:
+        def expand(self, frontier):
+            if not frontier.is_root:
                 raise KeyboardInterrupt
-            return super().expand(tokens, parents)
+            return super().expand(frontier)
 
     cache = treespec.new_cache(5)
     speculation = TreeSpeculation(Failing(2), tree=8)

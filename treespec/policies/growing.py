@@ -11,28 +11,33 @@ import torch
 from torch import Tensor
 
 from treespec.policies.children import Children, choose_children, resolve_children
-from treespec.protocols import DraftSource, Proposal
+from treespec.protocols import DraftSource, Frontier, Proposal
 from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeBatch
 
 
 class TreeBuilder:
     """Collects nodes of B rows side by side and turns them into a `TreeBatch`.
 
-    A node's id is the column in which it was added (the root's is 0), the same for all rows; a source numbers only the
-    nodes that were *expanded*, in the order of the calls. The builder keeps the two apart.
+    A node's *column* is where it was added (the root's is 0), the same for all rows. Sources know nothing of columns:
+    they number the nodes that were *expanded*, see `Frontier`.
 
-    `tokens`, `parents` int64 [B, M] (parent -2: no node), `values` float32 [B, M]: see `TreeBatch`.
+    `tokens`, `parents`, `depths` int64 [B, M] (parent -2: no node), `values` float32 [B, M]: see `TreeBatch`.
     """
 
     def __init__(self, source: DraftSource) -> None:
         self._source = source
         self.tokens = source.root_tokens.unsqueeze(1)
         self.parents = torch.full_like(self.tokens, ROOT_PARENT)
+        self.depths = torch.zeros_like(self.tokens)
         self.values = torch.ones_like(self.tokens, dtype=torch.float32)
         self._draft_index = torch.full_like(self.tokens, POINT_MASS)
         self._flags = torch.zeros_like(self.tokens, dtype=torch.bool)
-        self._expanded_ids = torch.full_like(self.tokens, PADDING_PARENT)
-        self._num_expanded = 0
+        self._numbers = torch.full_like(self.tokens, PADDING_PARENT)
+        """int64 [B, M]: expanded numbers by column."""
+        self._expanded_tokens = self.tokens[:, :0]
+        self._expanded_depths = self.depths[:, :0]
+        self._ancestors = torch.zeros(len(self.tokens), 0, 0, dtype=torch.bool, device=self.tokens.device)
+        """bool [B, E, E]: of all expanded nodes."""
         self._probs: list[Tensor] = []
         self._num_distributions = 0
 
@@ -57,16 +62,27 @@ class TreeBuilder:
     def expand(self, nodes: Tensor) -> Proposal:
         """Next-token distributions of `nodes` int64 [B, F], ids of collected nodes or -2; each node is
         expanded once at most."""
-        parents, is_node = self.take(self.parents, nodes), self._is_node(nodes)
-        above = torch.where(parents == ROOT_PARENT, ROOT_PARENT, self.take(self._expanded_ids, parents))
-        proposal = self._source.expand(self.take(self.tokens, nodes), torch.where(is_node, above, PADDING_PARENT))
-        count = nodes.shape[1]
-        numbers = torch.arange(self._num_expanded, self._num_expanded + count, device=nodes.device).expand_as(nodes)
+        return self._source.expand(self._frontier(nodes))
+
+    def _frontier(self, nodes: Tensor) -> Frontier:
+        """Number `nodes` int64 [B, F] as expanded."""
+        columns, is_node = self.take(self.parents, nodes), self._is_node(nodes)
+        above = torch.where(columns == ROOT_PARENT, ROOT_PARENT, self.take(self._numbers, columns))
+        parents = torch.where(is_node, above, PADDING_PARENT)
+        first, count = self._expanded_tokens.shape[1], nodes.shape[1]
+        numbers = torch.arange(first, first + count, device=nodes.device).expand_as(nodes)
         # Padding writes to the root's column what it holds already (the root is expanded alone, in the first call).
-        numbers = torch.where(is_node, numbers, self._expanded_ids[:, :1])
-        self._expanded_ids = self._expanded_ids.scatter(1, torch.where(is_node, nodes, 0), numbers)
-        self._num_expanded += count
-        return proposal
+        self._numbers.scatter_(1, torch.where(is_node, nodes, 0), torch.where(is_node, numbers, self._numbers[:, :1]))
+        depths = torch.where(is_node, self.take(self.depths, nodes), 0)
+        self._expanded_tokens = torch.cat([self._expanded_tokens, self.take(self.tokens, nodes)], 1)
+        self._expanded_depths = torch.cat([self._expanded_depths, depths], 1)
+        ancestors = torch.eye(count, dtype=torch.bool, device=nodes.device).expand(len(nodes), -1, -1)
+        if first:
+            above = parents.clamp(min=0).unsqueeze(-1).expand(-1, -1, first)
+            ancestors = torch.cat([self._ancestors.gather(1, above), ancestors], -1)
+        ancestors = ancestors & is_node.unsqueeze(-1)
+        self._ancestors = torch.cat([torch.nn.functional.pad(self._ancestors, (0, count)), ancestors], 1)
+        return Frontier(parents, ancestors, self._expanded_tokens, self._expanded_depths)
 
     def add(self, nodes: Tensor, chosen: Children, values: Tensor, columns: Tensor) -> Tensor:
         """Add a level of children.
@@ -147,7 +163,8 @@ class TreeBuilder:
     def _append(self, tokens: Tensor, parents: Tensor, values: Tensor, draft_index: Tensor, flags: Tensor) -> None:
         self.tokens = torch.cat([self.tokens, tokens], 1)
         self.parents = torch.cat([self.parents, parents], 1)
+        self.depths = torch.cat([self.depths, self.take(self.depths, parents) + 1], 1)
         self.values = torch.cat([self.values, values.to(self.values.dtype)], 1)
         self._draft_index = torch.cat([self._draft_index, draft_index], 1)
         self._flags = torch.cat([self._flags, flags], 1)
-        self._expanded_ids = torch.cat([self._expanded_ids, torch.full_like(tokens, PADDING_PARENT)], 1)
+        self._numbers = torch.cat([self._numbers, torch.full_like(tokens, PADDING_PARENT)], 1)

@@ -46,7 +46,7 @@ class SpecExec:
         """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
         builder = TreeBuilder(source)
         budget, nodes = self.num_nodes - 1, builder.root
-        ranks, depths = torch.full_like(builder.values, torch.inf), torch.zeros_like(nodes)
+        ranks = torch.full_like(builder.values, torch.inf)
         is_open = torch.zeros_like(nodes, dtype=torch.bool)
         for _ in range(self.num_passes if budget else 0):
             proposal = builder.expand(nodes)
@@ -54,8 +54,7 @@ class SpecExec:
             chosen = choose_children(proposal, [width] * nodes.shape[1], SELECTED, source.generator)
             added, added_ranks = add_best(builder, nodes, chosen, SlotValues(chosen.probs, chosen.probs), ranks, budget)
             ranks = torch.cat([ranks, added_ranks], 1)
-            depths = torch.cat([depths, builder.take(depths, builder.take(builder.parents, added)) + 1], 1)
-            is_open = torch.cat([is_open, torch.ones_like(added, dtype=torch.bool)], 1) & (depths < max_depth)
+            is_open = torch.cat([is_open, torch.ones_like(added, dtype=torch.bool)], 1) & (builder.depths < max_depth)
             nodes = self._next(builder, torch.where(is_open & is_among_best(ranks, self.num_nodes), ranks, 0.0))
             # Padding closes the root, which is closed already.
             is_open = is_open.scatter(1, nodes.clamp(min=0), False)

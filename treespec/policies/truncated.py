@@ -14,7 +14,7 @@ from torch import Tensor
 from treespec.checks import check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain
-from treespec.protocols import DraftSource, LearningPolicy, Proposal, TreePolicy, VerifiedStep
+from treespec.protocols import DraftSource, Frontier, LearningPolicy, Proposal, TreePolicy, VerifiedStep
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 
@@ -91,6 +91,6 @@ class _TruncatedSource:
     def generator(self) -> torch.Generator:
         return self._source.generator
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        proposal = self._source.expand(tokens, parents)
+    def expand(self, frontier: Frontier) -> Proposal:
+        proposal = self._source.expand(frontier)
         return proposal if proposal.tokens is not None else Proposal(truncate_probs(proposal.probs, self._num_tokens))

@@ -11,7 +11,7 @@ from treespec.sampling.draws import (
     residual,
     truncate_probs,
 )
-from treespec.sampling.processors import NoProcessors
+from treespec.sampling.processors import NoProcessors, path_scores
 
 __all__ = [
     "MIN_SPARSE",
@@ -21,6 +21,7 @@ __all__ = [
     "flatten_at_zeros",
     "inverse_cdf",
     "normalise",
+    "path_scores",
     "race",
     "residual",
     "truncate_probs",

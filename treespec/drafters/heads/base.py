@@ -9,15 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
 from treespec.checks import check_count
 from treespec.drafters.base import SessionSource, Shape, own_policy, policy_of_call, tell_policy
-from treespec.drafters.heads.proposals import needs_full_probs
+from treespec.drafters.heads.proposals import head_proposal, needs_full_probs
 from treespec.drafters.heads.unread_features import CommittedStates
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.heads.modules.dflash import DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
 from treespec.heads.modules.kv_cache import DraftingCache
-from treespec.protocols import Session, VerifiedStep
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
 Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
@@ -99,6 +101,9 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         """Keep only these rows, in this order."""
         self._keys.select_rows(rows)
         self._committed.select_rows(rows)
+
+    def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
+        return head_proposal(self._session, self._head.target_ids, self._num_candidates, logits, frontier)
 
     @abstractmethod
     def _forget_tree(self) -> None:

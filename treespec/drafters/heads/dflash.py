@@ -18,11 +18,11 @@ from torch import Tensor
 
 from treespec.drafters.base import can_use_heap, depth_room, grow_on_host, single_nodes, stack_trees
 from treespec.drafters.heads.base import HeadDrafter
-from treespec.drafters.heads.proposals import HeadProposals, candidates
+from treespec.drafters.heads.proposals import candidates, head_proposal
 from treespec.heads.modules.dflash import DFlashHead, Span
 from treespec.policies import BestFirst
 from treespec.policies.truncated import shape_of
-from treespec.protocols import Proposal, Session
+from treespec.protocols import Frontier, Proposal, Session
 from treespec.tree import TreeBatch
 
 
@@ -54,12 +54,12 @@ class DFlash(HeadDrafter[DFlashHead]):
                 return self._block.grow(policy, depth)
             return policy.grow(self, depth)
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+    def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`: the distributions of the nodes' depths, changed by their tokens where there is a
         Markov head."""
         assert self._block is not None
         with torch.no_grad():
-            return self._block.expand(tokens, parents)
+            return self._block.expand(frontier)
 
     def _read_block(self, num_depths: int) -> Tensor:
         """Logits [B, D, W] of the first depths below the roots, without what a Markov head adds."""
@@ -115,27 +115,27 @@ class _Block:
     def __init__(self, session: Session, head: DFlashHead, logits: Tensor, num_candidates: int | None) -> None:
         self._session, self._head, self._logits = session, head, logits
         self._num_candidates = num_candidates
-        self._probs = HeadProposals(session, head.target_ids, num_candidates)
-        self._depths = torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
         self._known: dict[tuple[int, int, int], list[tuple[float, int, tuple[int, int]]]] = {}
         # The distributions of depths, where neither a path's tokens nor its draws change them.
         self._shared: Proposal | None = None
         if head.markov_head is None and session.processors.is_path_free:
-            roots = session.history.last_tokens.unsqueeze(1).expand(logits.shape[:2])
-            self._shared = self._probs(logits, roots, torch.full_like(roots, -1))
+            self._shared = self._propose(logits, None)
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+    def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
-        depths = self._add(parents.to(self._logits.device))
+        depths = frontier.depths
         rows = torch.arange(len(depths), device=depths.device).unsqueeze(1)
         if self._shared is not None:
             probs, ids = self._shared
-            rows, depths = rows.to(probs.device), depths.to(probs.device)
             return Proposal(probs[rows, depths], None if ids is None else ids[rows, depths])
+        rows, depths = rows.to(self._logits.device), depths.to(self._logits.device)
         logits = self._logits[rows, depths]
         if self._head.markov_head is not None:
-            logits = logits + self._head.markov_head(tokens.to(logits.device))
-        return self._probs(logits, tokens, parents)
+            logits = logits + self._head.markov_head(frontier.tokens.to(logits.device))
+        return self._propose(logits, frontier)
+
+    def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
+        return head_proposal(self._session, self._head.target_ids, self._num_candidates, logits, frontier)
 
     def grow(self, policy: BestFirst, max_depth: int) -> TreeBatch:
         """The best nodes by a heap on the host, which asks for the children of no other nodes."""
@@ -166,12 +166,3 @@ class _Block:
         bias = self._head.markov_head(torch.tensor([token], device=self._logits.device))
         logits = self._logits[row, depth] + bias[0]
         return candidates(logits, self._head.target_ids, self._num_candidates, self._session.device)
-
-    def _add(self, parents: Tensor) -> Tensor:
-        """Number F more nodes int64 [B, F]: their depths, those of padding any."""
-        if self._depths.shape[1] == 0:
-            depths = torch.zeros_like(parents)
-        else:
-            depths = torch.where(parents >= 0, self._depths.gather(1, parents.clamp(min=0)) + 1, 0)
-        self._depths = torch.cat([self._depths, depths], 1)
-        return depths

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
 from treespec.drafters.heads.base import HeadDrafter
-from treespec.drafters.heads.proposals import HeadProposals
 from treespec.drafters.heads.unread_features import take_columns
 from treespec.heads.modules.eagle3 import Eagle3Head, Eagle3Output
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
 from treespec.policies.truncated import shape_of
-from treespec.protocols import Proposal
+from treespec.protocols import Frontier, Proposal
 from treespec.tree import TreeBatch
 
 
@@ -33,10 +32,11 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     """
 
     _head_type = Eagle3Head
-    _tree: _Tree | None
+    _features: Tensor
+    """[B, E, H]: what the children of every expanded node read."""
 
     def _forget_tree(self) -> None:
-        self._tree = None
+        """Features are replaced in the first pass of the next tree."""
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
@@ -48,16 +48,16 @@ class Eagle3(HeadDrafter[Eagle3Head]):
             return single_nodes(self.root_tokens)
         return self._policy.grow(self, depth)
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+    def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`; the first call reads the tokens that were committed since the last step."""
         with torch.no_grad():
-            if self._tree is None:
+            if frontier.is_root:
                 output = self._catch_up()
-                probs = HeadProposals(self._session, self._head.target_ids, self._num_candidates)
-                self._tree = _Tree(output.features, probs)
+                self._features = output.features
             else:
-                output = self._read_level(self._tree, tokens, parents)
-            return self._tree.proposals(output.logits, tokens, parents)
+                output = self._read_level(frontier)
+                self._features = torch.cat([self._features, output.features], 1)
+            return self._propose(output.logits, frontier)
 
     def _catch_up(self) -> Eagle3Output:
         """What the head says after the roots: `logits` [B, 1, W], `features` [B, 1, H]."""
@@ -80,22 +80,20 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         features = self._head.fuse(states.to(device))
         return self._head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, self._keys)
 
-    def _read_level(self, tree: _Tree, tokens: Tensor, parents: Tensor) -> Eagle3Output:
-        """What the head says after F more nodes int64 [B, F], children of expanded ones."""
-        device, num_nodes = self._head.fc.weight.device, tokens.shape[1]
-        features = tree.add(parents.to(device))
+    def _read_level(self, frontier: Frontier) -> Eagle3Output:
+        """What the head says after nodes below the root. Padding reads the root's feature; its output is not used."""
+        device, num_nodes = self._head.fc.weight.device, frontier.tokens.shape[1]
+        features = take_columns(self._features, frontier.parents.clamp(min=0).to(device))
         lengths = torch.tensor([self._keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
         num_committed = self._keys.num_committed
         self._keys.begin_pending(num_nodes)
-        slots = torch.arange(num_committed, device=device).expand(len(tokens), -1)
+        slots = torch.arange(num_committed, device=device).expand(len(features), -1)
         # A node of depth d stands where the d-th token after the root would.
-        places = lengths[0].unsqueeze(1) - 1 + tree.depths
+        places = lengths[0].unsqueeze(1) - 1 + frontier.expanded_depths.to(device)
         committed = self._sees(places[:, -num_nodes:], slots) & (slots < lengths[0].unsqueeze(1))[:, None, None]
-        pending = self._sees(places[:, -num_nodes:], places[:, 1:]) & tree.ancestors[:, None, -num_nodes:, 1:]
+        pending = self._sees(places[:, -num_nodes:], places[:, 1:]) & frontier.ancestors[:, None, :, 1:].to(device)
         mask, positions = torch.cat([committed, pending], -1), places[:, -num_nodes:] + lengths[1].unsqueeze(1)
-        output = self._head.read(self._head.run(tokens.to(device), features, positions, mask, self._keys))
-        tree.keep(output.features)
-        return output
+        return self._head.read(self._head.run(frontier.tokens.to(device), features, positions, mask, self._keys))
 
     def _sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """bool [B, 1, F, S]: whether a key's place int64 [B, S] is in the window that ends at a query's [B, F]."""
@@ -103,36 +101,3 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         window = self._head.config.layer.window
         mask = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
         return mask.unsqueeze(1)
-
-
-class _Tree:
-    """The expanded nodes of one step, numbered as `DraftSource.expand` does; the root is node 0.
-
-    `depths` int64 [B, E]; `ancestors` bool [B, E, E], a node being its own; `proposals`: of the step's nodes.
-    """
-
-    def __init__(self, features: Tensor, proposals: HeadProposals) -> None:
-        """features [B, 1, H] for the roots' children."""
-        self._features = features
-        self.proposals = proposals
-        shape = features.shape[:2]
-        self.depths = torch.zeros(shape, dtype=torch.int64, device=features.device)
-        self.ancestors = torch.ones(*shape, 1, dtype=torch.bool, device=features.device)
-
-    def add(self, parents: Tensor) -> Tensor:
-        """Number the children of expanded nodes int64 [B, F]; returns the features [B, F, H] that they read.
-
-        Padding counts as the root's child: what comes of it is not looked at.
-        """
-        above = parents.clamp(min=0)
-        num_rows, num_nodes = parents.shape
-        self.depths = torch.cat([self.depths, self.depths.gather(1, above) + 1], 1)
-        lines = take_columns(self.ancestors, above)
-        own = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).expand(num_rows, -1, -1)
-        known = torch.nn.functional.pad(self.ancestors, (0, num_nodes))
-        self.ancestors = torch.cat([known, torch.cat([lines, own], -1)], 1)
-        return take_columns(self._features, above)
-
-    def keep(self, features: Tensor) -> None:
-        """The features [B, F, H] for the children of the nodes added last."""
-        self._features = torch.cat([self._features, features], 1)

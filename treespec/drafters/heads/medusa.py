@@ -25,13 +25,13 @@ from treespec.drafters.base import (
     stack_trees,
     tell_policy,
 )
-from treespec.drafters.path_probs import PathProbs
+from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.files.medusa import load_heads
 from treespec.heads.modules.medusa import MedusaHeads
 from treespec.policies import BestFirst
-from treespec.protocols import HiddenStates, Proposal, Session, TreePolicy, VerifiedStep
-from treespec.tree import ROOT_PARENT, TreeBatch
+from treespec.protocols import Frontier, HiddenStates, Proposal, Session, TreePolicy, VerifiedStep
+from treespec.tree import TreeBatch
 
 LAST = -1
 
@@ -115,27 +115,20 @@ class Medusa(SessionSource):
         if self._features is not None:
             self._features = self._features[list(rows)]
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+    def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`: the distribution of every node's depth."""
-        above = self._depths.gather(1, parents.clamp(min=0)) + 1 if self._num_calls else parents
-        depths = torch.where(parents >= 0, above, 0)
-        self._depths = torch.cat([self._depths, depths], 1)
-        self._num_calls += 1
-        # A node is no deeper than the calls before its own, which the host knows without asking the device.
-        num_depths = min(self._num_calls, self._heads.num_heads)
-        rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+        # A pass reaches at most one level deeper, so it needs at most one head more; depths stay on the device.
+        num_depths = min(len(self._logits) + 1, self._heads.num_heads)
+        rows = torch.arange(len(frontier.depths), device=frontier.depths.device).unsqueeze(1)
         if self._session.processors.is_path_free:
             probs = torch.stack([self._depth_probs(d) for d in range(num_depths)], 1)
-            return Proposal(probs[rows, depths])
+            return Proposal(probs[rows, frontier.depths])
         logits = torch.stack([self._depth_logits(d) for d in range(num_depths)], 1)
-        return Proposal(self._path_probs(logits[rows, depths], tokens, parents))
+        return Proposal(path_probs(self._session, logits[rows, frontier.depths], frontier))
 
     def _begin_tree(self) -> None:
         self._logits: list[Tensor] = []
         self._probs: list[Tensor] = []
-        self._path_probs = PathProbs(self._session)
-        self._depths = self.root_tokens.new_empty(self._session.history.num_rows, 0)
-        self._num_calls = 0
 
     def _prompt_features(self, states: HiddenStates) -> Tensor | None:
         """The features before the first roots, float [B, H]; None where the target has computed none."""
@@ -168,10 +161,8 @@ class Medusa(SessionSource):
 
     def _depth_probs(self, depth: int) -> Tensor:
         """Their distribution, float32 [B, V], where processors look at no path."""
-        roots = self.root_tokens.unsqueeze(1)
         for d in range(len(self._probs), depth + 1):
-            logits = self._depth_logits(d).unsqueeze(1)
-            self._probs.append(self._path_probs(logits, roots, torch.full_like(roots, ROOT_PARENT)).squeeze(1))
+            self._probs.append(path_probs(self._session, self._depth_logits(d).unsqueeze(1)).squeeze(1))
         return self._probs[depth]
 
     def _selects_on_host(self, policy: BestFirst) -> bool:

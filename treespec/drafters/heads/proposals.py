@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from treespec.checks import AUTO
-from treespec.drafters.path_probs import PathProbs
+from treespec.drafters.path_probs import path_probs
 from treespec.errors import LogitsError
 from treespec.policies import BestFirst, Chain, Paths
-from treespec.protocols import Proposal, Session, TreePolicy
+from treespec.protocols import Frontier, Proposal, Session, TreePolicy
 from treespec.tree import SELECTED
 
 
@@ -24,28 +24,24 @@ def needs_full_probs(session: Session, policy: TreePolicy) -> bool:
     return session.is_sampling or not session.processors.is_path_free or not is_selecting
 
 
-class HeadProposals:
-    """Proposals for the trees of one step; must see every expansion, in order.
+def head_proposal(
+    session: Session, target_ids: Tensor, num_candidates: int | None, logits: Tensor, frontier: Frontier | None
+) -> Proposal:
+    """What raw logits [B, F, W] propose after F nodes.
 
     Args:
         session: of the call.
         target_ids: int64 [W], the target's id of every draft id, where the head is.
         num_candidates: K where candidates are enough, None for distributions.
+        logits: the head's.
+        frontier: the nodes; None where nothing depends on them, see `path_probs`.
     """
-
-    def __init__(self, session: Session, target_ids: Tensor, num_candidates: int | None) -> None:
-        self._session, self._ids, self._num_candidates = session, target_ids, num_candidates
-        self._probs = PathProbs(session)
-
-    def __call__(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Proposal:
-        """Of raw logits [B, F, W] after the nodes that `DraftSource.expand` was given."""
-        session = self._session
-        if self._num_candidates is not None:
-            return candidates(logits, self._ids, self._num_candidates, session.device)
-        if len(self._ids) < session.vocab_size:
-            shape = (*logits.shape[:-1], session.vocab_size)
-            logits = logits.new_full(shape, -torch.inf).index_copy_(-1, self._ids, logits)
-        return Proposal(self._probs(logits.to(session.device), tokens, parents))
+    if num_candidates is not None:
+        return candidates(logits, target_ids, num_candidates, session.device)
+    if len(target_ids) < session.vocab_size:
+        shape = (*logits.shape[:-1], session.vocab_size)
+        logits = logits.new_full(shape, -torch.inf).index_copy_(-1, target_ids, logits)
+    return Proposal(path_probs(session, logits.to(session.device), frontier))
 
 
 def candidates(logits: Tensor, target_ids: Tensor, num_candidates: int, device: torch.device) -> Proposal:

@@ -32,7 +32,7 @@ from treespec.drafters.lookup.recycling_table import (
     unpack_table,
 )
 from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.protocols import Proposal, Session, VerifiedStep
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
 
 FORMAT = "treespec-recycling-1"
@@ -159,9 +159,9 @@ class TokenRecycling(SessionSource):
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        """See `DraftSource`: the table's rows of `tokens`."""
-        candidates = self.table[tokens]
+    def expand(self, frontier: Frontier) -> Proposal:
+        """See `DraftSource`: the table's rows of the nodes' tokens."""
+        candidates = self.table[frontier.tokens]
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from treespec.drafters.lookup.suffix_text import Place
-from treespec.protocols import Proposal
+from treespec.protocols import Frontier, Proposal
 from treespec.tree import PADDING_PARENT, ROOT_PARENT
 
 
@@ -48,8 +47,9 @@ class TrieSource:
         self._roots = [None if start is None else TrieNode(start, 1.0) for start in starts]
         self._children: list[list[dict[int, tuple[float, TrieNode]]]] = [[] for _ in starts]
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+    def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
+        tokens, parents = frontier.tokens, frontier.parents
         levels: list[list[dict[int, tuple[float, TrieNode]]]] = []
         for row, known in enumerate(self._children):
             pairs = zip(tokens[row].tolist(), parents[row].tolist(), strict=True)

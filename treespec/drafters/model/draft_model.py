@@ -13,17 +13,18 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.drafters.base import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
 from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
-from treespec.drafters.path_probs import PathProbs
+from treespec.drafters.path_probs import path_probs
 from treespec.errors import ContextFullError, TreespecWarning
 from treespec.policies.truncated import as_chain, is_chain
-from treespec.protocols import Capability, CausalScorer, Proposal, Session, TreePolicy, VerifiedStep
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.protocols import Capability, CausalScorer, Frontier, Proposal, Session, TreePolicy, VerifiedStep
+from treespec.tree import TreeBatch
 
 
 class DraftModel(SessionSource):
@@ -115,15 +116,19 @@ class DraftModel(SessionSource):
         if not self._is_full:
             self._scorer.select_rows(rows)
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
+    def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`; the first call catches up with what was committed since the last pass."""
         if self._pending is None:
             logits = self._catch_up()
         else:
-            told = self._text.to_draft(tokens)
-            logits = self._score(told, self._pending.add(told, parents))
+            tokens = self._text.to_draft(frontier.tokens)
+            logits = self._score(tokens, self._pending.add(tokens, frontier.parents))
             self._pending.keep_logits(logits)
-        return Proposal(self._probs(logits, tokens, parents))
+        return Proposal(self._probs(logits, frontier))
+
+    def _probs(self, logits: Float[Tensor, "B F W"], frontier: Frontier) -> Float[Tensor, "B F V"]:
+        """The distributions that children are drawn from; the caller's processors see the target's tokens."""
+        return path_probs(self._session, self._text.to_target(logits), frontier)
 
     def _prefill(self) -> None:
         """Cache the committed tokens of all rows but the last ones, which are the roots."""
@@ -142,7 +147,7 @@ class DraftModel(SessionSource):
         if self._scorer.capability < Capability.TREE and len(set(self._num_missing())) > 1:
             self._prefill()
         pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
-        self._pending, self._path_probs = pending, PathProbs(self._session)
+        self._pending = pending
         if pending.tokens.shape[1] > 0:
             logits = self._score_chains(pending.tokens, pending.chain_parents)
             for row, length in enumerate(pending.chain_lengths):
@@ -173,20 +178,6 @@ class DraftModel(SessionSource):
         """
         missing = [count - len(path) for count, path in zip(self._num_missing(), paths, strict=True)]
         return [path[: max(len(path) + m - max(missing), 0)] for path, m in zip(paths, missing, strict=True)]
-
-    def _probs(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-        """The distributions that children are drawn from, float32 [B, F, V], of raw logits [B, F, W]; padding nodes get
-        the uniform distribution.
-
-        The caller's processors see the target's tokens.
-        """
-        scores = self._text.with_mass(self._path_probs.scores(self._text.to_target(logits), tokens, parents))
-        is_padding = (parents == PADDING_PARENT).unsqueeze(-1)
-        probs = scores.softmax(-1, dtype=torch.float32)
-        # On a CPU a look at a few flags is cheaper than a pass over all distributions.
-        if probs.device.type != "cpu" or bool(is_padding.any()):
-            probs.masked_fill_(is_padding, 1 / probs.shape[-1])
-        return probs
 
     def _servable(self, policy: TreePolicy) -> TreePolicy:
         """The policy, or a chain for a model that cannot run trees."""

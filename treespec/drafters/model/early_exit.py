@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from treespec.checks import check_count
 from treespec.drafters.base import (
     SessionSource,
@@ -20,9 +18,9 @@ from treespec.drafters.base import (
     single_nodes,
     tell_policy,
 )
-from treespec.drafters.path_probs import PathProbs
+from treespec.drafters.path_probs import path_probs
 from treespec.errors import ConfigError
-from treespec.protocols import EarlyExitScorer, Proposal, Session, VerifiedStep
+from treespec.protocols import EarlyExitScorer, Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
 
 
@@ -64,7 +62,6 @@ class EarlyExit(SessionSource):
         depth = min(max_depth, depth_room(self._session.history, self._target.max_positions))
         if depth < 1:
             return single_nodes(self.root_tokens)
-        self._probs = PathProbs(self._session)
         return self._policy.grow(self, depth)
 
     def update(self, step: VerifiedStep) -> None:
@@ -74,6 +71,7 @@ class EarlyExit(SessionSource):
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is kept per row."""
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Proposal:
-        """See `DraftSource`. Expanded nodes are numbered as the target numbers its drafted ones."""
-        return Proposal(self._probs(self._target.draft(tokens, parents), tokens, parents))
+    def expand(self, frontier: Frontier) -> Proposal:
+        """See `DraftSource`. The target's drafted nodes have the numbers of the expanded ones."""
+        logits = self._target.draft(frontier.tokens, frontier.parents)
+        return Proposal(path_probs(self._session, logits, frontier))

@@ -33,7 +33,7 @@ class PendingNodes:
         self.chain_parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), width)
         """int64 [B, M] on the host, where a scorer can see without waiting that these are chains."""
         self.parents = self.chain_parents.to(device, non_blocking=True)
-        self._ids = torch.tensor(lengths, device=device).unsqueeze(1) - 1
+        self._width, self._roots = width, torch.tensor(lengths, device=device).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
 
     def add(self, tokens: Tensor, parents: Tensor) -> Tensor:
@@ -45,10 +45,8 @@ class PendingNodes:
         Returns:
             Their parents as the scorer numbers them, int64 [B, F].
         """
-        above = torch.where(parents >= 0, self._ids.gather(1, parents.clamp(min=0)), parents)
-        first = self.tokens.shape[1]
-        fresh = torch.arange(first, first + tokens.shape[1], device=tokens.device).expand_as(tokens)
-        self._ids = torch.cat([self._ids, fresh], 1)
+        below = torch.where(parents > 0, self._width - 1 + parents, parents)
+        above = torch.where(parents == 0, self._roots, below)
         self.tokens, self.parents = torch.cat([self.tokens, tokens], 1), torch.cat([self.parents, above], 1)
         return above
 

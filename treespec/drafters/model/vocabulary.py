@@ -38,10 +38,6 @@ class DraftText(Protocol):
         """The draft's logits [B, F, W] over the target's vocabulary, [B, F, V]."""
         ...
 
-    def with_mass(self, scores: Tensor) -> Tensor:
-        """Processed scores [..., V]; a distribution that the processors left without any mass is replaced."""
-        ...
-
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Take in what was emitted per row; returns it in the draft's tokens."""
         ...
@@ -87,9 +83,6 @@ class _SameText:
 
     def to_target(self, logits: Tensor) -> Tensor:
         return logits
-
-    def with_mass(self, scores: Tensor) -> Tensor:
-        return scores
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         return emitted  # The engine has appended it to the history that both share.
@@ -157,11 +150,6 @@ class _OtherText:
 
     def to_target(self, logits: Tensor) -> Tensor:
         return logits[..., self._ids].masked_fill(~self._is_shared, -torch.inf)
-
-    def with_mass(self, scores: Tensor) -> Tensor:
-        """Where a processor allows no shared token, any shared token is as good a guess."""
-        is_empty = (scores == -torch.inf).all(-1, keepdim=True)
-        return scores.masked_fill(is_empty & self._is_shared, 0.0)
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         told = [self._tell(tokens) for tokens in emitted]
