@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ def count_batch(case: Case, models: Models, speculation: TreeSpeculation, num_ro
     """How often each of the 512 continuations came in one batch, int64 [512]."""
     prompts = torch.tensor([PROMPT]).repeat(num_rows, 1)
     target: Any = models.target
-    speculation.seed = seed
+    speculation.options = replace(speculation.options, seed=seed)
     with case.planted():
         out = target.generate(
             prompts, max_new_tokens=NUM_TOKENS, do_sample=True, custom_generate=speculation, **case.options

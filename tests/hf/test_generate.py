@@ -253,7 +253,7 @@ def test_treespec_generate_takes_a_streamer_and_ends_it_after_an_error(target, d
     out = treespec.generate(target, {"input_ids": ids}, speculation, streamer=chunks, **OPTIONS)
     assert torch.equal(out, treespec.generate(target, ids, speculation, **OPTIONS))
     assert torch.equal(torch.cat(chunks.chunks, dim=1), out)
-    assert speculation.streamer is None
+    assert speculation.options.streamer is None
     failing = Chunks()
     with pytest.raises(UnsupportedModeError):
         treespec.generate(target, prompt(2), speculation, streamer=failing, **OPTIONS)

@@ -1,51 +1,147 @@
-"""Facts of a model that its configuration does not tell."""
+"""What the scorers need to know of a model, read once into `ModelFacts`; and evaluation mode for the time of a pass."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.protocols import HiddenStates
 
 
+@dataclass(frozen=True, eq=False)
+class ModelFacts:
+    """What scorers need to know of a model.
+
+    Attributes:
+        model: the model itself.
+        forward: what passes over new nodes call: the model, or what `torch.compile` returned for it.
+        config: the configuration of its text part.
+        device: where token ids are expected; logits come back there too.
+        dtype: of its weights.
+        num_logits: V, see `num_logits`.
+        max_positions: see `position_table_size`.
+        arguments: the names of the arguments of its `forward`.
+    """
+
+    model: PreTrainedModel
+    forward: PreTrainedModel
+    config: PreTrainedConfig
+    device: torch.device
+    dtype: torch.dtype
+    num_logits: int
+    max_positions: int | None
+    arguments: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """The model's class, for messages."""
+        return type(self.model).__name__
+
+    @property
+    def cache_argument(self) -> str:
+        """The name under which `forward` takes a cache.
+
+        Raises:
+            UnsupportedModelError: it takes no transformers cache.
+        """
+        for name in ("past_key_values", "cache_params"):
+            if name in self.arguments:
+                return name
+        raise UnsupportedModelError(
+            f"{self.name} takes no transformers cache (neither past_key_values nor cache_params): its tokens cannot be "
+            "verified ahead"
+        )
+
+
+def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
+    """Read a model's facts; what is given as facts already is returned.
+
+    Raises:
+        ConfigError: not a model.
+        UnsupportedModelError: a prompt-learning adapter, or not a language model over tokens.
+    """
+    if isinstance(model, ModelFacts):
+        return model
+    check_model(model)
+    plain: Any = getattr(model, "_orig_mod", model)
+    try:
+        return ModelFacts(
+            model=plain,
+            forward=model,
+            config=plain.config.get_text_config(),
+            device=input_device(plain),
+            dtype=plain.dtype,
+            num_logits=num_logits(plain),
+            max_positions=position_table_size(plain),
+            arguments=frozenset(inspect.signature(plain.forward).parameters),
+        )
+    except (AttributeError, NotImplementedError, StopIteration) as error:
+        raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
+
+
 def check_model(model: object) -> None:
-    """Raise `ConfigError` for what is no model."""
-    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
+    """Raise `ConfigError` unless this is a model, `UnsupportedModelError` for a prompt-learning adapter."""
+    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) work too.
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigError(
             f"expected a transformers model, got {type(model).__name__}: load it first with "
             "AutoModelForCausalLM.from_pretrained"
         )
+    # While PEFT's `generate` runs, the base model's method is replaced by one bound to the wrapper.
+    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
+    for owner in (model, wrapper):
+        configs = getattr(owner, "peft_config", None)
+        for config in configs.values() if isinstance(configs, Mapping) else ():
+            if getattr(config, "is_prompt_learning", False):
+                raise UnsupportedModelError(
+                    f"{type(config).__name__}: adapters that learn prompts (prompt tuning, prefix tuning, p-tuning) "
+                    "put vectors before the text that tree passes would leave out; adapters inside the layers, such "
+                    "as LoRA, work"
+                )
 
 
-def plain_model(model: Any) -> Any:
-    """The model itself, where `torch.compile` has wrapped it."""
-    return getattr(model, "_orig_mod", model)
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, the modules' own modes again afterwards.
+
+    In training mode dropout would change the distribution from pass to pass, and gradient checkpointing would take the
+    cache away.
+    """
+    training = [module for module in model.modules() if module.training] if model.training else []
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """The device of the input embedding; offloaded weights lie on no device, their accelerate hook knows where to."""
+    """The device of the input embedding; offloaded weights have none, so accelerate's hook is asked."""
     embedding = model.get_input_embeddings()
     device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     return next(embedding.parameters()).device if device is None else torch.device(device)
 
 
 def num_logits(model: PreTrainedModel) -> int:
-    """V: how many logits the model's head gives, which is more than `config.vocab_size` where the head is padded."""
+    """V, how many logits the head returns: more than `config.vocab_size` where the head is padded."""
     head = model.get_output_embeddings()
-    if head is None:  # A model that does not tell which module its head is.
+    if head is None:  # The model does not say which module its head is.
         return model.config.get_text_config().vocab_size
     return getattr(head, "out_features", None) or next(head.parameters()).shape[0]
 
 
 def position_table_size(model: PreTrainedModel) -> int | None:
-    """How many positions a model's learned or precomputed table has, None when it has no such table."""
+    """The size of the model's table of learned or precomputed positions; None where they are computed (rope, alibi)."""
     sizes = []
     tokens = model.get_input_embeddings()
     for name, module in model.named_modules():
@@ -56,22 +152,6 @@ def position_table_size(model: PreTrainedModel) -> int | None:
         if isinstance(table, Tensor):
             sizes.append(table.shape[0])
     return min(sizes, default=None)
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """The name under which a model's forward takes its cache.
-
-    Raises:
-        UnsupportedModelError: it takes no transformers cache.
-    """
-    arguments = inspect.signature(model.forward).parameters
-    for name in ("past_key_values", "cache_params"):
-        if name in arguments:
-            return name
-    raise UnsupportedModelError(
-        f"{type(model).__name__} takes no transformers cache (neither past_key_values nor cache_params): its tokens "
-        "cannot be verified ahead"
-    )
 
 
 def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:

@@ -14,7 +14,7 @@ MASK_IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
 
 
 class Reach(NamedTuple):
-    """How far back a layer's attention looks: everywhere, `size` positions, or to the start of a chunk of `size`."""
+    """How far back a layer attends: to the start, over `size` positions, or to the start of a chunk of `size`."""
 
     kind: Literal["full", "sliding", "chunked"]
     size: int = 0

@@ -1,8 +1,8 @@
-"""Tree attention masks: what lets one forward pass score every node of a token tree.
+"""Tree attention masks: with them one forward pass scores every node of a token tree.
 
-A node may attend the row's committed tokens, its ancestors and itself. Sliding windows and chunks count *positions*
-(committed tokens before the node, plus its depth), never slots: siblings lie side by side in the cache but stand at
-the same position. Axis letters: B rows, S committed slots, M earlier pending nodes, F new nodes, N nodes, K key slots.
+A node attends the row's committed tokens, its ancestors and itself. Sliding windows and chunks count *positions*
+(committed tokens before the node, plus its depth), never slots: siblings lie side by side in the cache but have the
+same position. Axis letters: B rows, S committed slots, N pending nodes, the last F of them new, K = S + N key slots.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -27,15 +28,15 @@ Mask: TypeAlias = Tensor | BlockMask
 
 @dataclass(frozen=True)
 class TreeAttention:
-    """What a model needs beside the tokens to score nodes.
+    """What a model needs to score nodes, besides the tokens.
 
     Attributes:
-        mask: what to hand over as `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float
+        mask: the model's `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float
             [B, 1, F, K] for eager, a BlockMask for flex_attention, a dict of them by layer type where the model's
             layers differ; None when the model's own causal mask is the right one.
         position_ids: int64 [B, F].
-        key_positions: int64 [B, K], the position of every slot's token (any number where no token is), for models
-            that read positions off their keys (alibi); None where slots count positions rightly.
+        key_positions: int64 [B, K], the position of every slot's token (any number where there is none), for models
+            whose keys need it (alibi); None where slots are positions.
     """
 
     mask: Mask | dict[str, Mask] | None
@@ -48,9 +49,9 @@ class CachedSlots:
     """The committed part of a cache.
 
     Args:
-        mask: bool [B, S], False on left padding and on holes that rejected nodes left behind.
+        mask: bool [B, S], False on left padding and on the holes of rejected nodes.
         is_contiguous: True when `mask` is known to be all True, so that a slot's number is its position.
-        num_slots: the number of slots that the layers return, for caches of fixed size; None for growing ones.
+        num_slots: the number of slots of a static cache; None for growing ones.
     """
 
     mask: Tensor
@@ -58,13 +59,13 @@ class CachedSlots:
     num_slots: int | None = None
 
     @property
-    def lengths(self) -> Tensor:
-        """int64 [B]: committed tokens per row."""
+    def lengths(self) -> Int[Tensor, " B"]:
+        """Committed tokens per row."""
         return self.mask.sum(1)
 
     @property
-    def positions(self) -> Tensor:
-        """int64 [B, S]: the position of each slot's token; meaningless where `mask` is False."""
+    def positions(self) -> Int[Tensor, "B S"]:
+        """The position of each slot's token; meaningless where `mask` is False."""
         return (self.mask.cumsum(1) - 1).clamp(min=0)
 
 
@@ -79,10 +80,9 @@ def tree_attention_mask(
     """The attention mask and the position ids for one forward pass over whole trees.
 
     Args:
-        trees: one tree, several of any sizes, or a batch [B, N]; padding nodes attend the row's tokens and themselves.
+        trees: one tree, several of any sizes, or a batch; padding nodes attend the row's tokens and themselves.
         cached: bool [B, S], True where a cache slot holds a committed token (left padding and holes are False), or
-            the number of cached tokens when there is neither. The cache must have no layers that forget tokens, see
-            `new_cache`.
+            the number of cached tokens where every slot holds one. Every layer must keep all tokens, see `new_cache`.
         config: the model's configuration; it names the attention implementation, layer types and windows.
         dtype: the model's dtype, for additive masks.
         num_slots: the number of slots of a static cache.
@@ -104,16 +104,16 @@ def tree_attention_mask(
 
 
 def pending_attention(
-    slots: CachedSlots, parents: Tensor, num_new: int, layout: AttentionLayout, dtype: torch.dtype
+    slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int, layout: AttentionLayout, dtype: torch.dtype
 ) -> TreeAttention:
-    """The mask and positions of the last `num_new` of M + F pending nodes, which follow S committed slots.
+    """The mask and positions of the last `num_new` of the N pending nodes, which follow the committed slots.
 
     Args:
         slots: the committed slots.
-        parents: int64 [B, M + F]: ids of pending nodes, -1 for the last committed token, -2 for padding. On the CPU a
-            chain is recognised, which then needs no mask; on an accelerator reading them would wait for the device.
+        parents: ids of pending nodes, -1 for the last committed token, -2 for padding. On the CPU a chain is
+            recognised, which then needs no mask; on an accelerator reading them would wait for the device.
         num_new: F.
-        layout: the model's, see `attention_layout`.
+        layout: of the model, see `attention_layout`.
         dtype: of additive masks.
     """
     num_pending = parents.shape[1]
@@ -135,8 +135,8 @@ def pending_attention(
     return TreeAttention(named or masks[None], positions, key_positions)
 
 
-def is_known_chain(parents: Tensor) -> bool:
-    """Whether int64 [B, N] `parents` are chains (padding behind), as far as that can be told without a device wait."""
+def is_known_chain(parents: Int[Tensor, "B N"]) -> bool:
+    """Whether all rows are chains, padding at the end; False where finding out would wait for the device."""
     if parents.shape[1] == 1:
         return True
     if parents.device.type != "cpu":
@@ -151,11 +151,11 @@ def _as_batch(trees: TreeBatch | TokenTree | Sequence[TokenTree]) -> TreeBatch:
     return TreeBatch.from_trees([trees] if isinstance(trees, TokenTree) else trees)
 
 
-def _attended_keys(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tensor:
-    """bool [B, F, K]: committed tokens, ancestors and the node itself; nothing in a static cache's unused slots."""
+def _attended_keys(slots: CachedSlots, ancestors: Bool[Tensor, "B N N"], num_new: int) -> Bool[Tensor, "B F K"]:
+    """Committed tokens, ancestors and the node itself; not the unused slots of a static cache."""
     num_pending = ancestors.shape[1]
     committed = slots.mask.unsqueeze(1).expand(-1, num_new, -1)
-    # A padding node has no ancestors, but a query without any key would be NaN in some attention kernels.
+    # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.
     itself = torch.eye(num_pending, dtype=torch.bool, device=ancestors.device)[-num_new:]
     keys = torch.cat([committed, ancestors[:, -num_new:] | itself], dim=2)
     if slots.num_slots is None:
@@ -163,16 +163,17 @@ def _attended_keys(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tenso
     return torch.nn.functional.pad(keys, (0, slots.num_slots - keys.shape[2]))
 
 
-def _key_positions(slots: CachedSlots, pending_positions: Tensor) -> Tensor:
-    """int64 [B, K]."""
+def _key_positions(slots: CachedSlots, pending_positions: Int[Tensor, "B N"]) -> Int[Tensor, "B K"]:
     known = torch.cat([slots.positions, pending_positions], dim=1)
     if slots.num_slots is None:
         return known
     return torch.nn.functional.pad(known, (0, slots.num_slots - known.shape[1]))
 
 
-def _limit(allowed: Tensor, positions: Tensor, key_positions: Tensor, reach: Reach) -> Tensor:
-    """Cut bool [B, F, K] to the keys within a layer's reach."""
+def _limit(
+    allowed: Bool[Tensor, "B F K"], positions: Int[Tensor, "B F"], key_positions: Int[Tensor, "B K"], reach: Reach
+) -> Bool[Tensor, "B F K"]:
+    """The allowed keys within a layer's reach."""
     query, key = positions.unsqueeze(2), key_positions.unsqueeze(1)
     if reach.kind == "sliding":
         return allowed & (query - key < reach.size)
@@ -181,8 +182,8 @@ def _limit(allowed: Tensor, positions: Tensor, key_positions: Tensor, reach: Rea
     return allowed
 
 
-def _encode(allowed: Tensor, implementation: str, dtype: torch.dtype) -> Mask:
-    """bool [B, F, K] in the form that the attention implementation reads."""
+def _encode(allowed: Bool[Tensor, "B F K"], implementation: str, dtype: torch.dtype) -> Mask:
+    """The mask in the form that the attention implementation reads."""
     if implementation == "flex_attention":
         return _block_mask(allowed)
     mask = allowed.unsqueeze(1)
@@ -193,7 +194,7 @@ def _encode(allowed: Tensor, implementation: str, dtype: torch.dtype) -> Mask:
     return torch.where(mask, zero, torch.finfo(dtype).min)
 
 
-def _block_mask(allowed: Tensor) -> BlockMask:
+def _block_mask(allowed: Bool[Tensor, "B F K"]) -> BlockMask:
     def is_attended(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return allowed[row, query, key]
 

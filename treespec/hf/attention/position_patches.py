@@ -1,11 +1,9 @@
-"""Models that read a token's position off its slot in the cache, put right for the time of one pass.
+"""Patches, for one pass, of models that take a token's slot in the cache for its position.
 
-In a tree siblings lie in neighbouring slots but stand at one position. Most models take positions and masks as
-arguments; the few that count slots themselves are told the positions here: alibi (bloom, falcon, mpt), windows kept as
-a buffer (gpt_neo) and query temperatures (llama4). Nothing of a model is changed outside the pass, and passes of other
-threads are left alone; as hooks come and go, a model shared by threads should not be called by two of them at once.
-
-Axis letters: B rows, F new nodes, K key slots.
+In a tree siblings lie in neighbouring slots but have one position. Most models take positions and masks as arguments;
+the few that count slots themselves are patched here: alibi (bloom, falcon, mpt), windows kept as a buffer (gpt_neo) and
+query temperatures (llama4). A model is unchanged outside the pass, and so are the passes of other threads; as hooks are
+added and removed, a model shared by threads should not be called by two of them at once.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -25,7 +24,7 @@ from treespec.hf.attention.mask import TreeAttention
 
 
 class PositionPatches:
-    """The parts of a model that count slots; false when there are none."""
+    """The modules of a model that count slots; false when there are none."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         modules = list(model.modules())
@@ -42,19 +41,15 @@ class PositionPatches:
         return bool(self._blocks or self._windows or self._tempered)
 
     @property
-    def fits_static_caches(self) -> bool:
-        """False for models that take the number of slots for the number of tokens, free slots of a cache included."""
+    def fit_static_caches(self) -> bool:
+        """False for models that take the number of slots, free ones of a static cache included, for that of tokens."""
         return not (self._blocks or self._windows)
 
     @contextmanager
-    def told(self, attention: TreeAttention) -> Iterator[TreeAttention]:
-        """While open, a pass of the model over `attention`'s nodes counts positions.
+    def applied(self, attention: TreeAttention) -> Iterator[TreeAttention]:
+        """Patch the model for a pass over `attention`'s nodes; yields the attention to call it with.
 
-        Args:
-            attention: of nodes that need a mask; without one slots are positions, and nothing is done.
-
-        Yields:
-            The attention to call the model with.
+        Without a mask slots are positions, and nothing is patched.
         """
         keys = attention.key_positions
         if not self or attention.mask is None or keys is None:
@@ -73,8 +68,8 @@ class PositionPatches:
             yield attention
 
 
-def _allowed(mask: Any) -> Tensor:
-    """bool [B, F, K] from a mask [B, 1, F, K] that is bool or additive."""
+def _allowed(mask: Any) -> Bool[Tensor, "B F K"]:
+    """From a mask [B, 1, F, K] that is bool or additive."""
     return (mask if mask.dtype == torch.bool else mask == 0).squeeze(1)
 
 
@@ -84,9 +79,9 @@ def _has_window(module: nn.Module) -> bool:
 
 
 class _WindowRows:
-    """Stands for gpt_neo's window buffer [1, 1, L, L], of which a pass reads the rows of its own queries."""
+    """Replaces gpt_neo's window buffer [1, 1, L, L], of which a pass reads the rows of its own queries."""
 
-    def __init__(self, buffer: Tensor, near: Tensor) -> None:
+    def __init__(self, buffer: Tensor, near: Bool[Tensor, "B F K"]) -> None:
         self._buffer, self._near, self._owner = buffer, near.unsqueeze(1), threading.get_ident()
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -96,9 +91,9 @@ class _WindowRows:
 
 
 @contextmanager
-def _window(module: nn.Module, near: Tensor) -> Iterator[None]:
-    """Keep the keys `near` bool [B, F, K] in the module's window; causality is left to the mask."""
-    # An attribute of the instance hides the buffer of the same name, which stays as it is.
+def _window(module: nn.Module, near: Bool[Tensor, "B F K"]) -> Iterator[None]:
+    """Make the keys `near` the module's window; causality is left to the mask."""
+    # An attribute of the instance hides the buffer of the same name, which is unchanged.
     vars(module)["bias"] = _WindowRows(module.get_buffer("bias"), near)
     try:
         yield
@@ -107,15 +102,15 @@ def _window(module: nn.Module, near: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _temperature(module: Any, positions: Tensor) -> Iterator[None]:
-    """Scale the queries by their positions int64 [B, F] (llama4, arXiv 2501.19399), where the module counts slots."""
+def _temperature(module: Any, positions: Int[Tensor, "B F"]) -> Iterator[None]:
+    """Scale the queries by their positions (llama4, arXiv 2501.19399), where the module counts slots."""
     owner = threading.get_ident()
     first_slot = 0
 
-    def scale(places: Tensor) -> Tensor:
-        return torch.log1p(torch.floor((places.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+    def scale(numbers: Tensor) -> Tensor:
+        return torch.log1p(torch.floor((numbers.float() + 1) / module.floor_scale)) * module.attn_scale + 1
 
-    def note_slot(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def record_slot(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         nonlocal first_slot
         if threading.get_ident() == owner:
             first_slot = int(kwargs["past_key_values"].get_seq_length(module.layer_idx))
@@ -123,13 +118,12 @@ def _temperature(module: Any, positions: Tensor) -> Iterator[None]:
     def correct(_: nn.Module, args: Any, queries: Tensor) -> Tensor | None:
         if threading.get_ident() != owner:
             return None
-        places = positions.to(queries.device)
-        slots = torch.arange(first_slot, first_slot + places.shape[1], device=queries.device)
-        # The module goes on to multiply by the slots' scale, which is divided out here.
-        return (queries * (scale(places) / scale(slots)).unsqueeze(-1)).to(queries.dtype)
+        slots = torch.arange(first_slot, first_slot + positions.shape[1], device=queries.device)
+        # The module multiplies by the slots' scale afterwards, so it is divided out here.
+        return (queries * (scale(positions.to(queries.device)) / scale(slots)).unsqueeze(-1)).to(queries.dtype)
 
     handles = [
-        module.register_forward_pre_hook(note_slot, with_kwargs=True),
+        module.register_forward_pre_hook(record_slot, with_kwargs=True),
         module.q_proj.register_forward_hook(correct),
     ]
     try:

@@ -1,7 +1,7 @@
-"""transformers' caches: those that rejected nodes can be taken back from, what they hold, copies and snapshots.
+"""transformers' caches: which of them trees can use, what they hold, copies and snapshots.
 
 In a cache for trees every layer keeps all tokens, sliding-window layers too (their mask enforces the window): a layer
-that forgets tokens could not take a rejected node back. Axis letters: B rows, H heads, S slots, D size of a head.
+that drops old tokens could not restore them when nodes are rejected.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from transformers.cache_utils import (
 from treespec.errors import UnsupportedModelError
 
 CacheState = list[dict[str, Any]]
-"""What every layer of a cache held, see `snapshot`."""
+"""The attributes of every layer of a cache, see `snapshot`."""
 
 
 class FilledLayer(Protocol):
-    """A cache layer that holds states [B, H, S, D] of keys and of values."""
+    """A cache layer with keys and values [B, heads, S, head size]."""
 
     keys: Tensor
     values: Tensor
 
 
 def new_cache(num_layers: int, max_cache_len: int | None = None) -> Cache:
-    """An empty cache that can take trees back, for any attention model.
+    """An empty cache from which rejected nodes can be removed, for any attention model.
 
     Args:
         num_layers: of the model (`config.num_hidden_layers`).
@@ -53,13 +53,13 @@ def check_cache(cache: Cache) -> None:
     for number, layer in enumerate(cache.layers):
         if type(layer) not in (DynamicLayer, StaticLayer, DummyLayer):
             raise UnsupportedModelError(
-                f"cache layer {number} is a {type(layer).__name__}, from which rejected nodes cannot be taken back "
-                "(it is quantised, forgets tokens or keeps a state): pass no cache, or one made by treespec.new_cache()"
+                f"cache layer {number} is a {type(layer).__name__}, from which rejected nodes cannot be removed "
+                "(it is quantised, drops old tokens or keeps a state): pass no cache, or one of treespec.new_cache()"
             )
 
 
 def is_filled(cache: Cache) -> bool:
-    """Whether a cache holds anything; empty ones, as `generate` prepares them, need not be used."""
+    """Whether a cache holds any token; those that `generate` prepares are empty."""
     layers = getattr(cache, "layers", None)
     if not isinstance(cache, Cache) or layers is None:
         raise UnsupportedModelError(f"expected a transformers Cache as past_key_values, got {type(cache).__name__}")
@@ -73,7 +73,7 @@ def _is_layer_filled(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin | D
 
 
 def twin_cache(cache: Cache) -> Cache:
-    """A cache that starts with what `cache` holds and leaves it as it is; growing layers share it until they grow."""
+    """A cache with the same contents, which leaves `cache` unchanged; growing layers share tensors until they grow."""
     check_cache(cache)
     twin = copy(cache)
     twin.layers = [copy(layer) for layer in cache.layers]
@@ -85,27 +85,27 @@ def twin_cache(cache: Cache) -> Cache:
 
 
 def snapshot(cache: Cache) -> CacheState:
-    """Note what every layer of a cache holds, for `restore`.
+    """What every layer of a cache holds, for `restore`.
 
-    Keys and values are noted without a copy, because growing layers replace these tensors and never write into them;
-    states are updated in place, so they are copied.
+    Keys and values are not copied, because growing layers replace these tensors and never write into them; states are
+    updated in place, so they are copied.
     """
-    return [{name: _noted(name, value) for name, value in vars(layer).items()} for layer in cache.layers]
+    return [{name: _saved(name, value) for name, value in vars(layer).items()} for layer in cache.layers]
 
 
 def restore(cache: Cache, state: CacheState) -> None:
-    """Bring a cache back to what `snapshot` noted. A state serves once: the cache goes on to write into it."""
+    """Put a snapshot back into the cache it was taken of. It serves once: later passes write into it."""
     for layer, attributes in zip(cache.layers, state, strict=True):
         vars(layer).clear()
         vars(layer).update(attributes)
 
 
-def _noted(name: str, value: Any) -> Any:
+def _saved(name: str, value: Any) -> Any:
     if isinstance(value, Tensor):
         return value if name in ("keys", "values") else value.clone()
     if isinstance(value, dict):
-        return {key: _noted("", item) for key, item in value.items()}
-    return [_noted("", item) for item in value] if isinstance(value, list) else value
+        return {key: _saved("", item) for key, item in value.items()}
+    return [_saved("", item) for item in value] if isinstance(value, list) else value
 
 
 def cache_shape(cache: Cache) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Cutting caches back to accepted paths: a pass writes whole trees, of which a commit keeps one path per row.
 
-A cache's slots hold the committed tokens first and the pending nodes behind them. Axis letters: B rows, H heads, S
-slots, D size of a head, L longest accepted path.
+A cache's slots hold the committed tokens first, then the pending nodes. Axis letters: B rows, S committed slots, L the
+longest accepted path.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
@@ -19,19 +20,19 @@ from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
 Paths = Sequence[Sequence[int]]
 
 
-def commit_cache(cache: Cache, slot_mask: Tensor, paths: Paths) -> Tensor:
+def commit_cache(cache: Cache, slot_mask: Bool[Tensor, "B S"], paths: Paths) -> Bool[Tensor, "B S_new"]:
     """Keep the accepted paths of the trees scored last and drop their other nodes, in place.
 
-    The cache's last slots, from `slot_mask.shape[1]` on, hold the trees' nodes in the trees' order. The rows on a path
-    move to the front of that region and the rest is cut off.
+    The cache's slots from `slot_mask.shape[1]` on hold the trees' nodes in order. Those on a path move to the front of
+    that region and the rest is cut off.
 
     Args:
         cache: as filled by the forward passes; its layers keep all tokens.
-        slot_mask: bool [B, S]: what was committed before, see `tree_attention_mask`.
+        slot_mask: the slots that held committed tokens before, see `tree_attention_mask`.
         paths: node ids per row in the order of the text, usually `verdict.path`.
 
     Returns:
-        bool [B, S + L]: the slots that hold committed tokens now; rows with a shorter path have holes at the end.
+        The slots that hold committed tokens now; rows with a shorter path have holes at the end.
 
     Raises:
         UnsupportedModelError: see `check_cache`.
@@ -55,8 +56,8 @@ def check_paths(paths: Paths, num_rows: int, num_pending: int) -> None:
             raise TreespecError(f"row {row}: path {list(path)} names a node outside the {num_pending} scored ones")
 
 
-def path_mask(paths: Paths, device: torch.device) -> Tensor:
-    """bool [B, L]: True where a row's path has a node."""
+def path_mask(paths: Paths, device: torch.device) -> Bool[Tensor, "B L"]:
+    """True where a row's path has a node."""
     longest = max(len(path) for path in paths)
     return torch.tensor([[i < len(path) for i in range(longest)] for path in paths], dtype=torch.bool, device=device)
 
@@ -75,16 +76,16 @@ def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> N
         move_to_front(layer, num_slots, index)
 
 
-def move_to_front(layer: FilledLayer, start: int, index: Tensor) -> None:
-    """Copy the slots `index` int64 [B, L] to `start` and the L - 1 slots behind it; cut what follows."""
+def move_to_front(layer: FilledLayer, start: int, index: Int[Tensor, "B L"]) -> None:
+    """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows."""
     for states in (layer.keys, layer.values):
         source = _take(states, index.to(states.device))
         states.narrow(-2, start, index.shape[1]).copy_(source)
     _cut(layer, start + index.shape[1])
 
 
-def keep_rows(layers: Sequence[FilledLayer], rows: Tensor) -> None:
-    """Keep only these rows, int64 [B], in this order."""
+def keep_rows(layers: Sequence[FilledLayer], rows: Int[Tensor, " B"]) -> None:
+    """Keep only these rows, in this order."""
     for layer in layers:
         layer.keys, layer.values = (
             states.index_select(0, rows.to(states.device)) for states in (layer.keys, layer.values)
@@ -93,8 +94,8 @@ def keep_rows(layers: Sequence[FilledLayer], rows: Tensor) -> None:
             layer.batch_size = layer.keys.shape[0]
 
 
-def _take(states: Tensor, index: Tensor) -> Tensor:
-    """Gather slots: states [B, H, S, D], index int64 [B, L] to a new [B, H, L, D]."""
+def _take(states: Float[Tensor, "B heads S size"], index: Int[Tensor, "B L"]) -> Float[Tensor, "B heads L size"]:
+    """A copy of the slots `index`."""
     if states.shape[0] == 1:
         return states.index_select(-2, index[0])
     expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
@@ -102,7 +103,7 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
 
 
 def _cut(layer: FilledLayer, end: int) -> None:
-    """Forget the slots from `end` on. A view is enough: the next update copies it and frees the old storage."""
+    """Drop the slots from `end` on. A view is enough: the next update copies it and frees the old storage."""
     if isinstance(layer, StaticLayer):
         layer.cumulative_length.fill_(end)
         return

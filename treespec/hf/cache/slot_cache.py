@@ -1,13 +1,11 @@
-"""`SlotCache`: a cache with the book of its slots, which of them hold committed tokens and which are holes.
-
-Axis letters: B rows, S committed slots.
-"""
+"""`SlotCache`: a cache and the record of its slots: which hold committed tokens and which are holes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
@@ -19,7 +17,7 @@ from treespec.hf.cache.compaction import Paths, check_paths, keep_paths, keep_ro
 
 
 class SlotCache:
-    """A cache and the knowledge which of its slots hold which row's tokens, on the host and on the device.
+    """A cache and which of its slots hold which row's tokens, known to the host and to the device.
 
     Attributes:
         cache: the transformers cache to pass to the model.
@@ -28,15 +26,17 @@ class SlotCache:
         num_pending: nodes written since the last commit.
     """
 
-    def __init__(self, cache: Cache, slot_mask: Tensor, lengths: list[int], is_compact: bool = False) -> None:
+    def __init__(
+        self, cache: Cache, slot_mask: Bool[Tensor, "B S"], lengths: list[int], is_compact: bool = False
+    ) -> None:
         """Describe a cache that holds S committed slots.
 
         Args:
             cache: see `check_cache`.
-            slot_mask: bool [B, S].
+            slot_mask: True where a slot holds a committed token.
             lengths: `slot_mask.sum(1)`, known to the host.
-            is_compact: close every hole at once, so that rows differ by left padding only. For models that read
-                meaning into slot numbers.
+            is_compact: close every hole at once, so that rows differ by left padding only: for models whose attention
+                depends on slot numbers.
         """
         check_cache(cache)
         self.cache = cache
@@ -69,8 +69,8 @@ class SlotCache:
             free = self._max_slots - self.num_slots - self.num_pending
             if num_nodes > free:
                 raise ContextFullError(
-                    f"the static cache of {self._max_slots} slots has {free} free, {num_nodes} more nodes were to be "
-                    "scored: give max_cache_len the prompt's length, plus the new tokens, plus the nodes of a tree"
+                    f"the static cache of {self._max_slots} slots has {free} free for {num_nodes} more "
+                    "nodes: max_cache_len must be the length of the prompt and the new tokens, plus a tree's nodes"
                 )
         self.num_pending += num_nodes
 
@@ -97,7 +97,7 @@ class SlotCache:
         if self.num_holes:
             self._repack()
 
-    def _set_slots(self, slot_mask: Tensor) -> None:
+    def _set_slots(self, slot_mask: Bool[Tensor, "B S"]) -> None:
         is_contiguous = min(self.lengths) == slot_mask.shape[1]
         self.slots = CachedSlots(slot_mask, is_contiguous, self._max_slots)
 

@@ -1,4 +1,4 @@
-"""The textbook's two-model class, on the same engine in chain mode."""
+"""`SpeculativeDecoder`: text in, text out with two models, on the same engine with chains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from treespec.checks import check_count
 from treespec.errors import ConfigError
-from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.loading.models import load_model, load_tokenizer
 from treespec.policies import Chain
 
@@ -18,7 +18,7 @@ class SpeculativeDecoder:
     """Text in, text out, with a draft and a target model named as for `from_pretrained`.
 
     The sampling is exact (rejected tokens are replaced from the residual distribution) and an end-of-sequence token
-    stops the text wherever it stands in a block.
+    stops the text also where it comes in the middle of a block.
 
     Args:
         draft_model_name: a hub name or folder; the vocabulary must be the target's.
@@ -51,16 +51,17 @@ class SpeculativeDecoder:
             seed: of this call; None takes one draw from torch's default generator.
 
         Raises:
-            ConfigError: a temperature that is negative or no finite number, no tokens to generate, or a seed that is
-                none.
+            ConfigError: a temperature that is negative or not finite, no tokens to generate, or a wrong seed.
         """
         if not (math.isfinite(temperature) and temperature >= 0):
             raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")
         check_count("max_tokens", max_tokens)
         inputs = self.tokenizer(prompt, return_tensors="pt").to(self.target_model.device)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        with self.speculation.overridden(seed=seed), torch.inference_mode():
-            out = self.target_model.generate(  # pyright: ignore[reportCallIssue]
-                **inputs, max_new_tokens=max_tokens, custom_generate=self.speculation, **sampling
+        sampling: dict[str, Any] = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        )
+        with torch.inference_mode():
+            out: Any = generate(
+                self.target_model, inputs, self.speculation, seed=seed, max_new_tokens=max_tokens, **sampling
             )
         return self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

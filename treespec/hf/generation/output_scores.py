@@ -1,4 +1,4 @@
-"""Scores and logits of the emitted tokens, as `return_dict_in_generate` hands them out."""
+"""Scores and logits of the emitted tokens, for `return_dict_in_generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from treespec.engine.target_probs import TargetProbs
 
 
-class EmittedScores:
+class OutputScores:
     """Collects, per row, the processed scores and raw logits behind every emitted token.
 
     Args:
@@ -27,28 +27,27 @@ class EmittedScores:
         self._logits: list[list[Tensor]] | None = [[] for _ in range(num_rows)] if has_logits else None
 
     @classmethod
-    def for_config(cls, config: GenerationConfig, num_rows: int, prompt_length: int) -> EmittedScores | None:
-        """A recorder for what the caller asked for, None when nothing is to be recorded."""
+    def for_config(cls, config: GenerationConfig, num_rows: int, prompt_length: int) -> OutputScores | None:
+        """For the outputs that the caller asked for; None when these are none."""
         if not (config.return_dict_in_generate and (config.output_scores or config.output_logits)):
             return None
         return cls(num_rows, prompt_length, bool(config.output_scores), bool(config.output_logits))
 
     def __call__(self, row: int, probs: TargetProbs, index: int, path: tuple[int, ...]) -> None:
-        """Record the nodes whose next tokens are emitted, unless the row ends before them: node i of the path gave the
-        token after it."""
+        """Record the nodes of an accepted path: each gave the token after it."""
         if self._scores is not None:
             self._scores[row] += [probs.scores(index, node) for node in path]
         if self._logits is not None:
             self._logits[row] += [probs.logits[index, node].to(torch.float32, copy=True) for node in path]
 
     def scores_of(self, row: int, length: int) -> tuple[Tensor, ...] | None:
-        """The scores [1, V] behind the row's tokens up to `length` ids: what plain decoding shows its criteria."""
+        """The scores [1, V] of the row's new tokens up to `length` ids, as plain decoding passes them to criteria."""
         if self._scores is None:
             return None
         return tuple(s.unsqueeze(0) for s in self._scores[row][: length - self._prompt_length])
 
     def scores(self, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:
-        """One float32 [B, V] per position of rows that emitted `lengths[b]` tokens; zeros behind a row's end."""
+        """One float32 [B, V] per position of rows that emitted `lengths[b]` tokens; zeros after a row's end."""
         return _stack(self._scores, lengths)
 
     def logits(self, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:

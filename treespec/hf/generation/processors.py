@@ -43,16 +43,16 @@ _ROW_FREE = (
     library.SuppressTokensAtBeginLogitsProcessor,
     library.WatermarkLogitsProcessor,
 )
-"""Processors for which a row's number means nothing, so that paths of one row may be stacked as a batch."""
+"""Processors that ignore a row's number, so that paths of one row may be stacked as a batch."""
 
 _STATEFUL = (library.UnbatchedClassifierFreeGuidanceLogitsProcessor, library.SynthIDTextWatermarkLogitsProcessor)
-"""Processors that remember their last call: they cannot look at several branches."""
+"""Processors with state from call to call, which cannot be applied to several branches."""
 
 
 class TreeProcessors:
     """`PathProcessors` over a list of transformers logits processors.
 
-    A processor must be a function of (input_ids, scores): one that remembers its calls cannot follow branches.
+    A processor must be a function of (input_ids, scores): one with state cannot be applied along branches.
 
     Args:
         processors: prepared processors, in order.
@@ -87,7 +87,7 @@ class TreeProcessors:
         return scores.to(torch.float32)
 
     def _at_row(self, processor: library.LogitsProcessor, row: int, ids: Tensor, scores: Tensor) -> Tensor:
-        """Each path at the row's own place in a batch, as plain decoding shows it."""
+        """Each path at its own row of a batch, as in plain decoding."""
 
         def one(i: int) -> Tensor:
             batch_ids, batch_scores = (x[i].repeat(self._num_rows, 1) for x in (ids, scores))
@@ -99,8 +99,8 @@ class TreeProcessors:
 class FastTopP(library.LogitsProcessor):
     """`TopPLogitsWarper` without sorting the vocabulary: the kept tokens are found among the few highest scores.
 
-    Keeps exactly the tokens whose more probable tokens have a mass below `top_p`, which is the library's rule read
-    from the other end; sums are taken in float64, so only ties within float32 rounding of `top_p` may differ.
+    Keeps exactly the tokens whose more probable tokens have a mass below `top_p`, which is the library's rule; sums are
+    in float64, so only ties within float32 rounding of `top_p` may differ.
     """
 
     widths = (128, 2048)
@@ -115,7 +115,7 @@ class FastTopP(library.LogitsProcessor):
         return self._filter(input_ids, scores, scores.softmax(-1), self.widths)
 
     def _filter(self, ids: Tensor, scores: Tensor, probs: Tensor, widths: tuple[int, ...]) -> Tensor:
-        """Scores float [M, V] without the unlikely tokens: each row by the first of `widths` that is enough for it."""
+        """Scores [M, V] without the unlikely tokens: each row by the first of `widths` that is enough for it."""
         width = max(widths[0], self._min_kept) if widths else scores.shape[-1]
         if width * 4 > scores.shape[-1]:
             return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
@@ -132,7 +132,7 @@ class FastTopP(library.LogitsProcessor):
 
 
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
-    # The repetition penalty of a left-padded batch knows how much of each row to ignore.
+    # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
     return isinstance(processor, FastTopP) or (type(processor) in _ROW_FREE and not has_row_lengths)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +15,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.hf.generation.call import Call, Output
+from treespec.hf.generation.decode import Output, Prepared, decode
+from treespec.hf.generation.inputs import Inputs, prompt_arguments
+from treespec.hf.generation.options import Options
 from treespec.hf.generation.validate import check_ids, check_mode, check_positions, prompt_mask
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
@@ -25,18 +29,23 @@ from treespec.verification import get_rule
 class TreeSpeculation:
     """Speculative decoding by token trees, as `model.generate(..., custom_generate=TreeSpeculation(drafter))`.
 
-    The output distribution is the model's own: identical tokens when greedy (near-ties in floating point aside), the
-    same distribution when sampling. The object holds the options and is reusable, one call at a time.
+    The output distribution is the model's own in evaluation mode: identical tokens when greedy (near-ties in floating
+    point aside), the same distribution when sampling. The object is reusable, one call at a time.
 
     Args:
         drafter: a `Drafter`, a causal language model with the target's vocabulary, or a list of them to be merged.
         tree: a `TreePolicy`, a list of rank paths (or its literal), or a node budget, root included.
         verification: "auto" (target walk for selected children, otherwise traversal), a rule's name, or a rule.
-        tokenizer: needed for `stop_strings` only.
+        tokenizer: for `stop_strings`, and for prompts given to `treespec.generate` as strings.
         streamer: gets the prompt, every accepted chunk int64 [1, k] and `end()`; batch size one.
         stop_strings: strings that end a row (transformers' own `stop_strings=` cannot reach a custom_generate object).
         seed: of the draft, coin and target streams; None takes one draw from torch's default generator per call.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
+
+    Attributes:
+        options: the arguments above, frozen; assign `dataclasses.replace(speculation.options, seed=1)` to change one.
+        stats, total_stats: of the last call and of all calls.
+        steps: see `record_steps`.
 
     Raises:
         ConfigError: an option of the wrong kind or out of range, an unknown rule.
@@ -54,18 +63,24 @@ class TreeSpeculation:
         seed: int | None = None,
         record_steps: bool = False,
     ) -> None:
-        _check_stop_strings(stop_strings, tokenizer)
-        _check_streamer(streamer)
-        _check_seed(seed)
-        self.drafter = as_drafter(drafter)
-        self.policy = as_policy(tree)
-        self.verification = verification if verification == "auto" else get_rule(verification)
-        self.tokenizer, self.streamer = tokenizer, streamer
-        self.stop_strings = stop_strings
-        self.seed, self.record_steps = seed, record_steps
+        self.options = Options(
+            drafter=as_drafter(drafter),
+            policy=as_policy(tree),
+            verification=verification if verification == "auto" else get_rule(verification),
+            tokenizer=tokenizer,
+            streamer=streamer,
+            stop_strings=stop_strings,
+            seed=seed,
+            record_steps=record_steps,
+        )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
-        self._is_running, self._num_calls = False, 0
+        self._is_running = False
+
+    @property
+    def drafter(self) -> Any:
+        """The drafter of the options."""
+        return self.options.drafter
 
     def __call__(
         self,
@@ -79,119 +94,101 @@ class TreeSpeculation:
         """What `generate` calls when everything is prepared: input_ids int64 [B, P] to sequences int64 [B, P + new].
 
         Raises:
-            TreespecError: see `check_mode`, `speculate` and `make_scorer`.
+            TreespecError: see `check_mode` and `decode`.
         """
+        with _ending(self.options.streamer):
+            return self._run(
+                self.options, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+            )
+
+    def _run(
+        self,
+        options: Options,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Output:
+        """`__call__` with one call's own options; the streamer's end is left to the caller."""
         if self._is_running:
             raise ConfigError("this TreeSpeculation is decoding already: use one object, and one drafter, per thread")
-        self._is_running, self._num_calls = True, self._num_calls + 1
+        self._is_running = True
         try:
             check_mode(model, input_ids, generation_config, model_kwargs)
             input_ids = input_ids.long()
             mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
             check_positions(model_kwargs.get("position_ids"), mask)
-            if self.streamer is not None:
-                self._stream_prompt(input_ids)
+            if options.streamer is not None:
+                if input_ids.shape[0] > 1:
+                    raise UnsupportedModeError(f"a streamer takes one row, the batch has {input_ids.shape[0]}")
+                options.streamer.put(input_ids.cpu())
             cache = model_kwargs.get("past_key_values")
-            call = Call(self, model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache)
-            result = call.decode()
+            call = Prepared(model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache)
+            output, result = decode(call, options)
             self.stats, self.steps = result.stats, result.records
             self.total_stats.add(result.stats)
-            return call.output(result)
+            return output
         finally:
             self._is_running = False
-            if self.streamer is not None:
-                self.streamer.end()
-
-    def _stream_prompt(self, input_ids: Tensor) -> None:
-        if input_ids.shape[0] > 1:
-            raise UnsupportedModeError(f"a streamer follows one row, the batch has {input_ids.shape[0]}")
-        assert self.streamer is not None
-        self.streamer.put(input_ids.cpu())
-
-    @contextmanager
-    def overridden(self, **options: Any) -> Iterator[TreeSpeculation]:
-        """The object with other options for the time of a `with` block; None leaves an option as it is.
-
-        Raises:
-            ConfigError: a seed that is none. Of the other options their callers must take care.
-        """
-        _check_seed(options.get("seed"))
-        kept = {name: getattr(self, name) for name, value in options.items() if value is not None}
-        try:
-            for name in kept:
-                setattr(self, name, options[name])
-            yield self
-        finally:
-            for name, value in kept.items():
-                setattr(self, name, value)
 
 
 def generate(
     model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any],
-    speculation: TreeSpeculation,
+    inputs: Inputs | None = None,
+    speculation: TreeSpeculation | None = None,
     *,
     streamer: BaseStreamer | None = None,
     tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
+    seed: int | None = None,
     **generation_kwargs: Any,
 ) -> Output:
     """`model.generate` by speculation, with transformers' own preparation and all its keyword arguments.
 
     Args:
         model: any causal language model.
-        inputs: input ids int64 [B, P], or what a tokenizer returns.
+        inputs: input ids int64 [B, P] or as lists, what a tokenizer returns, or strings for the `tokenizer`; None where
+            a tokenizer's output is spread over the keyword arguments, `generate(model, speculation=..., **inputs)`.
         speculation: the options.
-        streamer, tokenizer, stop_strings: override the object's own for this call.
+        streamer, tokenizer, stop_strings, seed: replace the object's own for this call.
         generation_kwargs: passed to `model.generate` (`max_new_tokens`, `do_sample`, `stopping_criteria`, ...).
 
     Returns:
-        As `model.generate`.
+        As `model.generate`; for strings too these are token ids, which `tokenizer.batch_decode` reads.
 
     Raises:
-        ConfigError: something that is no model, an empty prompt or no ids; see also `TreeSpeculation`.
+        ConfigError: not a model, no prompt or an empty one, strings without a tokenizer; see also `TreeSpeculation`.
+        TreespecError: see `TreeSpeculation.__call__`.
     """
     check_model(model)
     if not isinstance(speculation, TreeSpeculation):
-        raise ConfigError(f"speculation must be a TreeSpeculation, got {type(speculation).__name__}")
-    _check_streamer(streamer)
-    arguments = dict(inputs) if isinstance(inputs, Mapping) else {"inputs": inputs}
-    # transformers cannot hand the tokenizer of its own stop_strings to a custom_generate object: they go to ours.
+        raise ConfigError(
+            f"speculation must be a TreeSpeculation, got {type(speculation).__name__}: "
+            "generate(model, inputs, TreeSpeculation(drafter))"
+        )
+    # transformers cannot pass the tokenizer for its own stop_strings to a custom_generate object: ours takes both.
     config = generation_kwargs.get("generation_config") or model.generation_config
     if config.stop_strings is not None:
         stop_strings = stop_strings or config.stop_strings
         generation_kwargs["generation_config"] = config = copy(config)
         config.stop_strings = None
-    num_calls = speculation._num_calls
-    with speculation.overridden(streamer=streamer, tokenizer=tokenizer, stop_strings=stop_strings):
-        try:
-            _check_stop_strings(speculation.stop_strings, speculation.tokenizer)
-            check_ids(model, arguments.get("input_ids", arguments.get("inputs")))
-            return model.generate(  # pyright: ignore[reportCallIssue]
-                **arguments, custom_generate=speculation, **generation_kwargs
-            )
-        finally:
-            # An error before the object was called must not leave the streamer's reader waiting.
-            if speculation.streamer is not None and speculation._num_calls == num_calls:
-                speculation.streamer.end()
+    own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
+    with _ending(speculation.options.streamer if streamer is None else streamer):
+        options = replace(speculation.options, **{name: value for name, value in own.items() if value is not None})
+        arguments = prompt_arguments(model, inputs, options.tokenizer, generation_kwargs) | generation_kwargs
+        check_ids(model, arguments.get("inputs", arguments.get("input_ids")))
+        return model.generate(  # pyright: ignore[reportCallIssue]
+            **arguments, custom_generate=partial(speculation._run, options)
+        )
 
 
-def _check_seed(seed: Any) -> None:
-    is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
-    if seed is not None and not is_seed:
-        raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
-
-
-def _check_streamer(streamer: Any) -> None:
-    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
-        raise ConfigError(f"a streamer needs put() and end(), got {type(streamer).__name__}")
-
-
-def _check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:
-    if stop_strings is None:
-        return
-    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
-    if not isinstance(strings, Sequence) or not strings or not all(isinstance(s, str) and s for s in strings):
-        raise ConfigError(f"stop_strings must be a string or several, none of them empty, got {stop_strings!r}")
-    if tokenizer is None:
-        raise ConfigError("stop_strings need the tokenizer: give tokenizer=tokenizer beside them")
+@contextmanager
+def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
+    """Ends the stream in any case: an error must not leave its reader waiting."""
+    try:
+        yield
+    finally:
+        if callable(end := getattr(streamer, "end", None)):
+            end()

@@ -1,4 +1,4 @@
-"""Stopping at exactly the token where plain `generate` stops: every criterion is asked after every new token."""
+"""Stopping at exactly the token where plain `generate` stops: every criterion is checked after every new token."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class TreeStopping:
     """Where the rows of a call end.
 
     EOS ids and the maximal length are read from their criteria and compared on the host; every other criterion is
-    called with one row, token by token. Without an EOS id plain decoding of a batch goes on for all rows until the last
-    one has met a criterion; `is_joint` does the same.
+    called with one row, token by token. Without an EOS id plain decoding of a batch continues for all rows until the
+    last one has met a criterion; `is_joint` does the same.
 
     Args:
         criteria: the prepared criteria of the call.
         num_rows: rows of the caller's batch.
-        max_positions: how many positions the model has (learned position tables), None where it has no end.
-        scores_of: (row, length) to the scores behind the row's first `length` ids, for criteria that read them.
+        max_positions: the size of the model's position table, None without one.
+        scores_of: (row, length) to the scores of the row's new tokens up to `length` ids, for criteria that read them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a call of `generate` may ask of speculation: everything else is refused by name before any work is done."""
+"""What a call of `generate` may ask of speculation; everything else is refused by name before any work is done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 def check_mode(
     model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> None:
-    """Refuse what speculation does not serve.
+    """Refuse modes and arguments that speculation does not support.
 
     Raises:
         UnsupportedModeError: beams, assisted or contrastive modes, attentions or hidden states as outputs, a cache
@@ -28,7 +28,7 @@ def check_mode(
     mode = config.get_generation_mode()
     if config.num_beams not in (None, 1) or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedModeError(
-            f"speculation serves greedy decoding and sampling, not {mode.value} (num_beams={config.num_beams}); set "
+            f"speculation does greedy decoding and sampling, not {mode.value} (num_beams={config.num_beams}); set "
             "num_beams=1 and leave transformers' own assisted modes off"
         )
     if config.output_attentions or config.output_hidden_states:
@@ -58,7 +58,7 @@ def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     if not bool(mask[:, -1].all()):
         raise ConfigError("a row ends in padding: decoder-only models need left padding (padding_side='left')")
     if bool((mask.long().diff(dim=1) < 0).any()):
-        raise ConfigError("attention_mask has holes inside a prompt: only padding on the left is served")
+        raise ConfigError("attention_mask has holes inside a prompt: only padding on the left is supported")
     return mask
 
 
@@ -73,26 +73,23 @@ def check_positions(position_ids: Tensor | None, mask: Tensor) -> None:
     expected = mask.long().cumsum(1) - 1
     is_same = position_ids.shape == mask.shape and bool((position_ids == expected)[mask].all())
     if not is_same:
-        raise UnsupportedModeError("position_ids other than 0, 1, 2, ... after the left padding are not served")
+        raise UnsupportedModeError("position_ids must be 0, 1, 2, ... after the left padding")
 
 
 def check_ids(model: PreTrainedModel, input_ids: Any) -> None:
-    """Refuse what is no batch of prompts.
+    """Refuse anything but a batch of prompts.
 
     Raises:
         ConfigError: not int64 [B, P] with B and P at least one, or an id outside the vocabulary.
     """
     if not isinstance(input_ids, Tensor):
         raise ConfigError(f"input_ids must be an int64 tensor [B, P], got {type(input_ids).__name__}")
-    if input_ids.ndim != 2:
-        raise ConfigError(f"input_ids must be int64 [B, P], one row per prompt, got shape {list(input_ids.shape)}")
-    if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
+    if input_ids.ndim != 2 or input_ids.numel() == 0 or input_ids.dtype not in (torch.int64, torch.int32):
+        prefix = "the prompt is empty: " if input_ids.numel() == 0 else ""
         raise ConfigError(
-            f"the prompt is empty: input_ids must be int64 [B, P] with at least one token a row, got shape "
-            f"{list(input_ids.shape)}"
+            f"{prefix}input_ids must be int64 token ids [B, P], one row per prompt and at least one token per row, got "
+            f"{input_ids.dtype} {list(input_ids.shape)}"
         )
-    if input_ids.dtype not in (torch.int64, torch.int32):
-        raise ConfigError(f"input_ids must be int64 token ids, got {input_ids.dtype}")
     size = model.config.get_text_config().vocab_size
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= size:

@@ -1,4 +1,4 @@
-"""What a model can verify in one pass, told from its configuration, its cache layers and a few tokens of its own."""
+"""What a model can verify in one pass, found from its configuration, its cache layers and passes over a few tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
-from treespec.hf.introspect import cache_argument, input_device
+from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
 _NUM_PROMPT, _NUM_CHAIN = 12, 4
 _ROUNDING, _BROKEN = 1e-3, 0.25
-"""Differences of cached from uncached passes, in standard deviations of the logits: always allowed, never explained."""
+"""Differences of cached from uncached passes, in standard deviations of the logits: always allowed, always wrong."""
 _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+_DYNAMIC_INT8 = "quantized.dynamic"
+"""Part of the module path of torch's dynamically quantised layers."""
 
 
 class Detection(NamedTuple):
@@ -31,8 +34,8 @@ class Detection(NamedTuple):
     reason: str
 
 
-def detect(model: PreTrainedModel) -> Detection:
-    """Find out what a model can verify. An unknown attention model counts as TREE; a self-check has the last word.
+def detect(model: PreTrainedModel | ModelFacts) -> Detection:
+    """Find out what a model can verify. An unknown attention model counts as TREE; the self-check decides.
 
     Models that keep a state are tried once with a few tokens: some continue their cache with several tokens in one
     pass (CHAIN), others only with one (PLAIN).
@@ -41,91 +44,98 @@ def detect(model: PreTrainedModel) -> Detection:
         UnsupportedModelError: an encoder-decoder model, one that is not causal, or one that does not keep its state
             in a transformers cache.
     """
-    known = _detected.get(model)
+    facts = model_facts(model)
+    known = _detected.get(facts.model)
     if known is None:
-        known = _detected[model] = _detect(model)
+        known = _detected[facts.model] = _detect(facts)
     return known
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
-    """Whether any layer's cache is something else than one entry per token, so that no node can be dropped from it."""
+    """Whether a layer's cache is anything other than one entry per token, so that no node can be dropped from it."""
     return any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
 
 
-def warn_once(model: PreTrainedModel, detection: Detection) -> None:
-    """Say, once per model type, that a model does not decode by trees and why."""
-    model_type = model.config.get_text_config().model_type
-    if detection.capability == Capability.TREE or (model_type, detection) in _said:
+def warn_once(facts: ModelFacts, detection: Detection) -> None:
+    """Warn, once per model type, that a model does not decode by trees, and why."""
+    if detection.capability == Capability.TREE:
         return
-    _said.add((model_type, detection))
     ways = {Capability.CHAIN: "by chains", Capability.PLAIN: "one token at a time"}
-    message = f"{type(model).__name__} ({model_type}) decodes {ways[detection.capability]} because {detection.reason}"
-    warnings.warn(message, TreespecWarning, stacklevel=3)
+    _warn(facts, f"decodes {ways[detection.capability]} because {detection.reason}")
+
+
+def warn_of_dynamic_int8(facts: ModelFacts) -> None:
+    """Warn, once per model type, of layers whose rounding depends on which tokens share a pass."""
+    kinds = {type(module) for module in facts.model.modules() if _DYNAMIC_INT8 in type(module).__module__}
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        _warn(
+            facts,
+            f"has dynamic int8 layers ({names}), which round all activations of a pass by one scale: its logits depend "
+            "on which tokens share a pass, so the tokens can differ from plain generate's",
+        )
+
+
+def _warn(facts: ModelFacts, message: str) -> None:
+    key = (facts.config.model_type, message)
+    if key not in _said:
+        _said.add(key)
+        warnings.warn(f"{facts.name} ({facts.config.model_type}) {message}", TreespecWarning, stacklevel=4)
 
 
 @contextmanager
-def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+def undisturbed(facts: ModelFacts) -> Iterator[None]:
     """Evaluation mode and no gradients inside; training flags and random states as before outside."""
-    training = [module for module in model.modules() if module.training]
-    device = input_device(model)
-    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for module in training:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
+    devices = [facts.device] if facts.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
+        yield
 
 
 _detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
-_said: set[tuple[str, Detection]] = set()
+_said: set[tuple[str, str]] = set()
 
 
-def _detect(model: PreTrainedModel) -> Detection:
+def _detect(facts: ModelFacts) -> Detection:
     try:
-        with undisturbed(model):
-            return _probe(model)
+        with undisturbed(facts):
+            return _probe(facts)
     except (TreespecError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        name = type(model).__name__
-        raise UnsupportedModelError(f"{name} fails on a few tokens with a transformers cache: {error}") from error
+        raise UnsupportedModelError(f"{facts.name} fails on a few tokens with a transformers cache: {error}") from error
 
 
-def _probe(model: PreTrainedModel) -> Detection:
-    _check_causal(model)
-    if not keeps_states(model):
+def _probe(facts: ModelFacts) -> Detection:
+    _check_causal(facts)
+    if not keeps_states(facts.model):
         return Detection(Capability.TREE, "")
-    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=model.config).layers})
-    differences = _differences(model)
+    kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
+    differences = _differences(facts)
     if differences.one_by_one > _BROKEN:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} keeps a state outside its cache: texts that are decoded side by side get mixed up"
-        )
+        raise UnsupportedModelError(f"{facts.name} keeps a state outside its cache, which mixes the rows' texts")
     if differences.at_once <= max(10 * differences.one_by_one, _ROUNDING):
-        return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({', '.join(kinds)})")
-    return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({', '.join(kinds)})")
+        return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({kinds})")
+    return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({kinds})")
 
 
-def _check_causal(model: PreTrainedModel) -> None:
-    name, config = type(model).__name__, model.config
-    if getattr(config, "is_encoder_decoder", False):
+def _check_causal(facts: ModelFacts) -> None:
+    name, model = facts.name, facts.model
+    if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model: only decoder-only causal models are served")
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no language modelling head: load it with AutoModelForCausalLM")
-    cache_argument(model)
-    if _looks_ahead(model):
+    _ = facts.cache_argument  # Raises where there is none.
+    if _looks_ahead(facts):
         raise UnsupportedModelError(f"{name} attends in both directions: if it can, load it with is_decoder=True")
 
 
-def _looks_ahead(model: PreTrainedModel) -> bool:
-    """Whether a token changes the logits of those before it (causal gpt_neox has `is_decoder=False` all the same)."""
-    last = torch.tensor([[3], [4]], device=input_device(model)) % model.config.get_text_config().vocab_size
-    ids = torch.cat([_probe_ids(model, 1, 4).expand(2, -1), last], dim=1)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    # The rows go through one pass, but mixtures of experts sum them in another order: rounding is no sight.
-    rounding = 0.01 if model.dtype in (torch.float32, torch.float64) else 0.1
+def _looks_ahead(facts: ModelFacts) -> bool:
+    """Whether a token changes the logits before it (`is_decoder` does not say: causal gpt_neox has it False)."""
+    last = torch.tensor([[3], [4]], device=facts.device) % facts.config.vocab_size
+    ids = torch.cat([_probe_ids(facts, 1, 4).expand(2, -1), last], dim=1)
+    logits = facts.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    # The rows share one pass, but mixtures of experts sum them in another order: a rounding difference is allowed.
+    rounding = 0.01 if facts.dtype in (torch.float32, torch.float64) else 0.1
     return bool((logits[0] - logits[1]).abs().max() > rounding * logits.std())
 
 
@@ -136,23 +146,22 @@ class _Differences(NamedTuple):
     at_once: float
 
 
-def _differences(model: PreTrainedModel) -> _Differences:
-    ids = _probe_ids(model, 2, _NUM_PROMPT + _NUM_CHAIN)
-    expected = model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
-    found = (_score(model, ids, capability) for capability in (Capability.PLAIN, Capability.CHAIN))
+def _differences(facts: ModelFacts) -> _Differences:
+    ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
+    expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
+    found = (_score(facts, ids, capability) for capability in (Capability.PLAIN, Capability.CHAIN))
     return _Differences(*(float((logits - expected).abs().max() / expected.std()) for logits in found))
 
 
-def _probe_ids(model: PreTrainedModel, num_rows: int, length: int) -> Tensor:
-    """Different tokens that most vocabularies have: int64 [num_rows, length]."""
-    size = model.config.get_text_config().vocab_size
-    rows = [[(7 * i + 11 * row + 3) % size for i in range(length)] for row in range(num_rows)]
-    return torch.tensor(rows, device=input_device(model))
+def _probe_ids(facts: ModelFacts, num_rows: int, length: int) -> Int[Tensor, "B L"]:
+    """Different tokens that most vocabularies have."""
+    rows = [[(7 * i + 11 * row + 3) % facts.config.vocab_size for i in range(length)] for row in range(num_rows)]
+    return torch.tensor(rows, device=facts.device)
 
 
-def _score(model: PreTrainedModel, ids: Tensor, capability: Capability) -> Tensor:
-    """Logits float [2, 4, V] of the last tokens int64 [2, 16], scored from the caches of the others."""
-    scorer = RecurrentScorer(model, capability=capability)
+def _score(facts: ModelFacts, ids: Int[Tensor, "2 16"], capability: Capability) -> Float[Tensor, "2 4 V"]:
+    """Logits of the last 4 tokens, scored from the caches of the others."""
+    scorer = RecurrentScorer(facts, capability=capability)
     prompt, chain = ids.split((_NUM_PROMPT, _NUM_CHAIN), dim=1)
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     parents = torch.arange(-1, _NUM_CHAIN - 1).expand(len(ids), -1)

@@ -1,7 +1,7 @@
-"""A model's decoder layers, run in part: some of them are told to pass on what they get for the time of one pass.
+"""Some of a model's decoder layers at a time: for one pass the others return their input unchanged.
 
-Nothing of the model is changed outside the pass, and passes of other threads are left alone. Axis letters: B rows, F
-nodes, H hidden size; a leading axis "..." stands for models that carry several streams.
+The model is unchanged outside the pass, and so are the passes of other threads. A leading axis "..." stands for models
+with several streams of hidden states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treespec.errors import ConfigError, UnsupportedModelError
 
 
 class SplitLayers:
-    """The decoder layers of a model, split behind the first `num_early` of them.
+    """The decoder layers of a model, split after the first `num_early` of them.
 
     Raises:
         ConfigError: fewer than one early or one late layer.
@@ -40,33 +40,33 @@ class SplitLayers:
 
     @contextmanager
     def early_only(self, has_head: bool) -> Iterator[None]:
-        """A pass leaves out the late layers, and the head too unless `has_head`: its logits mean nothing then."""
+        """Passes skip the late layers, and the head too unless `has_head`: their logits mean nothing then."""
         last = self._early[-1]
         with ExitStack() as stack:
-            stack.enter_context(_replaced(last, self._noting(last.forward)))
+            stack.enter_context(_replaced_forward(last, self._recording(last.forward)))
             for layer in self._late:
-                stack.enter_context(_replaced(layer, self._passing_on))
+                stack.enter_context(_replaced_forward(layer, self._skip))
             if not has_head and self._head is not None:
-                stack.enter_context(_replaced(self._head, lambda hidden: hidden[..., :1]))
+                stack.enter_context(_replaced_forward(self._head, lambda hidden: hidden[..., :1]))
             yield
 
     @contextmanager
     def late_only(self, hidden: Tensor) -> Iterator[None]:
-        """A pass leaves out the early layers: `hidden` [..., B, F, H] stands for what the last of them leaves."""
+        """Passes skip the early layers: `hidden` [..., B, F, H] is taken for what the last of them returns."""
         with ExitStack() as stack:
             for layer in self._early[:-1]:
-                stack.enter_context(_replaced(layer, self._passing_on))
-            stack.enter_context(_replaced(self._early[-1], lambda *_, **__: self._as_output(hidden)))
+                stack.enter_context(_replaced_forward(layer, self._skip))
+            stack.enter_context(_replaced_forward(self._early[-1], lambda *_, **__: self._as_output(hidden)))
             yield
 
     def take_hidden(self) -> Tensor:
-        """What the last early layer left in the latest early pass, [..., B, F, H]."""
+        """What the last early layer returned in the latest early pass, [..., B, F, H]."""
         hidden, self._hidden = self._hidden, None
         if hidden is None:
             raise UnsupportedModelError("the model's layers were not called in an early pass")
         return hidden
 
-    def _noting(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             output = forward(*args, **kwargs)
             is_tuple = isinstance(output, tuple)
@@ -75,16 +75,16 @@ class SplitLayers:
 
         return run
 
-    def _passing_on(self, *args: Any, **kwargs: Any) -> Any:
+    def _skip(self, *args: Any, **kwargs: Any) -> Any:
         return self._as_output(args[0] if args else kwargs["hidden_states"])
 
     def _as_output(self, hidden: Tensor) -> Any:
-        """A hidden state in the form in which the model's layers return it."""
+        """A hidden state in the form that the model's layers return."""
         return hidden if self._rest is None else (hidden, *self._rest)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The outermost list of as many modules as the configuration counts layers.
+    """The outermost list of modules that is as long as the configuration's number of layers.
 
     Raises:
         UnsupportedModelError: there is none.
@@ -98,8 +98,8 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of the module from this thread run `forward`."""
+def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Calls of the module from this thread run `forward`."""
     owner, before, own = threading.get_ident(), module.forward, vars(module).get("forward")
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The scorer that fits a model, for what the model is found to score rightly: `make_scorer`, `make_exit_scorer`."""
+"""The scorer that fits a model, by what the model is found to score rightly: `make_scorer`, `make_exit_scorer`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import is_filled
-from treespec.hf.introspect import check_model, plain_model
-from treespec.hf.models.capability import detect, keeps_states, warn_once
+from treespec.hf.introspect import ModelFacts, model_facts
+from treespec.hf.models.capability import detect, keeps_states, warn_of_dynamic_int8, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.selfcheck import Candidate, check_once, self_check
@@ -26,52 +26,49 @@ _checked_exits: WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = WeakK
 
 
 def make_scorer(
-    model: PreTrainedModel,
+    model: PreTrainedModel | ModelFacts,
     *,
     cache: Cache | None = None,
     max_cache_len: int | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> AnyScorer:
-    """The scorer that fits a model, for what the model is found to score rightly.
+    """The scorer that fits a model.
 
-    At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); when
+    At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); where
     they differ the scorer's capability is less, and a `TreespecWarning` says so once.
 
     Args:
         model, cache, max_cache_len, hidden_layers: see `TreeScorer`.
 
     Raises:
-        ConfigError: something that is no model.
+        ConfigError: not a model.
         UnsupportedModelError: not a causal model with a transformers cache, a given cache that cannot be continued, or
             a model that cannot verify trees from a static cache.
     """
-    check_model(model)
-    compiled, model = model, plain_model(model)
-    detection = detect(model)
+    facts = model_facts(model)
+    detection = detect(facts)
+    warn_of_dynamic_int8(facts)
     is_static = max_cache_len is not None
-    if keeps_states(model):
-        warn_once(model, detection)
+    if keeps_states(facts.model):
+        warn_once(facts, detection)
         if is_static or (cache is not None and is_filled(cache)):
-            raise UnsupportedModelError(f"{type(model).__name__} keeps a state: it takes no static and no filled cache")
-        return RecurrentScorer(model, capability=detection.capability, hidden_layers=hidden_layers)
-    found = check_once(model, _modes(model), is_static)
+            raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
+        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
+    found = check_once(facts, _candidates(facts), is_static)
     if is_static and found.capability != Capability.TREE:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not known to score rightly from a static cache ({found.reason}): leave out "
+            f"{facts.name} is not known to score rightly from a static cache ({found.reason}): leave out "
             "cache_implementation='static'"
         )
     return TreeScorer(
-        compiled,
-        capability=found.capability,
-        cache=cache,
-        max_cache_len=max_cache_len,
-        hidden_layers=hidden_layers,
+        facts, capability=found.capability, cache=cache, max_cache_len=max_cache_len, hidden_layers=hidden_layers
     )
 
 
-def _modes(model: PreTrainedModel) -> list[Candidate]:
+def _candidates(facts: ModelFacts) -> list[Candidate]:
     """What to try on a model, the most capable first."""
-    return [(mode, partial(TreeScorer, model, capability=mode)) for mode in (Capability.TREE, Capability.CHAIN)]
+    plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
+    return [(mode, partial(TreeScorer, plain, capability=mode)) for mode in (Capability.TREE, Capability.CHAIN)]
 
 
 def make_exit_scorer(
@@ -87,28 +84,27 @@ def make_exit_scorer(
     At the first use of a model with this exit, trees that are drafted and then verified are compared with plain passes.
 
     Args:
-        model, exit_layer, cache, hidden_layers: see `ExitScorer`. What `torch.compile` has wrapped runs plainly.
+        model, exit_layer, cache, hidden_layers: see `ExitScorer`. A model from `torch.compile` runs uncompiled.
         max_cache_len: must be None.
 
     Raises:
         ConfigError: see `ExitScorer`.
         UnsupportedModelError: the model verifies no trees, does not split, or a static cache is wanted.
     """
-    model = plain_model(model)
-    name = type(model).__name__
+    facts = model_facts(model_facts(model).model)
     if max_cache_len is not None:
         raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
-    if make_scorer(model).capability != Capability.TREE:
-        raise UnsupportedModelError(f"{name} verifies no trees, which an early exit needs: use another drafter")
-    key = (model.dtype, model.config.get_text_config()._attn_implementation, exit_layer)
-    known = _checked_exits.setdefault(model, set())
+    if make_scorer(facts).capability != Capability.TREE:
+        raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
+    key = (facts.dtype, facts.config._attn_implementation, exit_layer)
+    known = _checked_exits.setdefault(facts.model, set())
     if key not in known:
-        ExitScorer(model, exit_layer)  # Wrong options are the caller's, and no finding of the check.
-        found = self_check(model, [(Capability.TREE, lambda max_cache_len: _DraftsFirst(model, exit_layer))])
+        ExitScorer(facts, exit_layer)  # Raises for wrong arguments, before the check would take that for a failure.
+        found = self_check(facts, [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))])
         if found.capability != Capability.TREE:
-            raise UnsupportedModelError(f"{name} cannot leave out layers ({found.reason}): use another drafter")
+            raise UnsupportedModelError(f"{facts.name} cannot leave out layers ({found.reason}): use another drafter")
         known.add(key)
-    return ExitScorer(model, exit_layer, cache=cache, hidden_layers=hidden_layers)
+    return ExitScorer(facts, exit_layer, cache=cache, hidden_layers=hidden_layers)
 
 
 class _DraftsFirst(ExitScorer):

@@ -1,9 +1,8 @@
-"""`RecurrentScorer`: models whose cache is a state and not a list of tokens decode chains by snapshot and replay.
+"""`RecurrentScorer`: models whose cache is a state, not a list of tokens, decode chains by snapshot and replay.
 
 A state-space or convolution layer folds every token into one state, so siblings would mix and a rejected token cannot
-be dropped. Before a chain is scored each layer's state is noted; a commit that keeps less than the whole chain goes
-back to the note and feeds the accepted tokens once more. Axis letters: B rows, P prompt tokens, F new nodes, V
-vocabulary, H hidden size.
+be dropped. Before a chain is scored a snapshot of the layers' states is taken; a commit that keeps less than the whole
+chain restores it and feeds the accepted tokens again.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.cache.caches import CacheState, restore, snapshot
-from treespec.hf.introspect import cache_argument
+from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
@@ -36,39 +36,37 @@ class _Row:
 class RecurrentScorer(ModelScorer):
     """A model with recurrent or convolution states as a `CausalScorer` of chains, or of single tokens.
 
-    Every row has a cache of its own and takes its own passes: states have no padding that could be masked, so rows of
-    different lengths cannot share one. Left padding is never fed.
+    Every row has its own cache and its own passes: states have no padding that could be masked, so rows of different
+    lengths cannot share one. Left padding is not fed.
 
     With `Capability.CHAIN` the chain of one `extend` is one pass; with `Capability.PLAIN` an `extend` takes one node.
     In both cases several `extend` calls between two commits may continue the pending chain, as draft models do.
+
+    Args:
+        model: takes a transformers cache as `past_key_values` or `cache_params`.
+        capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
+        hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
+
+    Raises:
+        UnsupportedModelError: TREE was asked for, or the model takes no transformers cache.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | ModelFacts,
         *,
         capability: Capability = Capability.CHAIN,
         hidden_layers: Sequence[int] = (),
     ) -> None:
-        """Wrap a model; its weights, mode and configuration stay as they are.
-
-        Args:
-            model: takes a transformers cache as `past_key_values` or `cache_params`.
-            capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
-            hidden_layers: whose hidden states to return with the logits; see `HiddenStates`.
-
-        Raises:
-            UnsupportedModelError: TREE was asked for, or the model takes no transformers cache.
-        """
-        if capability == Capability.TREE:
-            raise UnsupportedModelError(f"{type(model).__name__} keeps a state that mixes siblings: it scores no trees")
         super().__init__(model, capability, hidden_layers)
-        self._cache_argument = cache_argument(model)
+        if capability == Capability.TREE:
+            raise UnsupportedModelError(f"{self.facts.name} keeps a state that mixes siblings: it scores no trees")
+        self._cache_argument = self.facts.cache_argument
         self._rows: list[_Row] = []
 
     @property
     def max_positions(self) -> int | None:
-        """None: a state has no end."""
+        """None: a state has no largest position."""
         return None
 
     @property
@@ -77,12 +75,9 @@ class RecurrentScorer(ModelScorer):
         return self._rows[0].cache if len(self._rows) == 1 else None
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
-        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0.
-
-        Returns the wanted hidden states [B, P, H], zero on padding; none when there is no token.
-        """
-        self._rows = [_Row(DynamicCache(config=self._model.config)) for _ in range(ids.shape[0])]
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+        """See `CausalScorer`; hidden states are zero on padding."""
+        self._rows = [_Row(DynamicCache(config=self.facts.model.config)) for _ in range(ids.shape[0])]
         states = [
             self._feed(row, tokens[valid], has_last_logits_only=True).hidden_states if valid.any() else None
             for row, tokens, valid in zip(self._rows, ids, mask, strict=True)
@@ -90,23 +85,23 @@ class RecurrentScorer(ModelScorer):
         return _stack_states(states, ids.shape[1], is_left_padded=True)
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
-        """Score F new pending nodes per row, which continue the row's pending chain.
-
-        Args:
-            tokens: int64 [B, F].
-            parents: int64 [B, F], ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding.
-
-        Returns:
-            logits [B, F, V], zero at padding.
+    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
+        """See `CausalScorer`; the nodes continue their row's pending chain. Logits are zero at padding.
 
         Raises:
             UnsupportedModelError: the pending nodes are no chain, or are several for a model that decodes plainly.
-                Nothing has changed then.
+                The cache is unchanged then.
         """
-        chains = [self._chain(*row) for row in zip(self._checked_rows(tokens, parents), tokens, parents, strict=True)]
+        if tokens.shape != parents.shape or tokens.ndim != 2 or tokens.shape[0] != len(self._rows):
+            expected = f"int64 [{len(self._rows)}, F] after prefill()"
+            raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
+        chains = [self._chain(*row) for row in zip(self._rows, tokens, parents, strict=True)]
+        if not any(map(len, chains)):
+            raise TreespecError("extend() got padding only: at least one row needs a node")
         outputs = [self._extend_row(row, chain) for row, chain in zip(self._rows, chains, strict=True)]
-        return _stack_scores(outputs, tokens.shape[1])
+        logits = _stack_rows([scores and scores.logits for scores in outputs], tokens.shape[1])
+        states = _stack_states([scores and scores.hidden_states for scores in outputs], tokens.shape[1])
+        return Scores(logits, states)
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -128,28 +123,21 @@ class RecurrentScorer(ModelScorer):
         """Keep only these rows, in this order."""
         self._rows = [self._rows[row] for row in rows]
 
-    def _checked_rows(self, tokens: Tensor, parents: Tensor) -> list[_Row]:
-        if tokens.shape != parents.shape or tokens.ndim != 2 or tokens.shape[0] != len(self._rows):
-            expected = f"int64 [{len(self._rows)}, F] after prefill()"
-            raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
-        return self._rows
-
-    def _chain(self, row: _Row, tokens: Tensor, parents: Tensor) -> Tensor:
-        """The row's new tokens without padding, int64 [<= F]."""
+    def _chain(self, row: _Row, tokens: Int[Tensor, " F"], parents: Int[Tensor, " F"]) -> Int[Tensor, " L"]:
+        """The row's new tokens without padding."""
         is_node = parents != PADDING_PARENT
         found = parents[is_node].tolist()
         start = len(row.pending) - 1
-        name = type(self._model).__name__
         if found != list(range(start, start + len(found))) or not is_node[: len(found)].all():
             raise UnsupportedModelError(
-                f"{name} keeps a state and can only score chains, got parents {parents.tolist()} after "
+                f"{self.facts.name} keeps a state and can only score chains, got parents {parents.tolist()} after "
                 f"{len(row.pending)} pending nodes: use a chain policy with it"
             )
         if self._capability == Capability.PLAIN and len(found) > 1:
-            raise UnsupportedModelError(f"{name} decodes one token at a time, got a chain of {len(found)} nodes")
+            raise UnsupportedModelError(f"{self.facts.name} decodes one token at a time, got {len(found)} nodes")
         return tokens[is_node]
 
-    def _extend_row(self, row: _Row, chain: Tensor) -> Scores | None:
+    def _extend_row(self, row: _Row, chain: Int[Tensor, " L"]) -> Scores | None:
         if not len(chain):
             return None
         if row.state is None:
@@ -168,21 +156,13 @@ class RecurrentScorer(ModelScorer):
                 self._feed(row, tokens, has_last_logits_only=True)
         row.state, row.pending = None, []
 
-    def _feed(self, row: _Row, tokens: Tensor, has_last_logits_only: bool = False) -> Scores:
-        """One pass over a row's next tokens int64 [F], F >= 1: logits [1, F, V]."""
+    def _feed(self, row: _Row, tokens: Int[Tensor, " L"], has_last_logits_only: bool = False) -> Scores:
+        """One pass over a row's next tokens, L >= 1: logits [1, L, V]."""
         inputs = {"input_ids": tokens.unsqueeze(0).to(self.device), self._cache_argument: row.cache}
         positions = torch.arange(row.length, row.length + len(tokens), device=self.device).unsqueeze(0)
-        scores = self._run(self._model, inputs, positions, has_last_logits_only)
+        scores = self._run(self.facts.model, inputs, positions, has_last_logits_only)
         row.length += len(tokens)
         return scores
-
-
-def _stack_scores(rows: Sequence[Scores | None], width: int) -> Scores:
-    """One batch from the rows' own scores; None stands for a row without a node."""
-    if all(scores is None for scores in rows):
-        raise TreespecError("extend() got padding only: at least one row needs a node")
-    logits = _stack_rows([None if scores is None else scores.logits for scores in rows], width)
-    return Scores(logits, _stack_states([None if scores is None else scores.hidden_states for scores in rows], width))
 
 
 def _stack_states(rows: Sequence[HiddenStates | None], width: int, is_left_padded: bool = False) -> HiddenStates:
@@ -194,11 +174,11 @@ def _stack_states(rows: Sequence[HiddenStates | None], width: int, is_left_padde
 
 
 def _stack_rows(rows: Sequence[Tensor | None], width: int, is_left_padded: bool = False) -> Tensor:
-    """Tensors [1, <= F, D] to one [B, F, D], zero before or behind a row and in rows of None."""
+    """Tensors [1, <= F, D] to one [B, F, D]; zero before or after a row's entries and in rows of None."""
     first = next(row for row in rows if row is not None)
     stacked = first.new_zeros(len(rows), width, first.shape[2])
     for target, row in zip(stacked, rows, strict=True):
         if row is not None:
-            place = slice(width - row.shape[1], width) if is_left_padded else slice(row.shape[1])
-            target[place] = row[0]
+            columns = slice(width - row.shape[1], width) if is_left_padded else slice(row.shape[1])
+            target[columns] = row[0]
     return stacked

@@ -1,11 +1,11 @@
-"""A measured answer to what a model can score in one pass, taken at its first use.
+"""What a model scores rightly in one pass, measured at its first use.
 
-A small tree is scored behind a short cached prefix, a path that is not the first child's is committed, and a second
-tree is scored; all logits are compared with plain uncached passes along each path. A node's difference is the root mean
-square over the vocabulary in units of the logits' standard deviation: unlike the largest difference it is alike for all
-vocabularies, and it keeps rounding in bfloat16 (up to .1) apart from wrong masks, wrong positions and states that mix
-siblings (.2 to 2). The tolerance is ten times what the model's own cached and uncached passes differ by, within bounds:
-no less than rounding in its dtype explains, no more than hides a wrong mask.
+A small tree is scored after a short cached prefix, a path that is not the first child's is committed, and a second tree
+is scored; all logits are compared with plain uncached passes along each path. A node's difference is the root mean
+square over the vocabulary in units of the logits' standard deviation: unlike the largest difference it does not grow
+with the vocabulary, and it separates rounding in bfloat16 (up to .1) from wrong masks, wrong positions and states that
+mix siblings (.2 to 2). The tolerance is ten times what the model's own cached and uncached passes differ by, within
+bounds: at least what rounding in its dtype explains, at most what would hide a wrong mask.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError
-from treespec.hf.introspect import input_device
+from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import Detection, undisturbed, warn_once
 from treespec.protocols import Capability, CausalScorer
 
@@ -64,7 +65,7 @@ class CheckResult:
 
 
 class MakeScorer(Protocol):
-    """Makes a fresh scorer, with a static cache of so many slots or with a growing one."""
+    """Makes a new scorer, with a static cache of this many slots or with a growing one."""
 
     def __call__(self, *, max_cache_len: int | None) -> CausalScorer: ...
 
@@ -74,39 +75,42 @@ Candidate = tuple[Capability, MakeScorer]
 _results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any, bool], CheckResult]] = WeakKeyDictionary()
 
 
-def check_once(model: PreTrainedModel, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
+def check_once(facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
     """`self_check`, kept per model, dtype, attention implementation and kind of cache.
 
-    With growing caches a fallback is said once by a `TreespecWarning`.
+    With growing caches a lower capability is reported once by a `TreespecWarning`.
     """
-    known = _results.setdefault(model, {})
-    key = (model.dtype, model.config.get_text_config()._attn_implementation, is_static)
+    known = _results.setdefault(facts.model, {})
+    key = (facts.dtype, facts.config._attn_implementation, is_static)
     if key not in known:
-        known[key] = self_check(model, candidates, is_static)
+        known[key] = self_check(facts, candidates, is_static)
     if not is_static:
-        warn_once(model, Detection(known[key].capability, known[key].reason))
+        warn_once(facts, Detection(known[key].capability, known[key].reason))
     return known[key]
 
 
-def self_check(model: PreTrainedModel, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
-    """Try scorers from the most capable to the least and return the first capability whose logits are right.
+def self_check(
+    model: PreTrainedModel | ModelFacts, candidates: Sequence[Candidate], is_static: bool = False
+) -> CheckResult:
+    """Try scorers from the most capable to the least; the first capability whose logits are right is returned.
 
     The model's training flags and the random states stay as they are.
 
     Args:
         model: the model that the scorers wrap.
-        candidates: capabilities above `Capability.PLAIN`, each with what makes a fresh scorer for it.
+        candidates: capabilities above `Capability.PLAIN`, each with a function that makes a scorer for it.
         is_static: let the scorers use static caches.
     """
+    facts = model_facts(model)
     errors: dict[Capability, float] = {}
     reasons: list[str] = []
-    with undisturbed(model):
-        prompt = _prompt(model)
-        tolerance = _tolerance(model, prompt)
+    with undisturbed(facts):
+        prompt = _prompt(facts)
+        tolerance = _tolerance(facts, prompt)
         num_slots = 2 * MAX_CHECKED_WINDOW if is_static else None
         for capability, make in candidates:
             try:
-                errors[capability] = _largest_error(model, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
+                errors[capability] = _largest_error(facts, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
             except torch.OutOfMemoryError:
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
@@ -127,49 +131,50 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _prompt(model: PreTrainedModel) -> Tensor:
-    """Committed tokens, the first tree's root not included: int64 [1, P]. P exceeds the attention windows if short."""
-    text = model.config.get_text_config()
-    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+def _prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
+    """Committed tokens, without the first tree's root; more than the attention windows where these are short."""
+    sizes = [getattr(facts.config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
     short = [size for size in sizes if isinstance(size, int) and size <= MAX_CHECKED_WINDOW]
-    return _tokens(model, max([PREFIX_LENGTH, *(size + 2 for size in short)]), seed=0)
+    return _tokens(facts, max([PREFIX_LENGTH, *(size + 2 for size in short)]), seed=0)
 
 
-def _tokens(model: PreTrainedModel, length: int, seed: int) -> Tensor:
-    """Random ids int64 [1, length] from the middle of the vocabulary: special tokens stand at its ends."""
-    size = model.config.get_text_config().vocab_size
+def _tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"]:
+    """Random ids from the middle of the vocabulary: special tokens lie at its ends."""
+    size = facts.config.vocab_size
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator)
-    return ids.to(input_device(model))
+    return torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator).to(facts.device)
 
 
-def _tolerance(model: PreTrainedModel, prompt: Tensor) -> float:
-    ids = torch.cat([prompt, _tokens(model, NUM_CONTINUED, seed=1)], dim=1)
+def _tolerance(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
+    model = facts.model
+    ids = torch.cat([prompt, _tokens(facts, NUM_CONTINUED, seed=1)], dim=1)
     plain = model(input_ids=ids, use_cache=False).logits[0, -NUM_CONTINUED:]
     if plain.isnan().any():
-        raise LogitsError(f"{type(model).__name__} gives NaN logits for a plain pass: check its weights and its dtype")
+        raise LogitsError(f"{facts.name} gives NaN logits for a plain pass: check its weights and its dtype")
     cache = model(input_ids=prompt, use_cache=True).past_key_values
     cached = model(input_ids=ids[:, -NUM_CONTINUED:], past_key_values=cache, use_cache=True).logits[0]
     least = LEAST_TOLERANCE.get(plain.dtype, LEAST_TOLERANCE[torch.bfloat16])
     return min(max(OWN_DIFFERENCE_FACTOR * float(_difference(cached, plain)), least), LARGEST_TOLERANCE)
 
 
-def _largest_error(model: PreTrainedModel, scorer: CausalScorer, prompt: Tensor, rounds: Sequence[Round]) -> float:
-    """Play the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
+def _largest_error(
+    facts: ModelFacts, scorer: CausalScorer, prompt: Int[Tensor, "1 P"], rounds: Sequence[Round]
+) -> float:
+    """Run the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     committed, worst = prompt, torch.zeros(())
     for seed, (parents, path) in enumerate(rounds):
-        tokens = _tokens(model, len(parents), seed + 2)
+        tokens = _tokens(facts, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
-        for row_path, plain in _path_logits(model, committed, tokens, parents):
+        for row_path, plain in _path_logits(facts.model, committed, tokens, parents):
             worst = torch.maximum(worst, _difference(logits[row_path], plain).cpu())
         scorer.commit([path])
         committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
     return float(worst)
 
 
-def _difference(logits: Tensor, expected: Tensor) -> Tensor:
-    """float []: the largest node's root mean square difference of [L, V] logits, in units of the expected ones' spread.
+def _difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L V"]) -> Float[Tensor, ""]:
+    """The largest node's root mean square difference, in standard deviations of the expected logits.
 
     NaN where there is any. Tokens that a model forbids by infinities or its dtype's least number are left out.
     """
@@ -180,7 +185,7 @@ def _difference(logits: Tensor, expected: Tensor) -> Tensor:
 
 
 def _path_logits(
-    model: PreTrainedModel, committed: Tensor, tokens: Tensor, parents: Sequence[int]
+    model: PreTrainedModel, committed: Int[Tensor, "1 P"], tokens: Int[Tensor, "1 N"], parents: Sequence[int]
 ) -> list[tuple[list[int], Tensor]]:
     """The paths to all leaves (of one depth) with the logits [L, V] of their nodes, by one uncached pass."""
     paths = []

@@ -1,7 +1,7 @@
 """`StaticScorer`: passes over new nodes in few shapes, for models that are compiled or replayed shape by shape.
 
-A compiled model pays for every new shape of its inputs, often minutes. With a static cache the only shapes left are the
-number of rows and the number of nodes of a pass, and the latter is rounded up to a power of two here.
+A compiled model is compiled again for every new shape of its inputs, often for minutes. With a static cache only the
+number of rows and the number of nodes of a pass vary, and the latter is rounded up to a power of two here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.protocols import Capability, CausalScorer, HiddenStates, Scores
@@ -16,7 +17,7 @@ from treespec.tree import PADDING_PARENT
 
 
 class StaticScorer:
-    """A `CausalScorer` that pads the passes of another one to 1, 2, 4, 8, ... nodes.
+    """A `CausalScorer` that pads the passes of another to 1, 2, 4, 8, ... nodes.
 
     Padding takes slots of the cache until the next commit.
 
@@ -49,12 +50,12 @@ class StaticScorer:
     def hidden_layers(self) -> tuple[int, ...]:
         return self._scorer.hidden_layers
 
-    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
-        """See `CausalScorer`; a prompt is one pass of its own shape."""
-        self._forget_pending()
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+        """See `CausalScorer`; a prompt is one pass, without padding."""
+        self._drop_pending()
         return self._scorer.prefill(ids, mask)
 
-    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """See `CausalScorer`; a static cache without room for the padding raises `ContextFullError`."""
         count = tokens.shape[1]
         missing = (1 << max(count - 1, 0).bit_length()) - count
@@ -70,18 +71,18 @@ class StaticScorer:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """See `CausalScorer`."""
         self._scorer.commit([[self._columns[node] for node in path] for path in paths])
-        self._forget_pending()
+        self._drop_pending()
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """See `CausalScorer`."""
         self._scorer.select_rows(rows)
 
-    def _renumber(self, parents: Tensor) -> Tensor:
-        """Numbers of pending nodes, int64 [B, F], as they stand among the padding."""
-        # Nodes of the pass itself may hang on each other: they come behind all earlier ones, padding included.
+    def _renumber(self, parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
+        """The padded scorer's ids of pending nodes."""
+        # Parents may be nodes of the same pass: these follow all earlier ones, padding included.
         numbers = [*self._columns, *range(self._num_columns, self._num_columns + parents.shape[1])]
         columns = torch.tensor(numbers).to(parents.device, non_blocking=True)
         return torch.where(parents >= 0, columns[parents.clamp(min=0)], parents)
 
-    def _forget_pending(self) -> None:
+    def _drop_pending(self) -> None:
         self._columns, self._num_columns = [], 0

@@ -1,4 +1,4 @@
-"""`TreeScorer`: any transformers causal language model as a `CausalScorer`, for targets and draft models alike."""
+"""`TreeScorer`: an attention model from transformers as a `CausalScorer` of trees, for targets and draft models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -15,68 +16,62 @@ from treespec.hf.attention.mask import CachedSlots, TreeAttention, is_known_chai
 from treespec.hf.attention.position_patches import PositionPatches
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.cache.slot_cache import SlotCache
-from treespec.hf.introspect import check_model, plain_model, position_table_size
+from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
 
 class TreeScorer(ModelScorer):
-    """A causal language model with a cache that takes trees and is cut back to paths.
+    """An attention model with a cache that grows by trees and is cut back to paths.
 
-    Trees are scored with a tree attention mask (`Capability.TREE`). With `Capability.CHAIN` only chains are scored,
-    through the model's own causal mask and a cache without holes: for models whose attention counts slots, and for
-    attention implementations that take no mask.
+    With `Capability.TREE` trees are scored under a tree attention mask. With `Capability.CHAIN` only chains are
+    scored, under the model's own causal mask and with a cache without holes: for models whose attention depends on slot
+    numbers, and for attention implementations that take no mask.
+
+    Args:
+        model: on any device or devices, or its facts. With a model from `torch.compile`, passes over new nodes run
+            compiled and prompts, each of another length, uncompiled.
+        capability: what the model scores rightly, which `make_scorer` finds out.
+        cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
+            and keep all tokens. An empty one is ignored.
+        max_cache_len: slots of a static cache; None for a growing one.
+        hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
+
+    Raises:
+        ConfigError: not a model.
+        UnsupportedModelError: the cache cannot be cut back, the attention takes no tree mask, or the model cannot use a
+            static cache.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | ModelFacts,
         *,
         capability: Capability = Capability.TREE,
         cache: Cache | None = None,
         max_cache_len: int | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> None:
-        """Wrap a model; its weights, mode and configuration stay as they are.
-
-        Args:
-            model: on any device or devices. Of what `torch.compile(model)` returned, passes over new nodes run
-                compiled and prompts, each of another length, run plainly.
-            capability: what the model is known to score rightly, see `make_scorer`.
-            cache: a caller's own cache of the first tokens of the prompt, continued by the first `prefill`; its
-                layers must be growing ones that keep all tokens. An empty one is not used.
-            max_cache_len: slots of a static cache; None for a growing one.
-            hidden_layers: whose hidden states to return with the logits; see `HiddenStates`.
-
-        Raises:
-            ConfigError: something that is no model.
-            UnsupportedModelError: the cache cannot be cut back, the attention takes no tree mask, or a static cache is
-                wanted for a model that counts slots.
-        """
-        check_model(model)
-        self._compiled, model = model, plain_model(model)
         super().__init__(model, capability, hidden_layers)
         self._max_cache_len = max_cache_len
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
-        self._text_config = model.config.get_text_config()
-        self._layout = attention_layout(model.config) if capability == Capability.TREE else None
-        self._slot_readers = PositionPatches(model)
-        if max_cache_len is not None and not self._slot_readers.fits_static_caches:
-            name = type(model).__name__
-            raise UnsupportedModelError(f"{name} counts slots from the end of its cache: it cannot use a static one")
-        self._dtype = model.dtype
-        self._max_positions = position_table_size(model)
+        self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
+        self._patches = PositionPatches(self.facts.model)
+        if max_cache_len is not None and not self._patches.fit_static_caches:
+            raise UnsupportedModelError(
+                f"{self.facts.name} counts slots from the end of its cache: it cannot use a static one"
+            )
         self._slots: SlotCache | None = None
         self._static_cache: Cache | None = None
         self._parents = torch.empty(0, 0, dtype=torch.int64)
 
     @property
     def max_positions(self) -> int | None:
-        """The size of the model's table of learned positions, None when positions are computed (rope, alibi)."""
-        return self._max_positions
+        """The size of the model's position table, None where positions are computed (rope, alibi)."""
+        return self.facts.max_positions
 
     @property
     def cache(self) -> Cache:
@@ -84,33 +79,36 @@ class TreeScorer(ModelScorer):
         return self._state.cache
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
-        """Start anew with the committed tokens that are to be cached.
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+        """Start a text: cache the prompt's tokens but the last, whose pass is the first tree's.
 
         Args:
-            ids: int64 [B, P]; P = 0 is allowed (prompts of one token).
-            mask: bool [B, P], False on left padding.
+            ids: P = 0 is allowed (prompts of one token).
+            mask: False on left padding.
 
         Returns:
-            The wanted hidden states [B, P', H] of the last P' columns: those that are padding in every row, or that a
-            given cache held, are not computed. None of them for P = 0.
+            The wanted hidden states [B, P', H] of the last P' columns; columns that are padding in every row, or whose
+            tokens a given cache held, are not computed. Empty for P = 0.
 
         Raises:
             ContextFullError: the prompt is longer than the position table or the static cache.
-            UnsupportedModelError: a given cache holds more tokens than the prompt.
+            UnsupportedModelError: a given cache is not one of a prefix of the prompt.
         """
+        num_rows = ids.shape[0]
         rows: list[list[bool]] = mask.tolist()
         lengths = [sum(row) for row in rows]
         self._check_positions(max(lengths, default=0))
         given, self._given_cache = self._given_cache, None
-        num_cached = 0 if given is None else _cached_prefix(given, ids)
-        # Padding that all rows share costs passes for nothing; a given cache's slots are as they are.
-        start = 0 if given is not None else min((row.index(True) for row in rows if True in row), default=ids.shape[1])
+        num_cached, start = 0, 0
+        if given is not None:
+            num_cached = _cached_prefix(given, ids)
+        else:  # Padding that all rows share need not be computed.
+            start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
-        cache = self._empty_cache(ids.shape[0]) if given is None else given
-        self._forget_pending(ids.shape[0])
-        self._slots = SlotCache(cache, mask[:, :0], [0] * ids.shape[0], self._is_compact)
+        cache = self._empty_cache(num_rows) if given is None else given
+        self._drop_pending(num_rows)
+        self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
         self._slots.append(ids.shape[1])
         states: HiddenStates = {}
         if ids.shape[1] > num_cached:
@@ -121,37 +119,36 @@ class TreeScorer(ModelScorer):
         return states
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """Score F new pending nodes in one pass; any number of times between commits.
 
         Args:
-            tokens: int64 [B, F].
-            parents: int64 [B, F], ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding.
-                They may stay on the CPU: then chains are recognised without waiting for the device.
+            tokens: of the nodes.
+            parents: ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding. They may stay
+                on the CPU: chains are recognised there without waiting for the device.
 
         Raises:
-            ContextFullError: a node's position is beyond the position table, or a static cache is full. Nothing has
-                changed then.
+            ContextFullError: a node's position is beyond the position table, or a static cache is full. The cache is
+                unchanged then.
             UnsupportedModelError: a tree, for a model that can only score chains.
         """
-        slots = self._state
+        slots, num_new = self._state, tokens.shape[-1]
         if tokens.shape != parents.shape or tokens.ndim != 2 or tokens.shape[0] != len(slots.lengths):
             expected = f"int64 [{len(slots.lengths)}, F]"
             raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
         pending = parents if slots.num_pending == 0 else torch.cat([self._parents.to(parents.device), parents], dim=1)
         self._check_depths(pending)
-        self._check_shape(pending, tokens.shape[1])
-        slots.append(tokens.shape[1])
-        attention = self._attend(slots.slots, pending, tokens.shape[1])
+        self._check_shape(pending, num_new)
+        slots.append(num_new)
         self._parents = pending
-        with self._slot_readers.told(attention) as told:
-            return self._forward(tokens, told)
+        with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
+            return self._forward(tokens, attention)
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
         self._state.commit(paths)
-        self._forget_pending(len(paths))
+        self._drop_pending(len(paths))
 
     @torch.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -163,7 +160,7 @@ class TreeScorer(ModelScorer):
     @property
     def _state(self) -> SlotCache:
         if self._slots is None:
-            raise TreespecError("nothing is cached yet: call prefill() first")
+            raise TreespecError("the cache is empty: call prefill() first")
         return self._slots
 
     @property
@@ -176,26 +173,26 @@ class TreeScorer(ModelScorer):
         return self._capability != Capability.TREE
 
     def _empty_cache(self, num_rows: int) -> Cache:
-        """A new cache, or a static one's slots again, whose addresses recorded passes may hold."""
+        """A new cache, or the static one again: compiled passes may have recorded its addresses."""
         used = self._static_cache
         if used is not None and is_filled(used) and cache_shape(used)[0] == num_rows:
             used.reset()
             return used
-        cache = new_cache(self._text_config.num_hidden_layers, self._max_cache_len)
+        cache = new_cache(self.facts.config.num_hidden_layers, self._max_cache_len)
         self._static_cache = None if self._max_cache_len is None else cache
         return cache
 
-    def _forget_pending(self, num_rows: int) -> None:
+    def _drop_pending(self, num_rows: int) -> None:
         self._parents = torch.empty(num_rows, 0, dtype=torch.int64)
 
-    def _attend(self, slots: CachedSlots, parents: Tensor, num_new: int) -> TreeAttention:
-        """Mask and positions of the last `num_new` of the pending nodes `parents` int64 [B, M + F]."""
+    def _attend(self, slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int) -> TreeAttention:
+        """Mask and positions of the last `num_new` of the N pending nodes."""
         if self._layout is not None:
             if self._max_cache_len is None:
-                return pending_attention(slots, parents, num_new, self._layout, self._dtype)
-            # Always a mask, always the same strides: a compiled model is compiled anew for others.
+                return pending_attention(slots, parents, num_new, self._layout, self.facts.dtype)
+            # Always a mask, always the same strides: others would make torch.compile compile again.
             slots = replace(slots, is_contiguous=False)
-            attention = pending_attention(slots, parents, num_new, self._layout, self._dtype)
+            attention = pending_attention(slots, parents, num_new, self._layout, self.facts.dtype)
             return replace(attention, position_ids=attention.position_ids.clone(memory_format=torch.contiguous_format))
         num_pending = parents.shape[1]
         steps = torch.arange(num_pending - num_new, num_pending, device=slots.mask.device)
@@ -203,37 +200,38 @@ class TreeScorer(ModelScorer):
         mask = torch.nn.functional.pad(slots.mask.long(), (0, num_pending), value=1)
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
-    def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
+    def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
-        return self._run(self._model if is_prefill else self._compiled, inputs, attention.position_ids, is_prefill)
+        forward = self.facts.model if is_prefill else self.facts.forward
+        return self._run(forward, inputs, attention.position_ids, is_prefill)
 
-    def _check_shape(self, parents: Tensor, num_new: int) -> None:
+    def _check_shape(self, parents: Int[Tensor, "B N"], num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
-        name = type(self._model).__name__
+        name = self.facts.name
         if self._capability != Capability.TREE and not is_known_chain(parents.cpu()):
             raise UnsupportedModelError(f"{name} can only score chains, got a tree: use a chain policy with it")
         if self._capability == Capability.PLAIN and num_new > 1:
             raise UnsupportedModelError(f"{name} decodes one token at a time, got {num_new} nodes")
 
-    def _check_depths(self, parents: Tensor) -> None:
-        """Raise `ContextFullError` when a pending node, parents int64 [B, M + F], would leave the position table."""
+    def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
+        """Raise `ContextFullError` when a pending node's position is beyond the position table."""
         longest = max(self._state.lengths, default=0)
-        if self._max_positions is None or longest + parents.shape[1] <= self._max_positions:
+        if self.facts.max_positions is None or longest + parents.shape[1] <= self.facts.max_positions:
             return
         # Only near the end of the context are depths read back from the device.
         depths = (ancestor_mask(parents).sum(-1)).amax(1).tolist()
         self._check_positions(max(length + depth for length, depth in zip(self._state.lengths, depths, strict=True)))
 
     def _check_positions(self, num_positions: int) -> None:
-        if self._max_positions is not None and num_positions > self._max_positions:
+        if self.facts.max_positions is not None and num_positions > self.facts.max_positions:
             raise ContextFullError(
-                f"{type(self._model).__name__} has a table of {self._max_positions} positions, but {num_positions} are "
+                f"{self.facts.name} has a table of {self.facts.max_positions} positions, but {num_positions} are "
                 "needed: shorten the prompt, max_new_tokens or the tree"
             )
 
 
-def _cached_prefix(cache: Cache, ids: Tensor) -> int:
-    """How many of the prompt's tokens ids int64 [B, P] a caller's own cache holds."""
+def _cached_prefix(cache: Cache, ids: Int[Tensor, "B P"]) -> int:
+    """How many of the prompt's tokens a caller's own cache holds."""
     num_rows, num_cached = cache_shape(cache)
     if num_rows != ids.shape[0] or num_cached > ids.shape[1]:
         raise UnsupportedModelError(

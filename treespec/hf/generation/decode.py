@@ -1,0 +1,146 @@
+"""One call of `generate`, from what transformers has prepared to the returned sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from treespec.engine.loop import hidden_layers, speculate
+from treespec.engine.request import Request, Result
+from treespec.errors import TreespecError
+from treespec.hf.cache.caches import is_filled, twin_cache
+from treespec.hf.generation.options import Options
+from treespec.hf.generation.output_scores import OutputScores
+from treespec.hf.generation.processors import TreeProcessors
+from treespec.hf.generation.stopping import TreeStopping
+from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
+from treespec.protocols import EarlyExitDrafter
+
+Output = Tensor | GenerateDecoderOnlyOutput
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What transformers hands to a `custom_generate` object.
+
+    Attributes:
+        model: the target.
+        input_ids, mask: int64 [B, P], bool [B, P], False on left padding.
+        processors, criteria, config: as `generate` prepares them.
+        cache: the caller's, or an empty one.
+    """
+
+    model: PreTrainedModel
+    input_ids: Tensor
+    mask: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    cache: Cache | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.input_ids.shape[0]
+
+
+def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
+    """Decode until every row has stopped; what `generate` returns, and the engine's result.
+
+    Raises:
+        TreespecError: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`.
+    """
+    scores = OutputScores.for_config(call.config, call.num_rows, call.input_ids.shape[1])
+    target = _make_target(call, options)
+    criteria = call.criteria
+    if options.stop_strings is not None:
+        strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
+        criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
+    stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of if scores else None)
+    streamer = options.streamer
+    request = Request(
+        prompt_ids=call.input_ids,
+        prompt_mask=call.mask,
+        stopping=stopping,
+        policy=options.policy,
+        verification=options.verification,
+        processors=TreeProcessors(call.processors, call.num_rows),
+        is_sampling=bool(call.config.do_sample),
+        seed=options.seed,
+        on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
+        on_target_probs=scores,
+        has_records=options.record_steps,
+    )
+    try:
+        result = speculate(target, options.drafter, request)
+    except BaseException:
+        # A caller's own cache must not keep tree nodes.
+        if call.num_rows == 1:
+            with suppress(TreespecError):
+                target.commit([()])
+        raise
+    end = stopping.joint_length
+    limit = None if end is None else end - call.input_ids.shape[1]
+    emitted = [tokens[:limit] for tokens in result.tokens]
+    return _output(call, emitted, scores, _final_cache(call, target)), result
+
+
+def _make_target(call: Prepared, options: Options) -> AnyScorer:
+    """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
+    drafter, cache = options.drafter, call.cache
+    if call.num_rows > 1 and cache is not None and is_filled(cache):
+        cache = twin_cache(cache)  # Rows end at different lengths, which nothing could continue: theirs is left alone.
+    num_slots = None
+    if call.config.cache_implementation == "static":
+        # The whole text, one tree, and the holes of rows that accept different lengths.
+        num_slots = int(call.config.max_length or 0) + 2 * options.policy.max_nodes
+    kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "hidden_layers": hidden_layers(drafter)}
+    if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
+        return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
+    return make_scorer(call.model, **kwargs)
+
+
+def _final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
+    """The cache of a single row, as plain decoding would leave it; None for a batch, whose rows end raggedly.
+
+    An empty growing cache of the caller's is filled.
+    """
+    if call.num_rows > 1:
+        return None
+    if isinstance(call.cache, DynamicCache) and isinstance(target.cache, DynamicCache):
+        call.cache.layers[:] = target.cache.layers
+        return call.cache
+    return target.cache
+
+
+def _output(
+    call: Prepared, emitted: Sequence[Sequence[int]], scores: OutputScores | None, cache: Cache | None
+) -> Output:
+    """What `generate` returns for the tokens that every row emitted."""
+    rows = [torch.tensor(tokens, dtype=torch.int64) for tokens in emitted]
+    pad = getattr(call.config, "_pad_token_tensor", None)
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
+    sequences = torch.cat([call.input_ids, padded.to(call.input_ids)], dim=1)
+    if not call.config.return_dict_in_generate:
+        return sequences
+    lengths = list(map(len, emitted))
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,  # pyright: ignore[reportArgumentType]
+        scores=scores.scores(lengths) if scores else None,  # pyright: ignore[reportArgumentType]
+        logits=scores.logits(lengths) if scores else None,  # pyright: ignore[reportArgumentType]
+        past_key_values=cache,
+    )
