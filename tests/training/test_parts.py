@@ -13,12 +13,12 @@ from treespec.errors import ConfigError
 from treespec.training import TrainingConfig, losses, parse_settings
 from treespec.training.data import Batch
 from treespec.training.dflash import draw_anchors
-from treespec.training.evaluate import JudgedText, best_tree, evaluate, greedy_start, histogram, play_rounds
+from treespec.training.evaluate import EvaluatedText, best_tree, evaluate, greedy_start, histogram, play_rounds
 from treespec.training.features import FeatureReader
 from treespec.training.head_shape import usual_layers
 from treespec.training.loop import learning_rate, with_noise
-from treespec.training.losses import Distributions, distribution_loss
-from treespec.training.pruned import prune, spread_layers
+from treespec.training.losses import TargetTopProbs, distribution_loss
+from treespec.training.draft_model import prune, spread_layers
 from treespec.training.report import acceptance_table
 from treespec.training.sampler import Sampler
 from treespec.training.vocabulary import choose_vocabulary, draft_ids, unused_token
@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_those_of_whole_logits(monkeypatch, tv_weight, is
     ids = torch.stack([torch.randperm(13, generator=generator)[:4] for _ in range(11)])
     probs = torch.rand(11, 4, generator=generator) / 4
     ids[3, 1], probs[3, 1] = -1, 0.0
-    distributions, shares = Distributions(ids, probs), torch.rand(11, generator=generator)
+    distributions, shares = TargetTopProbs(ids, probs), torch.rand(11, generator=generator)
     inputs = [outputs] if is_frozen else [outputs, weight]
     loss = distribution_loss(outputs, weight, distributions, shares, tv_weight)
     expected = plain_loss(outputs, weight, distributions, shares, tv_weight)
@@ -75,9 +75,9 @@ def test_every_text_once_per_epoch_and_another_order_in_the_next():
 
 
 def test_anchors_are_where_the_target_wrote():
-    is_asked = torch.rand(3, 40, generator=torch.Generator().manual_seed(0)) < 0.5
-    anchors = draw_anchors(is_asked, 10, torch.Generator().manual_seed(1))
-    assert is_asked.gather(1, anchors).all()
+    is_generated = torch.rand(3, 40, generator=torch.Generator().manual_seed(0)) < 0.5
+    anchors = draw_anchors(is_generated, 10, torch.Generator().manual_seed(1))
+    assert is_generated.gather(1, anchors).all()
     assert all(len(set(row)) == 10 for row in anchors.tolist())
 
 
@@ -93,15 +93,15 @@ def test_rounds_start_behind_the_token_that_the_target_adds():
 def test_chains_of_every_length_play_their_own_rounds():
     ranks = torch.tensor([[0, 0], [1, 1], [1, 1]] * 14)
     judged = torch.ones_like(ranks, dtype=torch.bool)
-    found = evaluate([JudgedText(ranks, torch.zeros(ranks.shape), judged, judged[:, 0])])
+    found = evaluate([EvaluatedText(ranks, torch.zeros(ranks.shape), judged, judged[:, 0])])
     # Chains of two meet nothing but the first of every three places, chains of one the last of them as well.
     assert found.chain == {1: 1.5, 2: 3.0}
 
 
 def test_what_greedy_texts_tell_is_not_said_without_any():
     ranks, judged = torch.zeros(12, 2, dtype=torch.int64), torch.ones(12, 2, dtype=torch.bool)
-    found = evaluate([JudgedText(ranks, torch.full(ranks.shape, 0.5), judged, ~judged[:, 0])])
-    assert found.num_greedy_places == 0
+    found = evaluate([EvaluatedText(ranks, torch.full(ranks.shape, 0.5), judged, ~judged[:, 0])])
+    assert found.num_greedy_positions == 0
     assert found.chain == found.tree == {}
     assert found.summary() == {"overlap": 0.5, "sampled_chain_2": 1.75}
     assert acceptance_table(found)[2].endswith("|  | 0.500 |")

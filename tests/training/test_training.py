@@ -62,17 +62,17 @@ def test_held_out_texts_are_drafted_better(trained):
     first, *_, last = trained.evaluations
     assert len(trained.evaluations) == 3
     assert last.overlap[0] > first.overlap[0] + 0.01
-    assert last.num_greedy_places > 100
+    assert last.num_greedy_positions > 100
 
 
 def test_rounds_played_along_texts_are_what_the_saved_drafter_does(trained, target, tmp_path):
     written = write(target, 4, seed=5)
     reader = FeatureReader(target, (0, 1, 2), 8, dtype=torch.float32)
     batch = FeatureSet(written, reader, tmp_path, LENGTH, 0, torch.device("cpu")).batch(range(4))
-    judged = trained.runs[0].objective.judge(batch)
+    judged = trained.runs[0].objective.evaluate(batch)
     drafter = load(trained, target)
     for row, text in enumerate(written.tokens.split(LENGTH)):
-        accepted = play_rounds(judged.ranks[row, 2:], judged.is_judged[row, 2:]).tolist()
+        accepted = play_rounds(judged.ranks[row, 2:], judged.is_evaluated[row, 2:]).tolist()
         speculation = treespec.TreeSpeculation(drafter, tree=Chain(3))
         new = sum(accepted) + len(accepted)
         target.generate(text[None, :3], max_new_tokens=new, do_sample=False, custom_generate=speculation)
@@ -84,7 +84,7 @@ def test_overlaps_are_those_of_the_distributions_at_the_drafts_places(trained, t
     reader = FeatureReader(target, (0, 1, 2), VOCAB, dtype=torch.float32)
     batch = FeatureSet(written, reader, tmp_path, LENGTH, 0, torch.device("cpu")).batch(range(2))
     objective = trained.runs[0].objective
-    judged, learner = objective.judge(batch), objective.learner
+    judged, learner = objective.evaluate(batch), objective.learner
     with torch.no_grad():
         distributions = target(batch.tokens).logits.softmax(-1)[..., learner.target_ids]
         for depth, draft in enumerate(learner.drafts(batch, None)):
@@ -92,7 +92,7 @@ def test_overlaps_are_those_of_the_distributions_at_the_drafts_places(trained, t
             expected = torch.minimum(probs, distributions[draft.texts, draft.anchors + depth]).sum(-1)
             found = judged.overlaps[draft.texts, draft.anchors, depth]
             torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
-        assert judged.is_judged.sum() == sum(len(draft.texts) for draft in learner.drafts(batch, None))
+        assert judged.is_evaluated.sum() == sum(len(draft.texts) for draft in learner.drafts(batch, None))
 
 
 def load(trained, target):
@@ -237,7 +237,7 @@ def test_where_nothing_can_be_written_is_named(target, texts, tmp_path):
 
 
 def test_too_few_texts_are_refused(target, tmp_path):
-    with pytest.raises(ConfigError, match="5 texts"):
+    with pytest.raises(ConfigError, match="at least 5 texts"):
         train(target, write(target, 3), tmp_path, CONFIG)
 
 
@@ -281,7 +281,7 @@ def test_texts_that_the_target_wrote_no_part_of_are_left_out(target, texts, tmp_
     top[: len(top) // 2] = -1
     result = train(target, texts._replace(top=top), tmp_path / "half", replace(CONFIG, kind=kind, batch_size=1))
     assert result.progress.num_tokens <= result.progress.step * LENGTH
-    with pytest.raises(ConfigError, match="wrote no part"):
+    with pytest.raises(ConfigError, match="generated no part"):
         train(target, texts._replace(top=torch.full_like(top, -1)), tmp_path / "none", replace(CONFIG, kind=kind))
 
 

@@ -1,8 +1,8 @@
-"""Block-parallel heads in training: blocks anchored at random places of the target's texts, nothing unrolled (DSpark).
+"""DSpark heads in training: blocks anchored at random positions of the target's texts, nothing unrolled.
 
-The Markov bias is trained as what it is: logits W (h + B a(e)), a correction of the output h by the embedding e of the
-token before, of low rank. Its tables, one row per token of either vocabulary, are made when the head is written: few
-weights learn from few texts, and a(e) may be any function of e at no cost in drafting.
+The Markov bias is trained as the low-rank correction that it is: logits W (h + B a(e)), with the output h and the
+embedding e of the token before. Its tables, one row per token of either vocabulary, are computed when the head is
+saved: few weights learn from few texts, and a(e) may be any function of e at no cost in drafting.
 
 Axis letters: B texts, T tokens, C blocks per text, D depths, H the hidden size, R the Markov rank, V the target's
 vocabulary, W the draft vocabulary.
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
-from treespec.hf.introspect import num_logits
 from treespec.training.data import Batch
-from treespec.training.head_learner import HeadLearner, fresh_head
-from treespec.training.head_shape import head_layer
+from treespec.training.head_learner import HeadLearner
+from treespec.training.head_shape import head_sizes
+from treespec.training.init_head import fresh_head
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
 
 WIDENING = 4
-"""The Markov map's inner layer is so many times its rank."""
+"""The width of the Markov map's inner layer, in units of its rank."""
 
 
 class MarkovMap(nn.Module):
-    """The bias by the token before: `a` [.., H] to [.., R] of normed embeddings, `b` back to outputs."""
+    """The bias by the token before: `a` maps normed embeddings [..., H] to [..., R], `b` maps them to outputs."""
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__()
@@ -49,20 +49,18 @@ class MarkovMap(nn.Module):
         return self.a(self.norm(embeddings))
 
 
-class BlockLearner(HeadLearner[DFlashHead]):
+class DFlashLearner(HeadLearner[DFlashHead]):
     """A DSpark head for `Objective`.
 
     Args:
         head: in float32, without a Markov head.
-        hidden_layers, is_head_frozen: see `HeadLearner`.
         num_anchors: C.
-        markov_rank: R, zero for none.
+        markov_rank: R, zero for no Markov bias.
+        is_head_frozen: see `HeadLearner`.
     """
 
-    def __init__(
-        self, head: DFlashHead, hidden_layers: Sequence[int], num_anchors: int, markov_rank: int, is_head_frozen: bool
-    ) -> None:
-        super().__init__(head, hidden_layers, head.config.num_depths, is_head_frozen)
+    def __init__(self, head: DFlashHead, num_anchors: int, markov_rank: int, is_head_frozen: bool) -> None:
+        super().__init__(head, head.config.num_depths, is_head_frozen)
         self._num_anchors = num_anchors
         self.markov = MarkovMap(head.config.layer.hidden_size, markov_rank) if markov_rank else None
 
@@ -74,22 +72,20 @@ class BlockLearner(HeadLearner[DFlashHead]):
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`."""
         if generator is not None:
-            parts = [self._drafts(batch, draw_anchors(batch.is_asked, self._num_anchors, generator))]
-        else:
-            places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-            parts = [
-                self._drafts(batch, chunk.expand(len(batch.tokens), -1)) for chunk in places.split(self._num_anchors)
-            ]
+            return self._drafts(batch, draw_anchors(batch.is_generated, self._num_anchors, generator))
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        chunks = positions.split(self._num_anchors)
+        parts = [self._drafts(batch, chunk.expand(len(batch.tokens), -1)) for chunk in chunks]
         return [Draft(*map(torch.cat, zip(*of_depth, strict=True))) for of_depth in zip(*parts, strict=True)]
 
     def _drafts(self, batch: Batch, anchors: Tensor) -> list[Draft]:
-        """Drafts of blocks at anchors int64 [B, C], at places where the target wrote what comes next."""
+        """Drafts of blocks at anchors int64 [B, C], where the target generated the token."""
         outputs = self.head(batch.tokens, batch.states.to(self.head.fc.weight.dtype), anchors)
-        drafts, width = [], batch.tokens.shape[1]
+        drafts, length = [], batch.tokens.shape[1]
         for depth in range(self.num_depths):
-            places = anchors + depth
-            is_asked = batch.is_asked.gather(1, places.clamp(max=width - 1)) & (places < width)
-            texts, blocks = is_asked.nonzero(as_tuple=True)
+            positions = anchors + depth
+            is_generated = batch.is_generated.gather(1, positions.clamp(max=length - 1)) & (positions < length)
+            texts, blocks = is_generated.nonzero(as_tuple=True)
             chosen, starts = outputs[texts, blocks, depth], anchors[texts, blocks]
             if self.markov is not None:
                 before = nn.functional.embedding(batch.tokens[texts, starts + depth], self.head.embedding)
@@ -98,52 +94,41 @@ class BlockLearner(HeadLearner[DFlashHead]):
         return drafts
 
     @torch.no_grad()
-    def _whole_head(self) -> DFlashHead:
-        """The head with its Markov head, W1 = a(embedding) and W2 = rows b."""
+    def _complete_head(self) -> DFlashHead:
+        """The head with its Markov head, whose tables are W1 = a(embedding) and W2 = lm_head b."""
         if self.markov is None:
             return self.head
-        rank = self.markov.b.in_features
-        config = replace(self.head.config, markov_rank=rank)
+        config = replace(self.head.config, markov_rank=self.markov.b.in_features)
         with torch.device("meta"):
-            whole = DFlashHead(config, self.head.embedding, self.head.target_ids)
+            complete = DFlashHead(config, self.head.embedding, self.head.target_ids)
         tables = {
             "markov_head.markov_w1.weight": self.markov.read(self.head.embedding),
             "markov_head.markov_w2.weight": self.head.lm_head.weight @ self.markov.b.weight,
         }
-        whole.load_state_dict(self.head.state_dict() | tables, assign=True)
-        return whole
+        complete.load_state_dict(self.head.state_dict() | tables, assign=True)
+        return complete
 
 
-def draw_anchors(is_asked: Tensor, num_anchors: int, generator: torch.Generator) -> Tensor:
-    """Places int64 [B, C] of every text where the target wrote what comes next, without repetition while there are any.
-
-    Args:
-        is_asked: bool [B, T].
-    """
-    draws = torch.rand(is_asked.shape, generator=generator, device=is_asked.device) + is_asked
-    return draws.topk(min(num_anchors, is_asked.shape[1])).indices.sort().values
+def draw_anchors(is_generated: Tensor, num_anchors: int, generator: torch.Generator) -> Tensor:
+    """Distinct positions int64 [B, C] of every text, those with `is_generated` bool [B, T] before all others."""
+    draws = torch.rand(is_generated.shape, generator=generator, device=is_generated.device) + is_generated
+    return draws.topk(min(num_anchors, is_generated.shape[1])).indices.sort().values
 
 
-def make_block(
+def make_dflash(
     model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], mask_token: int, config: TrainingConfig
-) -> BlockLearner:
+) -> DFlashLearner:
     """A fresh head for a target; draws from torch's default generator.
 
     Raises:
-        UnsupportedModelError: see `fresh_head`.
+        UnsupportedModelError: see `head_sizes`.
     """
-    layer = head_layer(model)
     shape = DFlashConfig(
-        layer,
-        vocab_size=num_logits(model),
-        draft_vocab_size=len(target_ids),
-        target_hidden_size=layer.hidden_size,
-        num_features=len(hidden_layers),
+        **head_sizes(model, len(target_ids), hidden_layers),
         block_size=config.depths,
         mask_token=mask_token,
         spans=(Span(),) * config.layers,
         has_anchor_output=True,
-        hidden_layers=tuple(hidden_layers),
     )
     head = fresh_head(DFlashHead, shape, model, target_ids, config.is_initialised)
-    return BlockLearner(head, hidden_layers, config.num_anchors, config.markov_rank, config.is_head_frozen)
+    return DFlashLearner(head, config.num_anchors, config.markov_rank, config.is_head_frozen)

@@ -1,7 +1,7 @@
-"""How good a drafter is on texts that it has not seen: acceptance by depth and rank, and what trees make of it.
+"""How good a drafter is on held-out texts: acceptance by depth and rank, and expected lengths of chains and trees.
 
-Drafts are judged along texts that the target wrote, so the token that comes next is what verification would keep: at
-temperature 0 a draft token is accepted when it is the target's choice, which in greedy texts is the text's own token.
+Drafts are compared with texts that the target generated. At temperature 0 a draft token is accepted when it is the
+target's most probable token, which in greedily generated text is the text's own token.
 
 Axis letters: T tokens, D depths, R ranks.
 """
@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 NUM_RANKS = 8
 MIN_GREEDY = 32
-"""A text's greedy end must be so long to be counted: short ones are there by chance."""
+"""The least length of a text's greedy end; shorter ones occur by chance in sampled text."""
 
 
-class JudgedText(NamedTuple):
-    """One text: `ranks` int64, `overlaps` float32 and `is_judged` bool [T, D] as in `Judged`.
+class EvaluatedText(NamedTuple):
+    """One text: `ranks` int64, `overlaps` float32 and `is_evaluated` bool [T, D] as in `EvaluatedDrafts`.
 
-    `is_best` bool [T]: what comes next is the target's most probable token.
+    `is_greedy` bool [T]: the next token is the target's most probable one.
     """
 
     ranks: Tensor
     overlaps: Tensor
-    is_judged: Tensor
-    is_best: Tensor
+    is_evaluated: Tensor
+    is_greedy: Tensor
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Evaluation:
     """Measured on held-out texts.
 
     Args:
-        acceptance: by depth and rank: how often the token of that rank is the right one, given that all before it were.
-        greedy_acceptance: the same where the target's choice is its most probable token (temperature 0).
+        acceptance: by depth and rank: how often the token of that rank is the text's, given that all before it were.
+        greedy_acceptance: the same at temperature 0, on the greedy ends of texts.
         overlap: by depth: the mass that draft and target share, the acceptance of one sampled token (temperature 1).
-        chain: by length of a chain: accepted draft tokens per round and one, temperature 0, rounds played along texts;
-            without greedy texts nothing.
-        sampled_chain: the same at temperature 1 in expectation, from the overlaps.
-        tree: by number of nodes, the root included: the same at temperature 0 for the best tree of fixed shape; without
-            greedy texts nothing.
-        num_places: drafts judged at the first depth.
-        num_greedy_places: of those at temperature 0.
+        chain: by length of a chain: tokens per round at temperature 0, with rounds played along the greedy ends of
+            texts; empty if there are none.
+        sampled_chain: the expected tokens per round at temperature 1, computed from the overlaps.
+        tree: by number of nodes, the root included: tokens per round at temperature 0 of the best tree of fixed shape;
+            empty if there are no greedy texts.
+        num_positions: drafts evaluated at the first depth.
+        num_greedy_positions: those of them at temperature 0.
     """
 
     acceptance: list[list[float]]
@@ -56,77 +56,76 @@ class Evaluation:
     chain: dict[int, float]
     sampled_chain: dict[int, float]
     tree: dict[int, float]
-    num_places: int
-    num_greedy_places: int
+    num_positions: int
+    num_greedy_positions: int
 
     def summary(self) -> dict[str, float]:
-        """The main numbers by name; those at temperature 0 only where there are greedy texts."""
+        """The main numbers by name; those at temperature 0 only if there are greedy texts."""
         longest = max(self.sampled_chain)
         sampled = {"overlap": self.overlap[0], f"sampled_chain_{longest}": self.sampled_chain[longest]}
-        if not self.num_greedy_places:
+        if not self.num_greedy_positions:
             return sampled
         greedy = {"acceptance": self.greedy_acceptance[0][0], f"chain_{longest}": self.chain[longest]}
         return greedy | {f"tree_{size}": value for size, value in self.tree.items()} | sampled
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def evaluate(texts: Iterable[JudgedText], tree_sizes: Iterable[int] = (16, 32)) -> Evaluation:
-    """Sum up judged texts; there must be one."""
-    ranks, overlaps, judged, greedy = [], [], [], []
-    rounds: list[list[Tensor]] = []
-    for text in texts:
-        start = greedy_start(text.is_best)
-        is_greedy = torch.arange(len(text.ranks), device=text.ranks.device) >= start
-        ranks.append(text.ranks)
-        overlaps.append(text.overlaps)
-        judged.append(text.is_judged)
-        greedy.append(text.is_judged & is_greedy.unsqueeze(1))
-        ends = text.ranks[start:], text.is_judged[start:]
-        # Chains of other lengths begin their rounds elsewhere.
-        rounds.append([play_rounds(*(part[:, :k] for part in ends)) for k in range(1, text.ranks.shape[1] + 1)])
-    every, shared, known = torch.cat(ranks), torch.cat(overlaps), torch.cat(judged)
-    at_zero, accepted = torch.cat(greedy), map(torch.cat, zip(*rounds, strict=True))
-    table, num_depths = histogram(every, at_zero), every.shape[1]
-    whole, has_greedy = known.all(1), bool(at_zero[:, 0].any())
-    expected = shared[whole].cumprod(1).mean(0).nan_to_num()
+def evaluate(texts: Iterable[EvaluatedText], tree_sizes: Iterable[int] = (16, 32)) -> Evaluation:
+    """Sum up one or more evaluated texts."""
+    texts = list(texts)
+    starts = [greedy_start(text.is_greedy) for text in texts]
+    ranks, overlaps = torch.cat([text.ranks for text in texts]), torch.cat([text.overlaps for text in texts])
+    counted = torch.cat([text.is_evaluated for text in texts])
+    is_end = torch.cat([torch.arange(len(text.ranks)) >= start for text, start in zip(texts, starts, strict=True)])
+    counted_greedy = counted & is_end.unsqueeze(1)
+    num_depths, has_greedy = ranks.shape[1], bool(counted_greedy[:, 0].any())
+    table = histogram(ranks, counted_greedy)
+    expected = overlaps[counted.all(1)].cumprod(1).mean(0).nan_to_num()
     return Evaluation(
-        acceptance=histogram(every, known),
+        acceptance=histogram(ranks, counted),
         greedy_acceptance=table,
-        overlap=[float(shared[:, d][known[:, d]].mean().nan_to_num()) for d in range(num_depths)],
-        chain={k: _mean(of_length) + 1 for k, of_length in enumerate(accepted, 1) if has_greedy},
+        overlap=[float(overlaps[:, d][counted[:, d]].mean().nan_to_num()) for d in range(num_depths)],
+        chain={k: _chain_length(texts, starts, k) for k in range(1, num_depths + 1) if has_greedy},
         sampled_chain={k: float(expected[:k].sum()) + 1 for k in range(1, num_depths + 1)},
         tree={size: best_tree(table, size) for size in tree_sizes if has_greedy},
-        num_places=int(known[:, 0].sum()),
-        num_greedy_places=int(at_zero[:, 0].sum()),
+        num_positions=int(counted[:, 0].sum()),
+        num_greedy_positions=int(counted_greedy[:, 0].sum()),
     )
 
 
-def greedy_start(is_best: Tensor) -> int:
-    """Where the end of a text begins in which every token is the most probable one; its length if that is short."""
-    wrong = (~is_best).nonzero()
-    # The last token of a text has not been asked about.
-    start = int(wrong[wrong < len(is_best) - 1].max()) + 1 if bool((wrong < len(is_best) - 1).any()) else 0
-    return start if len(is_best) - start >= MIN_GREEDY else len(is_best)
+def _chain_length(texts: list[EvaluatedText], starts: list[int], length: int) -> float:
+    """Mean tokens per round of chains of `length`, from `starts` on; each length plays its own rounds."""
+    rounds = [
+        play_rounds(text.ranks[start:, :length], text.is_evaluated[start:, :length])
+        for text, start in zip(texts, starts, strict=True)
+    ]
+    accepted = torch.cat(rounds)
+    return 1 + (float(accepted.float().mean()) if len(accepted) else 0.0)
 
 
-def play_rounds(ranks: Tensor, is_judged: Tensor) -> Tensor:
-    """Accepted tokens, int64, of every round of chains as long as there are depths, played along a text.
+def greedy_start(is_greedy: Tensor) -> int:
+    """The start of the end of a text in which every token is the most probable one; its length if that is short."""
+    # The last token of a text has no next one.
+    wrong = (~is_greedy[:-1]).nonzero()
+    start = int(wrong.max()) + 1 if len(wrong) else 0
+    return start if len(is_greedy) - start >= MIN_GREEDY else len(is_greedy)
 
-    A round starts from the token at an anchor and accepts as long as the text's token is the first in rank; the next
-    one starts behind the token that the target adds.
+
+def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> Tensor:
+    """Accepted tokens, int64, of every round of chains of length D, played along a text.
+
+    A round starts from an anchor and accepts draft tokens as long as the text's token has rank 0; the next one starts
+    from the token that the target adds.
     """
     right = (ranks == 0).long().cumprod(1).sum(1)
-    accepted, place = [], 0
-    while place < len(ranks) and bool(is_judged[place].all()):
-        accepted.append(int(right[place]))
-        place += accepted[-1] + 1
+    accepted, anchor = [], 0
+    while anchor < len(ranks) and bool(is_evaluated[anchor].all()):
+        accepted.append(int(right[anchor]))
+        anchor += accepted[-1] + 1
     return torch.tensor(accepted, dtype=torch.int64)
 
 
 def histogram(ranks: Tensor, is_counted: Tensor) -> list[list[float]]:
-    """By depth and rank below `NUM_RANKS`: the share of counted places whose text's token has that rank."""
+    """By depth and rank below `NUM_RANKS`: the share of counted positions whose text's token has that rank."""
     table = []
     for depth in range(ranks.shape[1]):
         own = ranks[:, depth][is_counted[:, depth]]
@@ -136,10 +135,9 @@ def histogram(ranks: Tensor, is_counted: Tensor) -> list[list[float]]:
 
 
 def best_tree(acceptance: list[list[float]], num_nodes: int) -> float:
-    """Emitted tokens per round of the best tree of so many nodes: the largest path products (Chen et al. 2024).
+    """Tokens per round of the best tree of `num_nodes`: the sum of the largest path products (Chen et al. 2024).
 
-    A rank that was right more often than the one before it, by chance, comes first: so a node's next sibling and first
-    child are never worth more than itself.
+    Ranks are sorted by acceptance first, so that a node's next sibling and first child are never worth more than it.
     """
     acceptance = [sorted(row, reverse=True) for row in acceptance]
     total, frontier = 1.0, [(-acceptance[0][0], 0, 0, 1.0)]
@@ -153,7 +151,3 @@ def best_tree(acceptance: list[list[float]], num_nodes: int) -> float:
         if depth + 1 < len(acceptance):
             heapq.heappush(frontier, (value * acceptance[depth + 1][0], depth + 1, 0, -value))
     return total
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.float().mean()) if len(values) else 0.0

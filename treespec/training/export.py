@@ -1,4 +1,4 @@
-"""Trained heads written anew, whole, for readers that take nothing from the target."""
+"""Trained heads written again, with everything that their readers need, or without what the target has."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def export_head(
         name, target: see `load_drafter`.
         out: the folder to write.
         dtype: of the weights.
-        has_all: with the output rows and the embedding. False leaves them out where they are the target's own, up to
-            rounding to `dtype`: `load_drafter` takes them from there.
-        markov_rank: cut a block head's bigram bias to this rank, the nearest there is: a smaller file.
+        has_all: with the output rows and the embedding. False leaves them out if they equal the target's after rounding
+            to `dtype`: `load_drafter` takes them from there.
+        markov_rank: a smaller rank for a DSpark head's bigram bias, for a smaller file.
 
     Raises:
         CheckpointError, ConfigError: see `load_drafter`; a rank that the head does not have.
@@ -51,7 +51,7 @@ def export_head(
     layers = fused_layers(head.config, target, name)
     if markov_rank is not None:
         if not isinstance(head, DFlashHead) or not 0 < markov_rank <= head.config.markov_rank:
-            raise ConfigError(f"markov_rank must be from 1 to the rank of a block head's bias, got {markov_rank}")
+            raise ConfigError(f"markov_rank must be from 1 to the rank of a DSpark head's bias, got {markov_rank}")
         head = cut_markov(head, markov_rank)
     verifier = getattr(target.config, "_name_or_path", None) or None
     has_rows, has_embedding = (has_all or not is_shared for is_shared in _shared(head, target, dtype))

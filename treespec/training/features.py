@@ -1,5 +1,4 @@
-"""What a draft head learns from: a target's hidden states and distributions along texts, by plain passes over whole
-texts.
+"""What a draft head learns from: a target's hidden states and next-token distributions, by plain passes over texts.
 
 Axis letters: B rows, T tokens of a text, J the hidden size, L layers read, V vocabulary, K candidates.
 """
@@ -18,14 +17,17 @@ from treespec.hf.introspect import input_device, num_logits, pick_layers
 from treespec.training.text.fingerprint import fingerprint
 
 MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
-"""A pass has so many logits at most, which bounds its memory."""
+"""Logits of one pass, which bounds its memory."""
+
+NUM_CANDIDATES = 64
+"""Of every distribution so many of the most probable tokens are kept."""
 
 
 class Features(NamedTuple):
     """Of one text, on the CPU.
 
-    `states` [T, L J], one layer's beside the other's; `top_ids` int32 [T, K], the most probable next tokens after every
-    token, best first, and their probabilities `top_probs` float16 [T, K].
+    `states` [T, L J], the layers' states concatenated; `top_ids` int32 [T, K], the most probable next tokens after
+    every token, best first; `top_probs` float16 [T, K], their probabilities.
     """
 
     states: Tensor
@@ -38,10 +40,10 @@ class FeatureReader:
 
     Args:
         model: in evaluation mode.
-        hidden_layers: the hidden states that are kept, see `HiddenStates`; none for distributions alone.
+        hidden_layers: the hidden states to keep, see `HiddenStates`; empty for distributions alone.
         num_candidates: K.
-        dtype: that the states are kept in; float16 overflows in models with massive activations.
-        is_mixed: passes multiply in bfloat16.
+        dtype: of the kept states; float16 overflows in models with massive activations.
+        is_mixed: multiply in bfloat16.
 
     Raises:
         ConfigError: the model is in training mode.
@@ -51,7 +53,7 @@ class FeatureReader:
         self,
         model: PreTrainedModel,
         hidden_layers: Sequence[int],
-        num_candidates: int = 32,
+        num_candidates: int = NUM_CANDIDATES,
         dtype: torch.dtype = torch.bfloat16,
         is_mixed: bool = False,
     ) -> None:
@@ -61,7 +63,7 @@ class FeatureReader:
         self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
         self.vocab_size = num_logits(model)
         self._num_candidates = min(num_candidates, self.vocab_size)
-        self.width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
+        self._width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
         self.settings = {
             "hidden_layers": list(self._hidden_layers),
             "num_candidates": self._num_candidates,
@@ -72,20 +74,16 @@ class FeatureReader:
 
     @property
     def bytes_per_token(self) -> int:
-        """What `Features` take."""
-        return self.width * self._dtype.itemsize + 6 * self._num_candidates
-
-    @property
-    def max_tokens(self) -> int:
-        """So many tokens, padding included, fit into one pass."""
-        return max(MAX_LOGITS.get(input_device(self._model).type, MAX_LOGITS["cpu"]) // self.vocab_size, 1)
+        """The size of one token's `Features`."""
+        return self._width * self._dtype.itemsize + 6 * self._num_candidates
 
     def read_all(self, texts: Sequence[Tensor]) -> list[Features]:
-        """Of texts int64 [T], in passes of `max_tokens`, one text at least."""
+        """Features of texts int64 [T], several texts per pass as long as the logits stay below `MAX_LOGITS`."""
+        max_logits = MAX_LOGITS.get(input_device(self._model).type, MAX_LOGITS["cpu"])
         features: list[Features] = []
         group: list[Tensor] = []
         for text in texts:
-            if group and (len(group) + 1) * max(map(len, [*group, text])) > self.max_tokens:
+            if group and (len(group) + 1) * max(map(len, [*group, text])) * self.vocab_size > max_logits:
                 features += self._read(group)
                 group = []
             group.append(text)
@@ -95,16 +93,13 @@ class FeatureReader:
     def _read(self, texts: Sequence[Tensor]) -> list[Features]:
         device = input_device(self._model)
         ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-        # No attention mask: what stands behind a text's end is seen by nothing before it.
+        # Causal attention needs no mask here: padding on the right is seen by no token before it.
         with torch.autocast(device.type, torch.bfloat16, enabled=self._is_mixed):
             output = self._model(
-                input_ids=ids.to(device),
-                output_hidden_states=bool(self._hidden_layers),
-                use_cache=False,
+                input_ids=ids.to(device), output_hidden_states=bool(self._hidden_layers), use_cache=False
             )
-        states = list(pick_layers(output, self._hidden_layers).values())
-        beside = torch.cat(states, -1).to(self._dtype) if states else torch.empty(*ids.shape, 0, dtype=self._dtype)
+        layers = list(pick_layers(output, self._hidden_layers).values())
+        states = torch.cat(layers, -1).to(self._dtype) if layers else torch.empty(*ids.shape, 0, dtype=self._dtype)
         top = output.logits.softmax(-1, dtype=torch.float32).topk(self._num_candidates)
-        probs = top.values.half().cpu()
-        parts = zip(texts, beside.cpu(), top.indices.int().cpu(), probs, strict=True)
+        parts = zip(texts, states.cpu(), top.indices.int().cpu(), top.values.half().cpu(), strict=True)
         return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]

@@ -1,7 +1,8 @@
-"""A draft head in its target's likeness: the shape of its layers, and the weights that they can start from."""
+"""The shape of a head for a target: layers as wide as the target's, in llama's form whatever the target's own form is."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,42 +11,44 @@ from transformers import PreTrainedModel
 from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
-from treespec.hf.models.layers import decoder_layers
+from treespec.hf.introspect import num_logits
 
 DEFAULT_THETA = 10000.0
 
 
-def head_layer(model: PreTrainedModel, has_head_norms: bool = False) -> LayerConfig:
-    """Layers as wide as the target's, in llama's form whatever the target's own form is."""
+def head_sizes(model: PreTrainedModel, draft_vocab_size: int, hidden_layers: Sequence[int]) -> dict[str, Any]:
+    """The arguments that the configurations of all heads have in common.
+
+    Raises:
+        UnsupportedModelError: the target's embedding or output head is of another width than its hidden states, or its
+            attention heads are of an odd size.
+    """
+    layer = head_layer(model)
+    _check_fit(model, layer)
+    return {
+        "layer": layer,
+        "vocab_size": num_logits(model),
+        "draft_vocab_size": draft_vocab_size,
+        "target_hidden_size": layer.hidden_size,
+        "num_features": len(hidden_layers),
+        "hidden_layers": tuple(hidden_layers),
+    }
+
+
+def head_layer(model: PreTrainedModel) -> LayerConfig:
+    """The shape of a decoder layer."""
     text = model.config.get_text_config()
-    hidden_size, num_heads = text.hidden_size, text.num_attention_heads
-    num_key_heads = getattr(text, "num_key_value_heads", None) or num_heads
+    intermediate_size = getattr(text, "intermediate_size", None)
     return LayerConfig(
-        hidden_size=hidden_size,
-        intermediate_size=_intermediate_size(text),
-        num_heads=num_heads,
-        num_key_heads=num_key_heads,
-        head_dim=getattr(text, "head_dim", None) or hidden_size // num_heads,
+        hidden_size=text.hidden_size,
+        intermediate_size=intermediate_size if isinstance(intermediate_size, int) else 4 * text.hidden_size,
+        num_heads=text.num_attention_heads,
+        num_key_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
         rope=_rope(text),
         max_positions=getattr(text, "max_position_embeddings", None) or 2048,
-        has_head_norms=has_head_norms,
     )
-
-
-def layer_weights(model: PreTrainedModel, num_layers: int) -> list[dict[str, Tensor]]:
-    """The state of the target's last `num_layers` layers, the last one last; empty where there is no list of layers."""
-    try:
-        layers = decoder_layers(model)
-    except UnsupportedModelError:
-        return []
-    return [dict(layer.state_dict()) for layer in list(layers)[-num_layers:]]
-
-
-def final_norm(model: PreTrainedModel) -> Tensor | None:
-    """The weight [H] of the norm before the output head; None where it is not found under its usual name."""
-    weight = getattr(getattr(model.base_model, "norm", None), "weight", None)
-    return weight if isinstance(weight, Tensor) else None
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
@@ -55,15 +58,27 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({0, num_layers // 2, num_layers - 1}))
 
 
-def _intermediate_size(text: Any) -> int:
-    found = getattr(text, "intermediate_size", None)
-    return found if isinstance(found, int) else 4 * text.hidden_size
+def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:
+    kind = type(model).__name__
+    widths = {"embedding": model.get_input_embeddings(), "output head": model.get_output_embeddings()}
+    for name, module in widths.items():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.shape[1] != layer.hidden_size:
+            raise UnsupportedModelError(
+                f"{kind}'s {name} is {weight.shape[1]} wide where its hidden states are {layer.hidden_size}, and a "
+                "draft head needs one width for both"
+            )
+    if layer.head_dim % 2:
+        raise UnsupportedModelError(
+            f"{kind} has attention heads of size {layer.head_dim}, and a draft head's rotary positions need an even size"
+        )
 
 
 def _rope(text: Any) -> dict[str, Any]:
-    """The target's own rotary settings where the head can have them."""
+    """The target's own rotary settings, or the default ones where a head cannot have them."""
+    default = {"rope_type": "default", "rope_theta": DEFAULT_THETA}
     try:
         settings = rope_settings(text.to_dict())
     except CheckpointError:
-        return {"rope_type": "default", "rope_theta": DEFAULT_THETA}
+        return default
     return settings if settings.get("rope_theta") else settings | {"rope_theta": DEFAULT_THETA}

@@ -1,11 +1,10 @@
-"""The training loop: AdamW, a cosine schedule by steps or by the clock, clipping, evaluations, resuming.
+"""The training loop: AdamW, a cosine schedule by steps or by the clock, clipping, evaluations, checkpoints.
 
-With a number of steps, a run that was killed anywhere and taken up again gives the same weights bit by bit on a CPU.
+With a number of steps, a run that was killed at any step and resumed gives the same weights bit by bit on a CPU.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,18 +18,19 @@ from torch import nn
 from treespec.errors import TreespecError
 from treespec.training.cast import CastWeights
 from treespec.training.data import Batch, FeatureSet
-from treespec.training.evaluate import Evaluation, JudgedText, evaluate
+from treespec.training.evaluate import EvaluatedText, Evaluation, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.sampler import Sampler, Split
 from treespec.training.state import Progress, load_state, load_weights, save_state
 
 STATE = "state.safetensors"
+WEIGHT_DECAY, BETAS, MAX_GRADIENT_NORM = 0.01, (0.9, 0.95), 1.0
 LOG_EVERY = 10
-"""Steps whose losses are one line of the log."""
+"""Steps whose mean loss is one line of the log."""
 
 SEED_STRIDE = 1_000_003
-"""Runs of neighbouring seeds share no step's draws: no run has so many steps."""
+"""More than a run's steps, so that runs of neighbouring seeds share no step's seed."""
 
 
 class Run:
@@ -40,7 +40,7 @@ class Run:
         objective: what is trained.
         features: of all texts.
         config: the run's settings.
-        folder: where its state is kept. A run that it holds already is gone on with.
+        folder: where its state is kept; if the state is there already, the run is resumed.
 
     Raises:
         CheckpointError: `folder` holds another run, or a damaged file; or see `load_weights`.
@@ -51,22 +51,20 @@ class Run:
         self._split = Split.of(features, config.num_held_out)
         lengths = [features.length(text) for text in self._split.train]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
-        self._num_steps = config.num_steps or math.ceil(config.num_epochs * self._sampler.num_batches)
+        self._num_steps = config.num_steps or self._sampler.num_batches
         self._optimizer = make_optimizer(objective, config)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
-        self._path, self._settings = folder / STATE, asdict(config) | {"features": features.digest()}
-        self._settings["reads"] = reads = objective.learner.reads
+        reads = objective.learner.reads
+        self._path, self._settings = folder / STATE, asdict(config) | {"features": features.digest(), "reads": reads}
         self.progress = Progress()
         if self._path.exists():
-            defaults = json.loads(json.dumps(asdict(TrainingConfig()) | {"reads": reads}))
-            self.progress = load_state(self._path, objective, self._optimizer, self._settings, defaults)
+            self.progress = load_state(self._path, objective, self._optimizer, self._settings)
         elif config.start is not None:
             load_weights(Path(config.start) / STATE, objective, reads)
-        self._start = time.perf_counter() - self.progress.seconds
 
     @property
     def share_done(self) -> float:
-        """0 to 1, by the clock where the run has a number of minutes."""
+        """0 to 1, by the clock if the run has a number of minutes."""
         if self._config.minutes is not None:
             return min(self.progress.seconds / (60 * self._config.minutes), 1.0)
         return min(self.progress.step / self._num_steps, 1.0)
@@ -85,9 +83,12 @@ class Run:
         Raises:
             TreespecError: see `step`.
         """
-        self._start = time.perf_counter() - self.progress.seconds
+        start = time.perf_counter() - self.progress.seconds
         while self.share_done < 1:
             self.step()
+            self.progress.seconds = time.perf_counter() - start
+            if self.progress.step % LOG_EVERY == 0:
+                self._log_losses()
             if self.progress.step % self._config.eval_every == 0 and self.share_done < 1:
                 on_evaluation(self.evaluate())
             if self.progress.step % self._config.save_every == 0:
@@ -102,7 +103,7 @@ class Run:
         """One optimiser step.
 
         Raises:
-            TreespecError: the loss is no finite number.
+            TreespecError: the loss is not finite.
         """
         progress, config = self.progress, self._config
         texts = [self._split.train[i] for i in self._sampler.batch(progress.step)]
@@ -116,31 +117,26 @@ class Run:
         loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, generator))
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise TreespecError(f"the loss of step {progress.step} is {value}: lower the learning rate, or start anew")
+            raise TreespecError(f"the loss of step {progress.step} is {value}: lower the learning rate")
         self._optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.objective.parameters(), config.clip)
+        nn.utils.clip_grad_norm_(self.objective.parameters(), MAX_GRADIENT_NORM)
         self._optimizer.step()
         progress.step += 1
         progress.num_tokens += sum(map(self._features.length, texts))
-        progress.seconds = time.perf_counter() - self._start
         progress.losses.append(value)
-        if progress.step % LOG_EVERY == 0:
-            mean = sum(progress.losses) / len(progress.losses)
-            self._log({"loss": mean, "learning_rate": rate})
-            progress.losses.clear()
 
     def evaluate(self) -> Evaluation:
-        """Judge the held-out texts in float32, and log it once per step."""
+        """Evaluate the drafter on the held-out texts in float32, and log it once per step."""
         size, held_out = self._config.batch_size, self._split.held_out
-        judged: list[JudgedText] = []
+        evaluated: list[EvaluatedText] = []
         for start in range(0, len(held_out), size):
             texts = held_out[start : start + size]
             batch = self._features.batch(texts)
-            parts = (*self.objective.judge(batch), batch.is_best)
+            parts = (*self.objective.evaluate(batch), batch.is_greedy)
             for row, text in enumerate(texts):
-                judged.append(JudgedText(*(part[row, : self._features.length(text)].cpu() for part in parts)))
-        found = evaluate(judged)
+                evaluated.append(EvaluatedText(*(part[row, : self._features.length(text)].cpu() for part in parts)))
+        found = evaluate(evaluated)
         if not any(line["step"] == self.progress.step and "overlap" in line for line in self.progress.log):
             self._log(found.summary())
         return found
@@ -150,6 +146,11 @@ class Run:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         save_state(self._path, self.objective, self._optimizer, self.progress, self._settings)
 
+    def _log_losses(self) -> None:
+        losses = self.progress.losses
+        self._log({"loss": sum(losses) / len(losses), "learning_rate": self._optimizer.param_groups[0]["lr"]})
+        losses.clear()
+
     def _log(self, values: dict[str, float]) -> None:
         progress = self.progress
         line: dict[str, Any] = {"step": progress.step, "seconds": round(progress.seconds, 1)}
@@ -157,13 +158,13 @@ class Run:
 
 
 def make_optimizer(objective: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """AdamW over what is trained; norms and biases do not decay."""
+    """AdamW; norms and biases do not decay."""
     weights = [weight for weight in objective.parameters() if weight.requires_grad]
     groups = [
-        {"params": [w for w in weights if w.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [w for w in weights if w.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
 
 
 def with_noise(batch: Batch, noise: float, generator: torch.Generator) -> Batch:

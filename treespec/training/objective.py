@@ -1,9 +1,9 @@
 """What every kind of drafter is trained for: distributions like the target's at every depth of its drafts.
 
-Places: the token at place + 1 is the one that a distribution at a place is of. A draft that starts from the token at an
-anchor guesses, at depth d from 0, what follows the place anchor + d.
+The distribution at position t is that of the token at t + 1. A draft anchored at position a predicts, at depth d from 0,
+the token at a + d + 1.
 
-Axis letters: B texts, T tokens of the longest of them, N outputs, H their size, W the draft vocabulary, V the target's,
+Axis letters: B texts, T tokens of the longest text, N outputs, H their size, W the draft vocabulary, V the target's,
 K candidates, D depths.
 """
 
@@ -16,35 +16,36 @@ import torch
 from torch import Tensor, nn
 
 from treespec.training.data import Batch
-from treespec.training.losses import CHUNK_LOGITS, Distributions, distribution_loss
+from treespec.training.losses import CHUNK_LOGITS, TargetTopProbs, distribution_loss
 from treespec.training.vocabulary import draft_ids
 
-MISSED = 2**30
-"""The rank of a token that the draft vocabulary does not have."""
+OUTSIDE = 2**30
+"""The rank of a token outside the draft vocabulary."""
 
 
 class Draft(NamedTuple):
-    """What a drafter says at one depth: `outputs` [N, H], for drafts from `anchors` int64 [N] of `texts` int64 [N]."""
+    """A drafter's outputs at one depth: `outputs` [N, H], for drafts from `anchors` int64 [N] of `texts` int64 [N]."""
 
     outputs: Tensor
     texts: Tensor
     anchors: Tensor
 
 
-class Judged(NamedTuple):
-    """What became of the drafts of a batch, by anchor.
+class EvaluatedDrafts(NamedTuple):
+    """Drafts of a batch compared with its texts, by anchor.
 
     `ranks` int64 [B, T, D], how many tokens the drafter finds more probable than the text's own at that depth;
-    `overlaps` float32 [B, T, D], the mass that its distribution shares with the target's; `is_judged` bool [B, T, D].
+    `overlaps` float32 [B, T, D], the mass that its distribution shares with the target's; `is_evaluated` bool
+    [B, T, D], where there is a draft and the target generated the token.
     """
 
     ranks: Tensor
     overlaps: Tensor
-    is_judged: Tensor
+    is_evaluated: Tensor
 
 
 class Learner(Protocol):
-    """A drafter as its training sees it, a module."""
+    """A drafter in training, a module."""
 
     num_depths: int
 
@@ -55,30 +56,30 @@ class Learner(Protocol):
 
     @property
     def reads(self) -> dict[str, Any]:
-        """What its weights have learned to read, by name: with anything else in its place they are worth little."""
+        """What its weights have learned to read, by name; with other inputs the weights are of little use."""
         ...
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
-        """Drafts by depth, at places where the target wrote what comes next; all of them without a generator."""
+        """Drafts by depth, where the target generated the token; from every anchor if there is no generator."""
         ...
 
     @property
     def output_weight(self) -> Tensor:
-        """[W, H], which makes logits of outputs."""
+        """[W, H], the output head's matrix."""
         ...
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
-        """Write the drafter for the target of that name; `dtype` of its files."""
+        """Write the drafter's files for the target of that name, with weights in `dtype`."""
         ...
 
 
 class Objective(nn.Module):
-    """A drafter's loss and its judgement.
+    """A drafter's loss and evaluation.
 
     Args:
         learner: a module.
         vocab_size: V.
-        depth_decay: the loss at depth d counts depth_decay^d.
+        depth_decay: the loss at depth d has the weight depth_decay^d.
     """
 
     _draft_ids: Tensor
@@ -92,46 +93,45 @@ class Objective(nn.Module):
         self.register_buffer("_draft_ids", draft_ids(learner.target_ids, vocab_size), persistent=False)
 
     def forward(self, batch: Batch, tv_weight: float, generator: torch.Generator) -> Tensor:
-        """The loss of a batch: over depths the weighted, over places the plain mean."""
+        """The loss of a batch: the weighted mean over depths of the mean over drafts."""
         total = torch.zeros((), device=batch.tokens.device)
         for depth, draft in enumerate(self.learner.drafts(batch, generator)):
             count = len(draft.texts)
             if count:
-                shares = torch.full((count,), self._decays[depth] / count, device=draft.texts.device)
-                probs = self._probs(batch, draft, depth)
-                total = total + distribution_loss(draft.outputs, self.learner.output_weight, probs, shares, tv_weight)
+                weights = torch.full((count,), self._decays[depth] / count, device=draft.texts.device)
+                target = self._target_probs(batch, draft, depth)
+                total = total + distribution_loss(draft.outputs, self.learner.output_weight, target, weights, tv_weight)
         return total
 
     @torch.no_grad()
-    def judge(self, batch: Batch) -> Judged:
-        """See `Judged`."""
+    def evaluate(self, batch: Batch) -> EvaluatedDrafts:
+        """Compare drafts from every anchor with the texts."""
         shape = (*batch.tokens.shape, self.learner.num_depths)
-        ranks = torch.full(shape, MISSED, device=batch.tokens.device)
+        ranks = torch.full(shape, OUTSIDE, device=batch.tokens.device)
         overlaps = torch.zeros(shape, device=ranks.device)
-        is_judged = torch.zeros(shape, dtype=torch.bool, device=ranks.device)
+        is_evaluated = torch.zeros(shape, dtype=torch.bool, device=ranks.device)
         for depth, draft in enumerate(self.learner.drafts(batch, None)):
             at = (draft.texts, draft.anchors, torch.full_like(draft.texts, depth))
             right = self._draft_ids[batch.tokens[draft.texts, draft.anchors + depth + 1]]
-            ranks[at], overlaps[at] = self._judge(draft.outputs, right, self._probs(batch, draft, depth))
-            is_judged[at] = True
-        return Judged(ranks, overlaps, is_judged)
+            ranks[at], overlaps[at] = self._compare(draft.outputs, right, self._target_probs(batch, draft, depth))
+            is_evaluated[at] = True
+        return EvaluatedDrafts(ranks, overlaps, is_evaluated)
 
-    def _probs(self, batch: Batch, draft: Draft, depth: int) -> Distributions:
+    def _target_probs(self, batch: Batch, draft: Draft, depth: int) -> TargetTopProbs:
         at = (draft.texts, draft.anchors + depth)
         ids = self._draft_ids[batch.target_token_ids[at]]
-        return Distributions(ids, batch.target_token_probs[at] * (ids >= 0))
+        return TargetTopProbs(ids, batch.target_token_probs[at] * (ids >= 0))
 
-    def _judge(self, outputs: Tensor, right: Tensor, distributions: Distributions) -> tuple[Tensor, Tensor]:
-        """Ranks int64 [N] of draft ids [N], and overlaps float32 [N]."""
+    def _compare(self, outputs: Tensor, right: Tensor, target: TargetTopProbs) -> tuple[Tensor, Tensor]:
+        """Ranks int64 [N] of draft ids `right` int64 [N], and overlaps float32 [N]."""
         weight = self.learner.output_weight
-        ranks, overlaps = torch.full_like(right, MISSED), distributions.probs.new_zeros(len(right))
+        ranks, overlaps = torch.full_like(right, OUTSIDE), target.probs.new_zeros(len(right))
         size = max(CHUNK_LOGITS // len(weight), 1)
         for start in range(0, len(right), size):
             part = slice(start, start + size)
-            logits = nn.functional.linear(outputs[part], weight)
-            probs, known = logits.float().softmax(-1), right[part] >= 0
+            probs = nn.functional.linear(outputs[part], weight).float().softmax(-1)
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
-            ranks[part] = torch.where(known, (probs > own).sum(1), MISSED)
-            drafted = probs.gather(1, distributions.ids[part].clamp(min=0))
-            overlaps[part] = torch.minimum(drafted, distributions.probs[part]).sum(1)
+            ranks[part] = torch.where(right[part] >= 0, (probs > own).sum(1), OUTSIDE)
+            drafted = probs.gather(1, target.ids[part].clamp(min=0))
+            overlaps[part] = torch.minimum(drafted, target.probs[part]).sum(1)
         return ranks, overlaps

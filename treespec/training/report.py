@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,22 @@ import torch
 from treespec.training.evaluate import Evaluation
 from treespec.training.state import Progress
 
-NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "draft model"}
+NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "Draft model"}
 
 
 @dataclass(frozen=True)
 class About:
-    """What was trained: settings, the target's name, the command, the texts' size, the share of their tokens that the
-    draft vocabulary has, how many weights were trained, and on what."""
+    """What was trained.
+
+    Args:
+        config: the settings.
+        model: the target's name.
+        command: that trained it.
+        num_tokens, num_texts: the size of the texts.
+        coverage: the share of their tokens that the draft vocabulary has.
+        num_weights: how many weights were trained.
+        machine: see `machine`.
+    """
 
     config: Mapping[str, Any]
     model: str | None
@@ -35,23 +44,17 @@ class About:
 
 
 def write_report(folder: Path, about: About, progress: Progress, evaluation: Evaluation) -> None:
-    """Write `log.csv` and `evaluation.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write `log.csv` and `evaluation.json` to the run's folder, and the model card to the drafter's folder in it."""
     _write_log(folder / "log.csv", progress.log)
     state = {"step": progress.step, "seconds": progress.seconds, "num_trained_tokens": progress.num_tokens}
-    found = vars(about) | state | {"evaluation": evaluation.as_dict()}
+    found = vars(about) | state | {"evaluation": asdict(evaluation)}
     (folder / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
-def write_card(path: Path, about: About, progress: Progress, evaluation: Evaluation) -> None:
-    """Write the drafter's model card."""
-    path.write_text(model_card(about, progress, evaluation), encoding="utf-8")
+    (folder / "drafter" / "README.md").write_text(model_card(about, progress, evaluation), encoding="utf-8")
 
 
 def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
-    """Markdown: what it is, how to use it, what it was trained on and for how long, what was measured."""
-    kind, model = about.config["kind"], about.model or "the target"
-    passes = progress.num_tokens / max(about.num_tokens, 1)
+    """Markdown: what the drafter is, how to use it, what it was trained on and for how long, what was measured."""
+    kind, model, start = about.config["kind"], about.model or "the target", about.config["start"]
     lines = [
         "---",
         "library_name: treespec",
@@ -59,19 +62,22 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
         "tags: [speculative-decoding]",
         "---",
         "",
-        f"# {NAMES[kind][0].upper()}{NAMES[kind][1:]} for {model}",
+        f"# {NAMES[kind]} for {model}",
         "",
         f"Drafts for {model} in tree speculative decoding; {about.num_weights / 1e6:.1f} M trained weights.",
         "",
         "```python",
-        *_usage(kind),
+        'drafter = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+        if kind == "draft_model"
+        else 'drafter = treespec.load_drafter("THIS FOLDER", model)',
+        "model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))",
         "```",
         "",
         "## Training",
         "",
         f"- Data: {about.num_tokens:,} tokens in {about.num_texts:,} texts that {model} wrote itself; "
-        f"{progress.num_tokens:,} tokens were read in training ({passes:.1f} passes).",
-        *([f"- Begins with the weights of another run, `{start}`."] if (start := about.config["start"]) else []),
+        f"{progress.num_tokens:,} tokens were read in training ({progress.num_tokens / about.num_tokens:.1f} passes).",
+        *([f"- Begins with the weights of another run, `{start}`."] if start else []),
         f"- Draft vocabulary: {about.coverage:.2%} of the texts' tokens.",
         f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {about.machine}.",
         *([f"- Command: `{about.command}`"] if about.command else []),
@@ -79,7 +85,7 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
         "",
         "## Measured on held-out texts",
         "",
-        f"{evaluation.num_places:,} places, {evaluation.num_greedy_places:,} of them at temperature 0.",
+        f"{evaluation.num_positions:,} positions, {evaluation.num_greedy_positions:,} of them at temperature 0.",
         "",
         *acceptance_table(evaluation),
         "",
@@ -100,17 +106,9 @@ def machine(device: torch.device) -> str:
     return f"{name}, {torch.get_num_threads()} of {os.cpu_count()} cores"
 
 
-def _usage(kind: str) -> list[str]:
-    if kind == "draft_model":
-        load = 'drafter = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
-    else:
-        load = 'drafter = treespec.load_drafter("THIS FOLDER", model)'
-    return [load, "model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))"]
-
-
 def acceptance_table(evaluation: Evaluation) -> list[str]:
-    """Acceptance by depth and rank, the first choice at temperature 0 beside it: a Markdown table's lines."""
-    has_greedy = evaluation.num_greedy_places > 0
+    """The lines of a Markdown table of acceptance by depth and rank."""
+    has_greedy = evaluation.num_greedy_positions > 0
     num_ranks = len(evaluation.acceptance[0])
     head = ["depth", *(f"rank {rank + 1}" for rank in range(num_ranks)), "rank 1 at T = 0", "shared mass"]
     rows = [
@@ -123,7 +121,6 @@ def acceptance_table(evaluation: Evaluation) -> list[str]:
 
 
 def _length_table(evaluation: Evaluation) -> list[str]:
-    """Emitted tokens per round."""
     rows = [[f"chain of {k}, T = 0", f"{length:.3f}"] for k, length in evaluation.chain.items()]
     rows += [[f"best fixed tree of {n} nodes, T = 0", f"{length:.3f}"] for n, length in evaluation.tree.items()]
     rows += [[f"chain of {k}, T = 1, expected", f"{length:.3f}"] for k, length in evaluation.sampled_chain.items()]
@@ -136,7 +133,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _write_log(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
-    """One line per entry, one column per name."""
     names = list(dict.fromkeys(name for line in log for name in line))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)

@@ -10,29 +10,29 @@ from treespec.errors import ConfigError
 from treespec.training.data import FeatureSet
 
 NUM_BUCKETED = 16
-"""So many batches are sorted by length together: less padding, and still another order in every epoch."""
+"""Batches that are sorted by length together: less padding, and yet another order in every epoch."""
 
 
 class Split(NamedTuple):
-    """Texts by number."""
+    """Indices of texts."""
 
     train: list[int]
     held_out: list[int]
 
     @classmethod
     def of(cls, features: FeatureSet, num_held_out: int) -> Split:
-        """Texts that teach nothing are left out: those that the target wrote no part of, once they are cut.
+        """Hold out some texts; the others are trained on if the target generated a part of them.
 
         Raises:
             ConfigError: too few texts.
         """
         held_out = features.held_out(num_held_out)
         if not held_out:
-            raise ConfigError(f"training needs 5 texts at least, got {len(features)}")
+            raise ConfigError(f"training needs at least 5 texts, got {len(features)}")
         kept = set(held_out)
-        train = [text for text in range(len(features)) if text not in kept and features.has_places(text)]
+        train = [text for text in range(len(features)) if text not in kept and features.is_trainable(text)]
         if not train:
-            raise ConfigError("the target wrote no part of the texts that are trained on: a larger max_length?")
+            raise ConfigError("the target generated no part of the texts to train on: try a larger max_length")
         return cls(train, held_out)
 
 
@@ -49,19 +49,19 @@ class Sampler:
         return -(-len(self._lengths) // self._batch_size)
 
     def batch(self, step: int) -> list[int]:
-        """The texts of a step."""
+        """Indices into `lengths` of a step's texts."""
         epoch, number = divmod(step, self.num_batches)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._order(epoch)
         return self._batches[number]
 
     def _order(self, epoch: int) -> list[list[int]]:
-        draws = random.Random(f"{self._seed} {epoch}")
+        rng = random.Random(f"{self._seed} {epoch}")
         texts = list(range(len(self._lengths)))
-        draws.shuffle(texts)
+        rng.shuffle(texts)
         size, batches = self._batch_size, []
         for start in range(0, len(texts), NUM_BUCKETED * size):
             bucket = sorted(texts[start : start + NUM_BUCKETED * size], key=self._lengths.__getitem__)
             batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
-        draws.shuffle(batches)
+        rng.shuffle(batches)
         return batches

@@ -1,6 +1,7 @@
-"""A training run on disk, to go on from: weights, the optimiser's moments, the log. Written whole or not at all.
+"""The state of a training run on disk, from which it can be resumed: weights, the optimiser's moments, the log.
 
-Nothing random is kept: every step's draws and every epoch's order come from the run's seed and their own number.
+No state of random generators is kept: every step's random numbers and every epoch's order follow from the run's seed
+and the number of the step or epoch.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from treespec.errors import CheckpointError
 FORMAT = "treespec-training-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-Run = Mapping[str, Any]
-
 
 @dataclass
 class Progress:
-    """How far a run has come: optimiser steps, seconds in the loop, tokens trained on, what was logged.
+    """How far a run is: optimiser steps, seconds in the loop, tokens trained on, the log.
 
-    `losses` are those since the last line of the log.
+    `losses` are those since the log's last line.
     """
 
     step: int = 0
@@ -37,8 +36,10 @@ class Progress:
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
-def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: Run) -> None:
-    """Write a run's state; `run` says by its settings which run it is.
+def save_state(
+    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: Mapping[str, Any]
+) -> None:
+    """Write a run's state; `run` holds the settings that identify the run.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -49,63 +50,60 @@ def save_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
         for moment in MOMENTS:
             if moment in (known := optimizer.state.get(weight, {})):
                 tensors[f"{moment}:{name}"] = known[moment]
-    about = {"run": json.dumps(run), "progress": json.dumps(vars(progress))}
-    write_tensors(path, FORMAT, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, about)
+    metadata = {"run": json.dumps(run), "progress": json.dumps(vars(progress))}
+    write_tensors(path, FORMAT, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata)
 
 
-def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: Run, defaults: Run) -> Progress:
-    """Take up a run; settings that the file does not know, being older than they are, had their `defaults`.
+def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: Mapping[str, Any]) -> Progress:
+    """Load a run's weights and moments, and return its progress.
 
     Raises:
         CheckpointError: the file is damaged, or is of a run with other settings, texts or model.
     """
     weights = _trained(module)
     names = [*weights, *(f"{moment}:{name}" for name in weights for moment in MOMENTS)]
-    tensors, about = read_tensors(path, FORMAT, names)
-    try:
-        own, progress = json.loads(about["run"]), Progress(**json.loads(about["progress"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say how far its run has come ({error!r}): it is damaged") from error
-    if {**defaults, **own} != json.loads(json.dumps(run)):
+    tensors, metadata = read_tensors(path, FORMAT, names)
+    if json.loads(metadata["run"]) != json.loads(json.dumps(run)):
         raise CheckpointError(
-            f"{path} is of a run with other settings, texts or model: give another folder, or delete it to start anew"
+            f"{path} is of a run with other settings, texts or model: give another folder, or delete it to start again"
         )
-    with torch.no_grad():
-        for name, weight in weights.items():
-            weight.copy_(tensors[name])
-            state = {moment: tensors[f"{moment}:{name}"].to(weight.device) for moment in MOMENTS}
-            optimizer.state[weight] = state | {"step": torch.tensor(float(progress.step), device=weight.device)}
+    progress = Progress(**json.loads(metadata["progress"]))
+    _copy(tensors, weights)
+    for name, weight in weights.items():
+        state = {moment: tensors[f"{moment}:{name}"].to(weight.device) for moment in MOMENTS}
+        optimizer.state[weight] = state | {"step": torch.tensor(float(progress.step), device=weight.device)}
     return progress
 
 
 def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> None:
-    """Take another run's weights, and nothing else of it.
+    """Load another run's weights only.
 
     Args:
-        reads: see `Learner`; files that are older than this entry of their run are taken to say the same.
+        reads: see `Learner`.
 
     Raises:
         CheckpointError: the file is damaged, or is of a drafter of another kind or size, or of one that reads something
             else.
     """
     weights = _trained(module)
-    tensors, about = read_tensors(path, FORMAT, weights)
-    # Weights that are left over would be lost without a word: a further layer, a bias.
+    tensors, metadata = read_tensors(path, FORMAT, weights)
+    # A further layer or a bias would be dropped silently.
     further = sorted(name for name in tensor_names(path) - set(weights) if ":" not in name)
     if further:
         raise CheckpointError(f"{path} is of a drafter that has more: {', '.join(further)}")
-    try:
-        own = json.loads(about["run"]).get("reads", reads)
-    except (KeyError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say which run it is of ({error!r}): it is damaged") from error
-    if own != (asked := json.loads(json.dumps(reads))):
-        raise CheckpointError(f"{path} is of a drafter that reads {own}, where this one reads {asked}: set the same")
+    found, expected = json.loads(metadata["run"])["reads"], json.loads(json.dumps(reads))
+    if found != expected:
+        raise CheckpointError(f"{path} is of a drafter that reads {found}, where this one reads {expected}: set these")
     other = sorted(name for name, weight in weights.items() if tensors[name].shape != weight.shape)
     if other:
         raise CheckpointError(f"{path} is of a drafter of other sizes: {', '.join(other)}")
-    with torch.no_grad():
-        for name, weight in weights.items():
-            weight.copy_(tensors[name])
+    _copy(tensors, weights)
+
+
+@torch.no_grad()
+def _copy(tensors: Mapping[str, Tensor], weights: Mapping[str, nn.Parameter]) -> None:
+    for name, weight in weights.items():
+        weight.copy_(tensors[name])
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -13,16 +13,16 @@ from transformers import PreTrainedModel
 from treespec.errors import ConfigError
 from treespec.hf.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
-from treespec.training.dflash import make_block
-from treespec.training.distill import make_draft_model
-from treespec.training.eagle3 import make_eagle
+from treespec.training.dflash import make_dflash
+from treespec.training.draft_model import make_draft_model
+from treespec.training.eagle3 import make_eagle3
 from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
 from treespec.training.head_shape import usual_layers
 from treespec.training.loop import Run
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.report import About, machine, write_card, write_report
+from treespec.training.report import About, machine, write_report
 from treespec.training.state import Progress
 from treespec.training.text.texts import Texts
 from treespec.training.vocabulary import choose_vocabulary, coverage, unused_token
@@ -30,19 +30,17 @@ from treespec.training.vocabulary import choose_vocabulary, coverage, unused_tok
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run gave.
+    """What a run produced.
 
     Args:
         folder: the drafter's files.
         evaluation: on the held-out texts, at the end.
         progress: steps, time, tokens and the log.
-        coverage: the share of the texts' tokens that the draft vocabulary has.
     """
 
     folder: Path
     evaluation: Evaluation
     progress: Progress
-    coverage: float
 
 
 def train(
@@ -59,26 +57,27 @@ def train(
     on_step: Callable[[Run], object] = lambda _: None,
     on_evaluation: Callable[[Evaluation], object] = lambda _: None,
 ) -> TrainingResult:
-    """Train a drafter, or go on with an interrupted run: the same call gives the same drafter.
+    """Train a drafter, or resume an interrupted run: the same call gives the same drafter.
 
     Args:
         model: the target, in evaluation mode.
-        texts: written by it, see `write_texts`.
-        folder: where the run's state, its log and the drafter (in `drafter/`) go.
+        texts: that it wrote, see `write_texts`.
+        folder: for the run's state, its log, and the drafter (in `drafter/`).
         config: the run's settings.
-        features: where the target's features are kept; runs may share it. Default: `features/` in `folder`.
-        name, command: the target's name and the command that runs this, for the drafter's files.
+        features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
+        name, command: the target's name and the command that trains, for the drafter's files.
         dtype: of the weights in the drafter's files.
         on_tokens: called with numbers of tokens whose features have been read.
         on_step: called after every step.
         on_evaluation: called with every evaluation.
 
     Raises:
-        ConfigError: settings that do not fit each other or the model, a model in training mode, too few texts, or texts
-            of another model.
-        UnsupportedModelError: a model that no drafter of the kind fits.
-        CheckpointError: `folder` holds another run, `config.start` none of such a drafter, or a file is damaged.
-        TreespecError: the loss is no finite number; the state on disk is that of the last checkpoint before.
+        ConfigError: settings that do not fit the model, a model in training mode, too few texts, or texts of another
+            model.
+        UnsupportedModelError: drafters of this kind do not fit the model.
+        CheckpointError: `folder` holds another run, `config.start` does not hold a run of such a drafter, or a file is
+            damaged.
+        TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
     layers = fused_layers(model, config)
@@ -88,68 +87,66 @@ def train(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         learner = make_learner(model, texts, target_ids, layers, config)
-    reader = FeatureReader(model, layers, config.num_candidates, is_mixed=config.is_mixed)
-    cache = Path(features or folder / "features")
-    # A text that was written to the model's end is longer by the token that was never read.
+    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
+    # A text that fills the model's positions is one token longer than what the model reads.
     max_length = min(config.max_length, position_table_size(model) or config.max_length)
-    read = FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, device, on_tokens)
+    cache = Path(features or folder / "features")
+    feature_set = FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, device, on_tokens)
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
-    run = Run(objective, read, config, folder)
+    run = Run(objective, feature_set, config, folder)
 
     about = About(
-        # Folders say nothing on another machine.
+        # A folder means nothing on another machine; its name may.
         config=asdict(config) | {"start": config.start and Path(config.start).name},
         model=name,
         command=command,
         num_tokens=len(texts.tokens),
-        num_texts=len(read),
+        num_texts=len(feature_set),
         coverage=coverage(texts.tokens, learner.target_ids.cpu()),
         num_weights=sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
         machine=machine(device),
     )
 
-    def report(found: Evaluation) -> None:
-        out = folder / "drafter"
-        learner.save(out, name, dtype)
-        write_card(out / "README.md", about, run.progress, found)
-        write_report(folder, about, run.progress, found)
-        on_evaluation(found)
+    def report(evaluation: Evaluation) -> None:
+        learner.save(folder / "drafter", name, dtype)
+        write_report(folder, about, run.progress, evaluation)
+        on_evaluation(evaluation)
 
     evaluation = run.train(on_step, report)
-    return TrainingResult(folder / "drafter", evaluation, run.progress, about.coverage)
+    return TrainingResult(folder / "drafter", evaluation, run.progress)
 
 
 def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, ...]:
     """The target's hidden states that a head reads; a draft model reads none.
 
     Raises:
-        ConfigError: the target has no such states.
+        ConfigError: the target has no such states, or one is given twice.
     """
     if config.kind == "draft_model":
         return ()
     count = model.config.get_text_config().num_hidden_layers
     layers = config.hidden_layers or usual_layers(count)
-    if not all(0 <= layer < count for layer in layers):
-        raise ConfigError(f"hidden_layers must be among 0 to {count - 1}, got {list(layers)}")
+    if not set(layers) <= set(range(count)) or len(set(layers)) < len(layers):
+        raise ConfigError(f"hidden_layers must be different numbers from 0 to {count - 1}, got {list(layers)}")
     return layers
 
 
 def make_learner(
     model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> Learner:
-    """A fresh drafter of the kind that is asked for.
+    """A fresh drafter of the kind in `config`.
 
     Raises:
         ConfigError: a mask token that the target does not have; see also `make_draft_model`.
-        UnsupportedModelError: see `fresh_head` and `make_draft_model`.
+        UnsupportedModelError: see `head_sizes` and `make_draft_model`.
     """
     if config.kind == "draft_model":
         return make_draft_model(model, config)
-    if config.kind == "dflash":
-        vocab_size, mask_token = num_logits(model), config.mask_token
-        if mask_token is None:
-            mask_token = unused_token(texts.tokens, vocab_size)
-        if not 0 <= mask_token < vocab_size:
-            raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
-        return make_block(model, target_ids, hidden_layers, mask_token, config)
-    return make_eagle(model, target_ids, hidden_layers, config)
+    if config.kind == "eagle3":
+        return make_eagle3(model, target_ids, hidden_layers, config)
+    vocab_size, mask_token = num_logits(model), config.mask_token
+    if mask_token is None:
+        mask_token = unused_token(texts.tokens, vocab_size)
+    if not 0 <= mask_token < vocab_size:
+        raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
+    return make_dflash(model, target_ids, hidden_layers, mask_token, config)

@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:
-    """The `size` most frequent tokens, ascending, int64 [W]; of equally frequent ones those found probable more often.
+    """The `size` most frequent tokens, ascending, int64 [W]; ties go to those that are more often among the probable.
 
     Args:
         tokens: int64 [N], of all texts.
-        top: int [N, K], probable next tokens, -1 for none.
-        vocab_size: V; with `size` of V or more the vocabulary is whole.
+        top: int [N, K], probable next tokens, -1 where there are none.
+        vocab_size: V; a `size` of V or more gives all tokens.
     """
     if size >= vocab_size:
         return torch.arange(vocab_size)
     counts = tokens.bincount(minlength=vocab_size)
     probable = top[top >= 0].long().bincount(minlength=vocab_size)
-    # Two stable sorts: by the second criterion first.
+    # Two stable sorts, the second criterion first.
     order = probable.argsort(descending=True, stable=True)
     order = order[counts[order].argsort(descending=True, stable=True)]
     return order[:size].sort().values
@@ -35,11 +35,11 @@ def draft_ids(target_ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def coverage(tokens: Tensor, target_ids: Tensor) -> float:
-    """The share of tokens int64 [N] that a vocabulary has."""
-    return float(torch.isin(tokens, target_ids).float().mean()) if len(tokens) else 0.0
+    """The share of tokens int64 [N] that are in a vocabulary."""
+    return float(torch.isin(tokens, target_ids).float().mean())
 
 
 def unused_token(tokens: Tensor, vocab_size: int) -> int:
-    """The last of those tokens that tokens int64 [N] use least."""
+    """The last of the tokens that tokens int64 [N] use least."""
     counts = tokens.bincount(minlength=vocab_size)
     return int((counts == counts.min()).nonzero()[-1])

@@ -11,7 +11,7 @@ NEXT_EDGE, REFERENCE = "#d9822b", "#8795a1"
 
 
 def saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
-    """The figure, saved where a path is given; its suffix names the format."""
+    """The figure, saved if a path is given; its suffix names the format."""
     if path is not None:
         figure.savefig(path)
     return figure

@@ -12,9 +12,9 @@ from treespec.errors import ConfigError
 
 
 class Turns(NamedTuple):
-    """The chat template's own tokens: up to the start of the user's message, and from its end to the answer's start.
+    """The chat template's own tokens: those before the user's message, and those between it and the answer.
 
-    `reply` is empty for a model without a template: it writes one text, no message.
+    `reply` is empty for a model without a template: it writes one text without a message.
     """
 
     opening: list[int]
@@ -22,10 +22,10 @@ class Turns(NamedTuple):
 
 
 def chat_turns(tokenizer: Any) -> Turns:
-    """The turns of a tokenizer's chat template; without one, the beginning of a text.
+    """The turns of a tokenizer's chat template; without a template, the beginning of a text.
 
     Raises:
-        ConfigError: the template does not show the user's message, or there is neither a template nor a first token.
+        ConfigError: the template does not contain the user's message, or there is neither a template nor a first token.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -36,7 +36,7 @@ def chat_turns(tokenizer: Any) -> Turns:
     turns = [{"role": "user", "content": mark}]
     chat = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     if mark not in chat:
-        raise ConfigError("the tokenizer's chat template does not show the user's message")
+        raise ConfigError("the tokenizer's chat template does not contain the user's message")
     opening, _, reply = chat.rpartition(mark)
     return Turns(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (opening, reply)))
 
@@ -47,8 +47,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     Raises:
         ConfigError: neither the model's generation configuration nor the tokenizer names one.
     """
-    config = getattr(model, "generation_config", None)
-    found = getattr(config, "eos_token_id", None)
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         found = tokenizer.eos_token_id
     if found is None:
@@ -60,14 +59,14 @@ def read_prompts(path: Path) -> list[str]:
     """Users' messages from a file: one per line, or in `*.jsonl` one object with the key "prompt" per line.
 
     Raises:
-        ConfigError: the file is no text or empty, or a line of a `*.jsonl` file is something else.
+        ConfigError: the file is empty or not UTF-8 text, or a line of a `*.jsonl` file is something else.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: {error}") from error
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
     if not lines:
-        raise ConfigError(f"{path} holds no message: leave out the file to have the model write its own")
+        raise ConfigError(f"{path} holds no message: leave out the file to let the model write its own messages")
     return [_parse_prompt(line, path) for line in lines] if path.suffix == ".jsonl" else lines
 
 

@@ -1,4 +1,4 @@
-"""Warm starts from a model: it writes text by itself, and its drafters are warmed up with that."""
+"""Warm starts from a model: it writes text, from which its drafters learn before their first call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from treespec.drafters import WarmStart
-from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.introspect import num_logits
 from treespec.training.text.writing import Writing, write_texts
 
 
@@ -24,12 +24,8 @@ def warm_up(
     writing: Writing | None = None,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> WarmStart:
-    """Let a model write text from its own chat template and build a warm start from it.
-
-    Arguments and errors are those of `write_texts`.
-    """
+    """Let a model write text and build a warm start from it; arguments and errors are those of `write_texts`."""
     writing = writing or Writing()
     texts = write_texts(model, tokenizer, num_tokens, folder, prompts=prompts, writing=writing, on_tokens=on_tokens)
     about = {"num_tokens": len(texts.tokens), "num_prompts": len(prompts), "writing": asdict(writing)}
-    vocab_size = make_scorer(model).vocab_size
-    return WarmStart.from_texts(texts.tokens.split(texts.lengths.tolist()), texts.top, vocab_size, about)
+    return WarmStart.from_texts(texts.tokens.split(texts.lengths.tolist()), texts.top, num_logits(model), about)

@@ -1,8 +1,8 @@
-"""Text that a model writes by itself: what drafters are warmed up with and heads are trained on.
+"""Text that a model writes itself: drafters are warmed up with it and heads are trained on it.
 
 The model starts from the bare user turn of its own chat template, or from a message's opening; it writes the user's
-message too, then the answer. Rows of a batch leave as they finish. Every batch is one shard on disk with a seed of its
-own, so an interrupted run goes on where it stopped and gives the same text.
+message too, then the answer. Rows leave the batch as they finish. Every batch is one shard on disk with its own seed,
+so that an interrupted run resumes at the missing shards and gives the same text.
 
 Axis letters: B rows, V vocabulary, K candidates.
 """
@@ -30,10 +30,10 @@ from treespec.training.text.fingerprint import fingerprint
 from treespec.training.text.texts import Texts, join, read_texts, save_texts
 
 LEAVE_SHARE = 8
-"""Rows leave the batch once a part of one in so many has finished: each leaving copies the cache."""
+"""Finished rows leave the batch once they are one in so many, as every removal copies the cache."""
 
 SEED_STRIDE = 1_000_003
-"""Seeds of batches differ whatever the run's seed is: no run has so many batches."""
+"""More than a run's batches, so that runs of neighbouring seeds share no batch's seed."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,12 @@ class Writing:
 
     Args:
         message_temperature: of the user's messages.
-        temperatures: of the answers, one text after the other in turn; 0 is greedy.
-        max_message: the longest message of the model's own in tokens, its opening included; a longer one is cut there,
-            but no opening is.
-        max_length: the longest text in tokens, its template included.
-        batch_size: texts written side by side.
+        temperatures: of the answers, in turn; 0 is greedy.
+        max_message: the longest message in tokens, its opening included; longer ones are cut, but openings are not.
+        max_length: the longest text in tokens, the template's included.
+        batch_size: texts written in one batch.
         num_candidates: K, how many of the most probable tokens are kept after every token.
-        seed: of everything drawn.
+        seed: of all random numbers.
 
     Raises:
         ConfigError: a count that is not a positive int, texts of one token, a negative temperature, or no temperature.
@@ -66,13 +65,13 @@ class Writing:
         for name in ("max_message", "max_length", "batch_size", "num_candidates"):
             check_count(name, getattr(self, name))
         if self.max_length < 2:
-            raise ConfigError("max_length must be 2 at least: a text begins with a token of the template")
+            raise ConfigError("max_length must be at least 2, as a text begins with a token of the template, got 1")
         if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
             raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
 
 
 class Message(NamedTuple):
-    """A user's message as ids. An open one is gone on with by the model, which ends it itself."""
+    """A user's message as ids. If it is open, the model continues and ends it."""
 
     tokens: Sequence[int] = ()
     is_open: bool = True
@@ -80,7 +79,7 @@ class Message(NamedTuple):
 
 @dataclass
 class _Row:
-    """One text in the making."""
+    """One text that is being written."""
 
     tokens: list[int]
     temperature: float
@@ -90,11 +89,11 @@ class _Row:
     forced: list[int] = field(default_factory=list)
     """The template's tokens that come next, whatever was drawn."""
     num_cached: int = 0
-    """Tokens that the model has read, those behind the end of a text that still waits for others to leave with."""
+    """Tokens that the model has read, including those read after the text's end until the row leaves."""
     is_done: bool = False
 
-    def take(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
-        """Go on with a drawn token, or with what the template wants instead."""
+    def append(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
+        """Append the drawn token, or the template's token that comes in its place."""
         self.top.append(top)
         if self.num_message is not None and (token in ends or self.num_message >= writing.max_message):
             self.forced, self.num_message = list(turns.reply), None
@@ -117,52 +116,51 @@ def write_batch(
     number: int = 0,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
-    """Write one text per message, side by side.
+    """Write one text per message in one batch.
 
     Args:
         scorer: the model.
         ends: ids that end an answer.
         messages: the user's messages; `Message()` lets the model write its own.
-        number: of the batch; with `writing.seed` it seeds the draws.
-        on_tokens: called with the number of tokens that every pass added.
+        number: of the batch; with `writing.seed` it gives the random generator's seed.
+        on_tokens: called with the number of tokens that each pass added.
     """
     generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
-    every = [
+    texts = [
         _start(message, turns, writing.temperatures[i % len(writing.temperatures)], writing.max_length)
         for i, message in enumerate(messages)
     ]
     message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
-    rows = list(every)
+    rows = list(texts)
     _prefill(scorer, rows)
     while rows:
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
         logits = scorer.extend(last, torch.full((len(rows), 1), -1)).logits[:, 0].float()
         scorer.commit([[0]] * len(rows))
-        for row in rows:
-            row.num_cached += 1
-        heat = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
-        drawn = draw(logits, torch.tensor(heat, device=logits.device), generator).tolist()
+        temperatures = [writing.message_temperature if row.num_message is not None else row.temperature for row in rows]
+        drawn = draw(logits, torch.tensor(temperatures, device=logits.device), generator).tolist()
         top = logits.topk(writing.num_candidates).indices.cpu()
-        working = [b for b, row in enumerate(rows) if not row.is_done]
-        for b in working:
-            is_message = rows[b].num_message is not None
-            rows[b].take(drawn[b], top[b], turns, message_ends if is_message else answer_ends, writing)
-        on_tokens(len(working))
+        on_tokens(sum(not row.is_done for row in rows))
+        for row, token, candidates in zip(rows, drawn, top, strict=True):
+            row.num_cached += 1
+            if not row.is_done:
+                is_message = row.num_message is not None
+                row.append(token, candidates, turns, message_ends if is_message else answer_ends, writing)
         rows = _without_done(scorer, rows)
-    return _gather(every, writing.num_candidates)
+    return _gather(texts, writing.num_candidates)
 
 
 def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token per row, int64 [B], from softmax(logits / temperature); temperature 0 takes the most probable one.
 
-    By the inverse of the cumulative distribution, as noise for every token of logits float [B, V] would cost a sixth of
-    a pass.
+    By the inverse of the cumulative distribution: noise for every token of logits float [B, V] would take a sixth of
+    the time of a pass.
     """
     drawn = logits.argmax(-1)
-    warm = temperatures > 0
-    probs = (logits[warm] / temperatures[warm].unsqueeze(1)).softmax(-1)
+    is_sampled = temperatures > 0
+    probs = (logits[is_sampled] / temperatures[is_sampled].unsqueeze(1)).softmax(-1)
     uniform = torch.rand(len(probs), dtype=torch.float64, device=logits.device, generator=generator)
-    drawn[warm] = inverse_cdf(probs, uniform)
+    drawn[is_sampled] = inverse_cdf(probs, uniform)
     return drawn
 
 
@@ -173,31 +171,31 @@ def _start(message: Message, turns: Turns, temperature: float, max_length: int) 
 
 
 def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
+    """Read all tokens but the last of every row, padded on the left."""
     width = max(len(row.tokens) for row in rows) - 1
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
     for b, row in enumerate(rows):
-        start = width - (len(row.tokens) - 1)
-        ids[b, start:], mask[b, start:] = torch.tensor(row.tokens[:-1], dtype=torch.int64), True
         row.num_cached = len(row.tokens) - 1
+        start = width - row.num_cached
+        ids[b, start:], mask[b, start:] = torch.tensor(row.tokens[:-1], dtype=torch.int64), True
     scorer.prefill(ids.to(scorer.device), mask.to(scorer.device))
 
 
 def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:
-    """The rows that go on: finished ones leave when they are many, or when the model has no position left for one."""
+    """The rows that stay: finished ones leave when they are many, or when the model has no position left for one."""
     stay = [b for b, row in enumerate(rows) if not row.is_done]
     limit = scorer.max_positions
     is_full = limit is not None and any(row.is_done and row.num_cached >= limit for row in rows)
-    if not stay:
-        return []
-    if len(rows) - len(stay) < len(rows) / LEAVE_SHARE and not is_full:
+    if stay and len(rows) - len(stay) < len(rows) / LEAVE_SHARE and not is_full:
         return rows
-    scorer.select_rows(stay)
+    if stay:
+        scorer.select_rows(stay)
     return [rows[b] for b in stay]
 
 
 def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
-    """Texts of all rows; the last token of each has not been asked about."""
+    """The texts of all rows; the last token of each has no next token."""
     top = [torch.full((len(row.tokens), num_candidates), -1) for row in rows]
     for row, known in zip(rows, top, strict=True):
         known[-1 - len(row.top) : -1] = torch.stack(row.top)
@@ -216,21 +214,20 @@ def write_texts(
     writing: Writing | None = None,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
-    """Let a model write text, for whatever is made from it: a warm start, a trained draft head.
+    """Let a model write text for a warm start or for the training of a draft head.
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
-        num_tokens: how much text; the last batch may make it more.
-        folder: where the text is kept. What it holds already is not written again, so that an interrupted run goes on.
+        num_tokens: how much text; the last batch may exceed it.
+        folder: of the shards; existing ones are read, so that an interrupted run is resumed.
         prompts: users' messages that are answered first; then the model writes its own.
-        openings: how its own messages begin, one after the other in turn; it finishes them itself. Without any it
-            starts from the bare user turn.
-        writing: how text is written; None: as `Writing()` says.
-        on_tokens: called with the number of tokens that were added, those of finished shards first.
+        openings: how the model's own messages begin, in turn; without openings it starts from the bare user turn.
+        writing: how text is written; None: `Writing()`.
+        on_tokens: called with the number of tokens that were added, those of existing shards first.
 
     Raises:
-        ConfigError: a number out of range, texts longer than the model's positions, a tokenizer that gives no start, or
-            no end-of-text token.
+        ConfigError: a number out of range, texts longer than the model's positions, a tokenizer without a chat template
+            or first token, or no end-of-text token.
         CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
     check_count("num_tokens", num_tokens)
@@ -243,7 +240,6 @@ def write_texts(
     settings = json.dumps(asdict(writing) | about)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Texts] = []
-    size = writing.batch_size
     while sum(len(texts.tokens) for texts in shards) < num_tokens:
         number = len(shards)
         path = folder / f"text-{number:05d}.safetensors"
@@ -251,19 +247,20 @@ def write_texts(
             shards.append(read_texts(path, settings))
             on_tokens(len(shards[-1].tokens))
         else:
-            batch = [_message(given, opened, i) for i in range(number * size, (number + 1) * size)]
+            first = number * writing.batch_size
+            batch = [_message(given, opened, i) for i in range(first, first + writing.batch_size)]
             shards.append(write_batch(scorer, turns, ends, batch, writing, number, on_tokens))
             save_texts(path, shards[-1], settings)
     return join(shards)
 
 
 def _message(given: Sequence[Sequence[int]], opened: Sequence[Sequence[int]], number: int) -> Message:
-    """Message `number` of all: the given ones first, then the model's own, their openings in turn."""
+    """Message `number`: the given ones come first, then the model's own with their openings in turn."""
     if number < len(given):
         return Message(given[number], is_open=False)
     return Message(opened[(number - len(given)) % len(opened)] if opened else ())
 
 
 def _digest(messages: Sequence[object]) -> str:
-    """Thousands of messages in a few bytes: every shard keeps it."""
+    """A hash in place of thousands of messages, as every shard keeps it."""
     return hashlib.sha256(json.dumps(messages).encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""A draft model distilled from its target: some of the target's own layers, taught its distributions (Hinton et al.
-2015).
+"""A draft model distilled from its target (Hinton et al. 2015): some of the target's own layers, trained to give its
+distributions.
 
 Axis letters: B texts, T tokens, H the hidden size, V vocabulary.
 """
@@ -7,6 +7,7 @@ Axis letters: B texts, T tokens, H the hidden size, V vocabulary.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.models.layers import decoder_layers
 from treespec.training.data import Batch
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
-from treespec.training.pruned import freeze_vocabulary, prune, spread_layers
 
 NUM_CHECKED = 16
-"""So many tokens' logits show whether a model does anything with them."""
+"""Tokens on which a model's logits are compared with plain products of its hidden states."""
 
 
 class DraftModelLearner(nn.Module):
-    """A draft model for `Objective`. Its distribution hangs on the text alone, so one depth is as good as all.
+    """A draft model for `Objective`. It reads the text alone, so training at one depth trains all.
 
     Args:
         model: in float32.
@@ -59,27 +60,27 @@ class DraftModelLearner(nn.Module):
         return {}
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
-        """See `Learner`; the first depth alone with a generator."""
+        """See `Learner`; with a generator the first depth alone."""
         states = self._states(batch.tokens)
         drafts = []
         for depth in range(self.num_depths if generator is None else 1):
-            texts, anchors = batch.is_asked[:, depth:].nonzero(as_tuple=True)
+            texts, anchors = batch.is_generated[:, depth:].nonzero(as_tuple=True)
             drafts.append(Draft(states[texts, anchors + depth], texts, anchors))
         return drafts
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the model as transformers does."""
-        twin: Any = copy.deepcopy(self.model)
-        twin.to(dtype).save_pretrained(folder)
+        cast: Any = copy.deepcopy(self.model)
+        cast.to(dtype).save_pretrained(folder)
 
     def _states(self, tokens: Tensor) -> Tensor:
-        """What the output head reads, [B, T, H]."""
+        """The output head's input, [B, T, H]."""
         return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     @torch.no_grad()
     def _check(self) -> None:
         weight = self.output_weight
-        # Many tokens, for the padding token's embedding may be zero.
+        # Several tokens, as the padding token's embedding may be zero.
         tokens = torch.arange(0, len(weight), len(weight) // NUM_CHECKED + 1, device=weight.device).unsqueeze(0)
         logits = nn.functional.linear(self._states(tokens), weight)
         if not torch.allclose(self.model(input_ids=tokens, use_cache=False).logits, logits, atol=1e-3, rtol=1e-3):
@@ -87,16 +88,51 @@ class DraftModelLearner(nn.Module):
 
 
 def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftModelLearner:
-    """Some of a target's layers at even distances, to be distilled; the vocabulary's rows stay as they are.
+    """Some of a target's layers at even distances, to be distilled.
 
     Raises:
         ConfigError: more layers are asked for than the target has.
-        UnsupportedModelError: the target cannot be cut, or see `DraftModelLearner`.
+        UnsupportedModelError: see `prune` and `DraftModelLearner`.
     """
     count = model.config.get_text_config().num_hidden_layers
     if config.num_layers is not None and config.num_layers > count:
         raise ConfigError(f"num_layers must be at most the target's {count}, got {config.num_layers}")
     pruned = prune(model, spread_layers(count, min(config.layers, count))).float()
     if config.is_head_frozen:
-        freeze_vocabulary(pruned)
+        for module in (pruned.get_input_embeddings(), pruned.get_output_embeddings()):
+            if isinstance(module, nn.Module):
+                module.requires_grad_(False)
     return DraftModelLearner(pruned, config.depths)
+
+
+def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """A copy of a model with only these of its decoder layers, counted from 0, in this order.
+
+    Raises:
+        UnsupportedModelError: the model has no list of decoder layers, or cannot be built with fewer.
+    """
+    stack = decoder_layers(model)
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = len(layers)
+    if getattr(text, "layer_types", None):
+        text.layer_types = [text.layer_types[layer] for layer in layers]
+    kind: Any = type(model)
+    pruned = kind(config)
+    prefix = next(name for name, module in model.named_modules() if module is stack)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(f"{prefix}.")}
+    for new, old in enumerate(layers):
+        weights |= {f"{prefix}.{new}.{name}": tensor for name, tensor in stack[old].state_dict().items()}
+    try:
+        pruned.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be cut to {list(layers)}: {error}") from error
+    pruned.generation_config = copy.deepcopy(model.generation_config)
+    return pruned.to(device=model.device, dtype=model.dtype).eval()
+
+
+def spread_layers(num_layers: int, num_kept: int) -> list[int]:
+    """`num_kept` of a model's layers at even distances, the first and the last among them."""
+    if num_kept == 1:
+        return [0]
+    return [round(i * (num_layers - 1) / (num_kept - 1)) for i in range(num_kept)]
