@@ -53,7 +53,9 @@ def read_texts(path: Path, settings: str | None = None) -> Texts:
             f"{path} was written with other settings or by another model: give another folder, or delete this one"
         )
     texts = Texts(*(tensors[name].long() for name in Texts._fields))
-    if [part.ndim for part in texts] != [1, 1, 2] or not len(texts.top) == len(texts.tokens) == int(texts.lengths.sum()):
+    if [part.ndim for part in texts] != [1, 1, 2] or not len(texts.top) == len(texts.tokens) == int(
+        texts.lengths.sum()
+    ):
         shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in texts._asdict().items())
         raise CheckpointError(f"{path} holds tensors that do not fit each other: {shapes}")
     return texts

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, TextIteratorStreamer
 import treespec
 from treespec.errors import ConfigError
 
-HUB = Path(__file__).parents[2] / "hub"
+HUB = Path(__file__).parents[3] / "hub"
 OPTIONS = {"max_new_tokens": 24, "do_sample": False}
 
 

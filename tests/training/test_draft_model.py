@@ -1,0 +1,25 @@
+"""Draft models cut out of their targets."""
+
+import pytest
+import torch
+from helpers.training import SMALL, VOCAB, random_texts
+from helpers.zoo import BY_NAME, build
+
+from treespec.errors import UnsupportedModelError
+from treespec.training import TrainingConfig, train
+from treespec.training.draft_model import prune, spread_layers
+
+
+def test_pruned_models_keep_the_given_layers(target):
+    pruned, ids = prune(target, [0, 2]), torch.randint(1, VOCAB, (1, 6), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(pruned.model.layers[1].mlp.up_proj.weight, target.model.layers[2].mlp.up_proj.weight)
+    whole = prune(target, range(3))
+    with torch.no_grad():
+        torch.testing.assert_close(whole(ids).logits, target(ids).logits)
+        assert not torch.allclose(pruned(ids).logits, target(ids).logits)
+    assert spread_layers(30, 5) == [0, 7, 14, 22, 29]
+
+
+def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="behind the output head"):
+        train(build(BY_NAME["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))

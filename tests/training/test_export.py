@@ -1,0 +1,55 @@
+"""Trained heads written again."""
+
+import pytest
+import torch
+from helpers.tiny import tiny_llama
+from helpers.training import SMALL, VOCAB, write
+from safetensors.torch import load_file
+
+import treespec
+from treespec.errors import ConfigError
+from treespec.training import TrainingConfig, export_head, train
+
+
+def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    config = TrainingConfig(kind="dflash", **SMALL | {"markov_rank": 6, "learning_rate": 0.02})
+    folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
+    head = treespec.load_drafter(folder, target).head
+    whole = head.markov_head.markov_w1.weight @ head.markov_head.markov_w2.weight.T
+    left, sizes, right = torch.linalg.svd(whole)
+    for rank in (6, 4):
+        export_head(folder, target, tmp_path / "cut", torch.float32, has_all=False, markov_rank=rank)
+        cut = treespec.load_drafter(tmp_path / "cut", target).head.markov_head
+        assert cut.markov_w1.weight.shape == (VOCAB, rank)
+        nearest = left[:, :rank] * sizes[:rank] @ right[:rank]
+        torch.testing.assert_close(cut.markov_w1.weight @ cut.markov_w2.weight.T, nearest, atol=1e-5, rtol=1e-3)
+    with pytest.raises(ConfigError, match="markov_rank"):
+        export_head(folder, target, tmp_path / "cut", markov_rank=7)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    config = TrainingConfig(kind=kind, is_head_frozen=False, **SMALL | {"learning_rate": 0.02})
+    folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
+    own = treespec.load_drafter(folder, target).head
+    export_head(folder, target, tmp_path / "own", torch.float32, has_all=False)
+    assert "lm_head.weight" in load_file(tmp_path / "own" / "model.safetensors")
+    assert treespec.load_drafter(tmp_path / "own", target).head.lm_head.weight.equal(own.lm_head.weight)
+
+    with torch.no_grad():
+        rows = target.get_output_embeddings().weight
+        rows[own.target_ids] = own.lm_head.weight
+    export_head(folder, target, tmp_path / "shared", has_all=False)
+    assert not {"lm_head.weight", "embed_tokens.weight"} & set(load_file(tmp_path / "shared" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_export_through_a_coarser_target_loses_nothing(tmp_path, kind):
+    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
+    folder = train(target, write(target, 12), tmp_path / "run", TrainingConfig(kind=kind, **SMALL)).folder
+    export_head(folder, target.bfloat16(), tmp_path / "out")
+    own, exported = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert exported.keys() - own.keys() == {"lm_head.weight", "embed_tokens.weight"}
+    assert all(exported[name].equal(tensor) for name, tensor in own.items())

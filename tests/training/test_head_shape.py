@@ -1,0 +1,37 @@
+"""Shapes of heads for any target."""
+
+import pytest
+from helpers.training import SMALL, random_texts
+from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
+
+from treespec.errors import UnsupportedModelError
+from treespec.training import TrainingConfig, train
+from treespec.training.head_shape import usual_layers
+
+
+def test_a_model_of_any_depth_has_different_layers_to_fuse():
+    assert usual_layers(30) == (2, 15, 27)
+    for count in range(1, 41):
+        layers = usual_layers(count)
+        assert list(layers) == sorted(set(layers))
+        assert layers[0] >= 0
+        assert layers[-1] < count
+
+
+def no_pairs():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=64, n_embd=36, n_layer=2, n_head=4)).eval()
+
+
+def narrow_words():
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 48, "num_hidden_layers": 2}
+    return OPTForCausalLM(OPTConfig(vocab_size=96, num_attention_heads=4, **sizes)).eval()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@pytest.mark.parametrize(
+    ("make", "words"), [(no_pairs, "heads of size 9"), (narrow_words, "embedding is 16 wide where its hidden states")]
+)
+def test_targets_that_no_head_fits_are_refused_before_they_read(tmp_path, kind, make, words):
+    with pytest.raises(UnsupportedModelError, match=words):
+        train(make(), random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,73 @@
+"""Weights of other runs, and damaged states."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.training import CONFIG
+
+from treespec.errors import CheckpointError, ConfigError
+from treespec.training import train
+
+
+def test_a_run_can_begin_with_anothers_weights(trained, target, texts, tmp_path):
+    features = trained.folder / "features"
+    barely = replace(trained.config, start=str(trained.folder), num_steps=1, learning_rate=1e-12)
+    result = train(target, texts, tmp_path / "on", barely, features=features)
+    assert result.evaluation == trained.result.evaluation
+    assert result.progress.step == 1
+    card = (result.folder / "README.md").read_text()
+    assert f"Begins with the weights of another run, `{trained.folder.name}`." in card
+    assert str(trained.folder) not in card + (tmp_path / "on" / "evaluation.json").read_text()
+    larger = replace(barely, num_layers=(trained.config.num_layers or trained.config.layers) + 1)
+    with pytest.raises(CheckpointError, match="lacks the tensors"):
+        train(target, texts, tmp_path / "larger", larger, features=features)
+    with pytest.raises(CheckpointError, match="there is no file"):
+        train(target, texts, tmp_path / "none", replace(barely, start=str(tmp_path)), features=features)
+
+
+def test_weights_of_another_size_are_named(target, texts, tmp_path):
+    small = replace(CONFIG, kind="dflash", num_steps=1)
+    train(target, texts, tmp_path / "small", small)
+    wide = replace(small, markov_rank=16, start=str(tmp_path / "small"))
+    with pytest.raises(CheckpointError, match=r"other sizes: .*markov"):
+        train(target, texts, tmp_path / "wide", wide, features=tmp_path / "small" / "features")
+    with pytest.raises(ConfigError, match="is_head_frozen must be true"):
+        replace(small, start="there", is_head_frozen=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({"kind": "eagle3", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
+        ({"kind": "dflash"}, {"markov_rank": 0}, r"has more: .*markov"),
+        ({"kind": "draft_model", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
+        ({"kind": "eagle3", "hidden_layers": (0, 1, 2)}, {"hidden_layers": (2, 1, 0)}, r"\[0, 1, 2\].*\[2, 1, 0\]"),
+        ({"kind": "dflash", "mask_token": 5}, {"mask_token": 6}, "'mask_token': 5.*'mask_token': 6"),
+    ],
+)
+def test_weights_that_another_run_cannot_use_are_named(target, texts, tmp_path, first, second, words):
+    config = replace(CONFIG, num_steps=1, **first)
+    train(target, texts, tmp_path / "first", config)
+    with pytest.raises(CheckpointError, match=words):
+        train(target, texts, tmp_path / "second", replace(config, start=str(tmp_path / "first"), **second))
+
+
+def test_another_run_in_the_folder_is_refused(trained, target, texts):
+    with pytest.raises(CheckpointError, match="is of a run with other settings"):
+        train(target, texts, trained.folder, replace(trained.config, learning_rate=1e-3))
+
+
+def test_a_damaged_state_is_named(target, texts, tmp_path):
+    train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+    (tmp_path / "state.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
+        train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
+
+
+def test_where_nothing_can_be_written_is_named(target, texts, tmp_path):
+    def occupy(_):
+        (tmp_path / "state.safetensors" / "folder").mkdir(parents=True)
+
+    with pytest.raises(CheckpointError, match=r"state\.safetensors cannot be written"):
+        train(target, texts, tmp_path, replace(CONFIG, num_steps=1), on_step=occupy)
+    assert not list(tmp_path.rglob("*.partial"))

@@ -1,0 +1,72 @@
+"""Drafters of every kind are trained, saved and loaded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.training import CONFIG, SMALL, random_texts, write
+from helpers.zoo import BY_NAME, build
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import treespec
+from treespec.errors import ConfigError
+from treespec.training import TrainingConfig, train
+
+NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
+    target = build(BY_NAME[name])
+    result = train(target, random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
+    speculation = treespec.TreeSpeculation(treespec.load_drafter(result.folder, target), tree=6)
+    prompt, options = torch.tensor([[5, 7, 9, 11]]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    out = target.generate(prompt, **options, custom_generate=speculation)
+    assert out.tolist() == target.generate(prompt, **options).tolist()
+    assert speculation.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "draft_model"])
+def test_texts_that_fill_the_models_positions_are_cut(tmp_path, kind):
+    """A written text ends with a token that the model has no position to read at."""
+    target = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=19, n_embd=32, n_layer=3, n_head=4)).eval()
+    result = train(target, random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL | {"num_steps": 3}))
+    assert result.progress.num_tokens == 19 * (4 + 4 + 2)
+
+
+def test_held_out_texts_are_drafted_better(trained):
+    first, *_, last = trained.evaluations
+    assert len(trained.evaluations) == 3
+    assert last.overlap[0] > first.overlap[0] + 0.01
+    assert last.num_greedy_positions > 100
+
+
+def test_frozen_rows_are_the_targets_and_in_a_draft_models_file_alone(trained, target):
+    files = load_file(trained.result.folder / "model.safetensors")
+    if trained.config.kind == "draft_model":
+        assert torch.equal(files["lm_head.weight"], target.lm_head.weight)
+        return
+    assert "lm_head.weight" not in files
+    head = treespec.load_drafter(trained.result.folder, target).head
+    assert torch.equal(head.lm_head.weight, target.lm_head.weight[head.target_ids])
+
+
+def test_too_few_texts_are_refused(target, tmp_path):
+    with pytest.raises(ConfigError, match="at least 5 texts"):
+        train(target, write(target, 3), tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "dflash", "mask_token": 10_000}, "mask_token"),
+        ({"kind": "draft_model", "num_layers": 4}, "at most the target's 3"),
+        ({"hidden_layers": (0, 3)}, "different numbers from 0 to 2"),
+        ({"hidden_layers": (2, 2)}, "different numbers from 0 to 2"),
+    ],
+)
+def test_settings_that_do_not_fit_the_target_are_refused_before_it_reads(target, texts, tmp_path, options, words):
+    with pytest.raises(ConfigError, match=words):
+        train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("it reads"))

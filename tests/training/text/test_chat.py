@@ -1,0 +1,40 @@
+"""Turns of chat templates, ends of answers, files of prompts."""
+
+import copy
+
+import pytest
+from helpers.text_tokenizers import byte_level
+from helpers.written import TOKENIZER, chat_tokenizer, spell
+
+from treespec.errors import ConfigError
+from treespec.training.text.chat import Turns, chat_turns, read_prompts
+
+
+def test_turns_are_the_templates_own_tokens():
+    turns = chat_turns(TOKENIZER)
+    assert turns == Turns(spell("<s>user\n"), spell("</s>\n<s>assistant\n"))
+    assert chat_turns(byte_level(400)) == Turns([1], []), "without a template a text begins as texts do"
+    mute = chat_tokenizer()
+    mute.chat_template = "{{ 'Hello' }}"
+    with pytest.raises(ConfigError, match="does not contain the user's message"):
+        chat_turns(mute)
+    bare = copy.deepcopy(byte_level(400))
+    bare.bos_token = bare.eos_token = None
+    with pytest.raises(ConfigError, match="no first token"):
+        chat_turns(bare)
+
+
+@pytest.mark.parametrize("line", ["Why?", "[1]", '{"text": "Why?"}', '{"prompt": 1}'])
+def test_prompts_of_another_form_are_refused(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match="expected one"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"\n \n", "holds no message"), (b"caf\xe9\n", "not UTF-8 text")])
+def test_files_without_prompts_are_refused(tmp_path, content, words):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        read_prompts(path)
