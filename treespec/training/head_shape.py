@@ -1,4 +1,4 @@
-"""The shape of a head for a target: layers as wide as the target's, in llama's form whatever the target's own form is."""
+"""The shape of a head for a target: layers as wide as the target's, in llama's form whatever the target's form."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:
             )
     if layer.head_dim % 2:
         raise UnsupportedModelError(
-            f"{kind} has attention heads of size {layer.head_dim}, and a draft head's rotary positions need an even size"
+            f"{kind} has attention heads of size {layer.head_dim}, and a head's rotary positions need an even size"
         )
 
 

@@ -1,7 +1,7 @@
 """What every kind of drafter is trained for: distributions like the target's at every depth of its drafts.
 
-The distribution at position t is that of the token at t + 1. A draft anchored at position a predicts, at depth d from 0,
-the token at a + d + 1.
+The distribution at position t is that of the token at t + 1. A draft anchored at position a predicts the token at
+a + d + 1 at depth d, counted from 0.
 
 Axis letters: B texts, T tokens of the longest text, N outputs, H their size, W the draft vocabulary, V the target's,
 K candidates, D depths.
