@@ -43,7 +43,7 @@ class WatchedBlock(Watched, DFlash):
     """Keeps what it proposed."""
 
 
-def make(folder, target, made, format_name=SPECULATORS, seed=0, policy=None, **options):
+def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
     """A drafter of random files, watched, and the plain reading of the same files.
 
     made: a `shape` of `dflash_files`, or of `eagle3_files`, whose files leave open which hidden states they read.
@@ -57,7 +57,7 @@ def make(folder, target, made, format_name=SPECULATORS, seed=0, policy=None, **o
     tensors = files.random_tensors(made, seed)
     folder = files.write(folder, made, tensors, format_name)
     loaded = load_drafter(folder, target, hidden_layers=None if is_block else made["hidden_layers"])
-    return watched(loaded.head, loaded.hidden_layers, policy, **options), plain(made, tensors, target)
+    return watched(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
 
 
 def left_padded(lengths, seed=5):

@@ -121,7 +121,7 @@ def check_no_repeats(scorer, loop):
 
 def test_draft_model_pays_one_pass_per_level():
     scorer = ToyScorer(TableLM(VOCAB))
-    loop = Loop(DraftModel(scorer, KAry((2, 1, 2))), PROMPTS)
+    loop = Loop(DraftModel(scorer), PROMPTS, KAry((2, 1, 2)))
     for step in range(1, 7):
         batch = loop.propose()
         assert scorer.num_passes == 3 * step, "catching up must not cost a pass of its own"
@@ -131,7 +131,7 @@ def test_draft_model_pays_one_pass_per_level():
 def test_draft_model_keeps_nodes_that_left_the_tree():
     """Emitted tokens are found among the computed nodes even when the verified tree did not hold them."""
     scorer = ToyScorer(TableLM(VOCAB))
-    loop = Loop(DraftModel(scorer, KAry((2, 2, 1))), [[1, 2], [3, 4]], is_sampling=False)
+    loop = Loop(DraftModel(scorer), [[1, 2], [3, 4]], KAry((2, 2, 1)), is_sampling=False)
     trees = loop.propose()
     roots = TreeBatch(trees.tokens[:, :1], trees.parents[:, :1])
     computed = [tree.token(tree.children(tree.children(0)[1])[0]) for tree in trees.trees]
@@ -149,7 +149,7 @@ def test_draft_model_keeps_nodes_that_left_the_tree():
 def test_duplicate_siblings_are_all_followed():
     """Of two i.i.d. draws of one token the one with the computed child may have been accepted: it is found."""
     scorer = ToyScorer(TableLM(2, scale=0.1))
-    loop = Loop(DraftModel(scorer, Paths([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)], IID)), [[0, 1]], vocab_size=2)
+    loop = Loop(DraftModel(scorer), [[0, 1]], Paths([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)], IID), vocab_size=2)
     batch, num_duplicates = loop.propose(), 0
     for _ in range(20):
         tree = batch.trees[0]
@@ -166,7 +166,7 @@ def test_duplicate_siblings_are_all_followed():
 def test_draft_model_survives_steps_that_are_not_its_own():
     """Merged or skipped steps: whatever was emitted is caught up with in one pass."""
     scorer = ToyScorer(TableLM(VOCAB))
-    loop = Loop(DraftModel(scorer, Chain(3)), PROMPTS)
+    loop = Loop(DraftModel(scorer), PROMPTS, Chain(3))
     random = np.random.default_rng(4)
     for step in range(10):
         trees = loop.propose() if step % 3 else TreeBatch(loop.history.last_tokens[:, None], torch.full((3, 1), -1))
@@ -197,7 +197,7 @@ def test_models_without_trees_draft_chains(capability, prompts):
 
 def test_rows_of_a_chain_model_that_drift_apart_start_anew():
     scorer = ToyScorer(TableLM(VOCAB), Capability.CHAIN)
-    loop = Loop(DraftModel(scorer, Chain(2)), PROMPTS)
+    loop = Loop(DraftModel(scorer), PROMPTS, Chain(2))
     batch = loop.propose()
     loop.step(batch, emit=[[1], [2, 2, 2, 2, 2, 2], [3, 3]])
     check_distributions(loop.propose(), scorer.model, loop.session)
@@ -207,7 +207,7 @@ def test_rows_of_a_chain_model_that_drift_apart_start_anew():
 @pytest.mark.parametrize("policy", [Chain(3), KAry((2, 2)), BestFirst(8)])
 def test_draft_model_stops_at_its_context(policy):
     scorer = ToyScorer(TableLM(VOCAB), max_positions=12)
-    loop = Loop(DraftModel(scorer, policy), [[1, 2, 3], [1, 2]])
+    loop = Loop(DraftModel(scorer), [[1, 2, 3], [1, 2]], policy)
     depths = []
     for _ in range(14):
         batch = loop.propose()
@@ -215,15 +215,15 @@ def test_draft_model_stops_at_its_context(policy):
         loop.step(batch, emit=[[1], [2]])
     assert depths[0] > 1
     assert depths[9:] == [1, 0, 0, 0, 0], "the last position serves as a leaf's parent, then nothing is left"
-    long = Loop(DraftModel(scorer, policy), [[1] * 14])
+    long = Loop(DraftModel(scorer), [[1] * 14], policy)
     assert long.propose().max_nodes == 1
-    short = DraftModel(ToyScorer(TableLM(VOCAB)), policy, max_length=2)
-    assert Loop(short, [[1, 2, 3]]).propose().max_nodes == 1
+    short = DraftModel(ToyScorer(TableLM(VOCAB)), max_length=2)
+    assert Loop(short, [[1, 2, 3]], policy).propose().max_nodes == 1
 
 
 def test_draft_model_stops_when_the_scorer_has_no_room():
     scorer = ToyScorer(TableLM(VOCAB))
-    loop = Loop(DraftModel(scorer, KAry((2, 2))), [[1, 2]])
+    loop = Loop(DraftModel(scorer), [[1, 2]], KAry((2, 2)))
 
     def full(*_):
         raise ContextFullError("full")
@@ -329,11 +329,9 @@ class Widest(BestFirst):
         return super().grow(source, min(max_depth, 1))
 
 
-@pytest.mark.parametrize(
-    "make", [lambda policy: SuffixLookup(policy=policy), lambda policy: TokenRecycling(policy=policy)]
-)
+@pytest.mark.parametrize("make", [SuffixLookup, TokenRecycling])
 def test_a_subclass_of_best_first_shapes_its_own_trees(make):
-    loop, depths = Loop(make(Widest(6)), [[1, 2, 3, 1, 2, 3, 1, 2]]), []
+    loop, depths = Loop(make(), [[1, 2, 3, 1, 2, 3, 1, 2]], Widest(6)), []
     for step in range(6):
         batch = loop.propose()
         depths.append(int(batch.depths.max()))
@@ -342,12 +340,12 @@ def test_a_subclass_of_best_first_shapes_its_own_trees(make):
 
 
 def test_recycling_serves_one_vocabulary():
-    drafter = TokenRecycling(policy=4)
+    drafter = TokenRecycling()
     with pytest.raises(ConfigError, match="first call"):
         _ = drafter.table
-    Loop(drafter, [[1]])
+    Loop(drafter, [[1]], Chain(3))
     with pytest.raises(VocabularyMismatchError, match="6 tokens and the model has 9"):
-        Loop(drafter, [[1]], vocab_size=9)
+        Loop(drafter, [[1]], Chain(3), vocab_size=9)
     with pytest.raises(ConfigError, match="num_candidates"):
         TokenRecycling(0)
 

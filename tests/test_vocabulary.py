@@ -13,7 +13,7 @@ from treespec.drafters.model.reencoding import longest_path, tree_of_paths
 from treespec.drafters.model.token_map import Translator, continue_text, shared_tokens, spell
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.hf import make_scorer
-from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Paths
+from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.protocols import Capability
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree
 
@@ -258,8 +258,8 @@ def test_re_encoding_recites_what_the_target_recites(policy):
     """Both know the text and cut it differently: most paths are accepted as a whole."""
     text = b"abcdcabbcaddabca"
     target, scorer = Reciter(TARGET, text), ToyScorer(Reciter(DRAFT, text))
-    drafter = ReEncoding(scorer, DRAFT, TARGET, policy, lookback=4)
-    loop = Loop(drafter, [[0, 4, 3], [4], [0, 1]], is_sampling=False, vocab_size=V)
+    drafter = ReEncoding(scorer, DRAFT, TARGET, lookback=4)
+    loop = Loop(drafter, [[0, 4, 3], [4], [0, 1]], policy, is_sampling=False, vocab_size=V)
     num_emitted = num_steps = 0
     for step in range(12):
         if step == 8:
@@ -281,19 +281,6 @@ def test_re_encoding_recites_what_the_target_recites(policy):
         loop.step(batch, emit=emitted)
     assert num_emitted / num_steps > 3.5, "chains of four and more draft tokens hold about as many of the target's"
     assert scorer.num_prefills == 1
-
-
-def test_a_policy_of_its_own_learns_in_draft_tokens():
-    text = b"abcdcabbcaddabca"
-    policy = AdaptiveChain(1, max_k=9)
-    loop = Loop(ReEncoding(ToyScorer(Reciter(DRAFT, text)), DRAFT, TARGET, policy), [[0, 4, 3]], vocab_size=V)
-    target = Reciter(TARGET, text)
-    for _ in range(4):
-        batch, tokens = loop.propose(), []
-        for _ in range(batch.max_nodes):
-            tokens.append(int(target.logits([*loop.history.tokens(0).tolist(), *tokens]).argmax()))
-        loop.step(batch, emit=[tokens])
-    assert policy.k > 4
 
 
 def test_a_drafted_end_is_the_targets_end():

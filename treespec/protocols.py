@@ -280,10 +280,7 @@ class TreePolicy(Protocol):
 
 @runtime_checkable
 class LearningPolicy(TreePolicy, Protocol):
-    """A policy that looks at what became of its trees.
-
-    The engine tells the call's policy, once per step, and a drafter the one that it was built with.
-    """
+    """A policy that looks at what became of its trees; the engine updates it once per step."""
 
     def update(self, step: VerifiedStep) -> None:
         """Learn from one verified step."""
@@ -363,7 +360,7 @@ class Session:
     row_ids: list[int]
     """The caller's batch row of every row still at work, kept up to date by the engine."""
     policy: TreePolicy | None = None
-    """How this call's trees are to be shaped; a drafter built with a policy of its own keeps that."""
+    """How this call's trees are to be shaped; drafters that always propose the same shape need none."""
     prompt_states: HiddenStates = field(default_factory=dict)
     """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
     target: CausalScorer | None = None

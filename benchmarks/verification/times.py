@@ -90,10 +90,10 @@ class Bench:
         return History(ids, torch.ones_like(ids, dtype=torch.bool))
 
     def grow(self, history: History, policy: TreePolicy, support: int | None) -> TreeBatch:
-        draft = TruncatedDraft(self._draft, policy)
+        draft = TruncatedDraft(self._draft)
         draft.support = support
         size = self._draft.vocab_size
-        session = Session(history, True, self.processors, self.generator, self.packed.device, size, [0])
+        session = Session(history, True, self.processors, self.generator, self.packed.device, size, [0], policy)
         draft.start(session)
         return draft.propose(NUM_NODES)
 

@@ -22,8 +22,8 @@ def target():
 
 def test_warped_distributions_are_shared_by_a_depth(tmp_path, target):
     """Temperature and top-k look at no path: then a head without a Markov bias has one distribution per depth."""
-    drafter, plain = make(tmp_path, target, shape(), policy=KAry((3, 2, 2)))
-    run(target, drafter, left_padded([9, 4]), 7, True, temperature=0.7, top_k=9)
+    drafter, plain = make(tmp_path, target, shape())
+    run(target, drafter, left_padded([9, 4]), 7, True, tree=KAry((3, 2, 2)), temperature=0.7, top_k=9)
 
     def process(text, logits):
         kept = logits / 0.7
@@ -35,8 +35,8 @@ def test_warped_distributions_are_shared_by_a_depth(tmp_path, target):
 def test_a_window_holds_for_one_text_alone(tmp_path, target):
     """No mask is made for texts of one length, unless a window ends before their first token."""
     llama, flags = {"layer_types": [FULL, SLIDING], "sliding_window": 3}, {"sliding_window_non_causal": True}
-    drafter, plain = make(tmp_path, target, shape(llama=llama, flags=flags), policy=KAry((3, 2)))
-    run(target, drafter, {"input_ids": prompt(1, 2)}, 7)
+    drafter, plain = make(tmp_path, target, shape(llama=llama, flags=flags))
+    run(target, drafter, {"input_ids": prompt(1, 2)}, 7, tree=KAry((3, 2)))
     assert check_distributions(target, drafter, plain) > 20
 
 
@@ -61,8 +61,8 @@ def test_a_budget_gives_the_most_probable_paths(tmp_path, target, monkeypatch, m
     """DDTree's and PCTree's trees against all products there are: 8 + 64 + 512 paths."""
     if not is_heap:
         monkeypatch.setattr("treespec.drafters.heads.dflash.can_use_heap", lambda policy: False)
-    drafter, plain = make(tmp_path, target, made(draft_vocab=8), policy=BestFirst(14), seed=3)
-    run(target, drafter, left_padded([9, 4, 6, 2]), 5)
+    drafter, plain = make(tmp_path, target, made(draft_vocab=8), seed=3)
+    run(target, drafter, left_padded([9, 4, 6, 2]), 5, tree=BestFirst(14))
     first = drafter.steps[0]
     for row, tree in enumerate(first.trees.trees):
         drafted = {tuple(tree.token(i) for i in tree.path_to(node)[1:]) for node in range(1, tree.num_nodes)}

@@ -64,9 +64,9 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_distributions_equal_the_plain_reading(tmp_path, target, name, do_sample):
     format_name, made = HEADS[name]
-    drafter, plain = make(tmp_path, target, made, format_name, policy=KAry((3, 2, 1)))
+    drafter, plain = make(tmp_path, target, made, format_name)
     options = {"top_k": 0} if do_sample else {}
-    run(target, drafter, left_padded([9, 4, 6]), 7, do_sample, **options)
+    run(target, drafter, left_padded([9, 4, 6]), 7, do_sample, tree=KAry((3, 2, 1)), **options)
     assert check_distributions(target, drafter, plain) > 60
 
 
@@ -85,16 +85,18 @@ class Early(LogitsProcessor):
 @every_kind
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 def test_distributions_hold_the_callers_processors(tmp_path, target, made, do_sample):
-    drafter, plain = make(tmp_path, target, made, policy=KAry((3, 3, 1)))
+    drafter, plain = make(tmp_path, target, made)
     early = Early(torch.tensor(plain.target_ids))
 
     def process(text, logits):
         scores = early(torch.tensor([text]), logits.unsqueeze(0))[0]
-        return scores if scores.max() > -torch.inf else torch.zeros_like(scores)
+        # Where nothing is left, every token of the draft's vocabulary is as good a guess.
+        return scores if scores.max() > -torch.inf else torch.where(logits > -torch.inf, 0.0, logits)
 
     inputs = left_padded([9, 9])  # no padding, which processors would see
     inputs["input_ids"][0, -1] = 7
-    run(target, drafter, inputs, 9, do_sample, top_k=0, logits_processor=LogitsProcessorList([early]))
+    processors = LogitsProcessorList([early])
+    run(target, drafter, inputs, 9, do_sample, tree=KAry((3, 3, 1)), top_k=0, logits_processor=processors)
     assert check_distributions(target, drafter, plain, process) > 40
 
 

@@ -1,12 +1,10 @@
-"""Token trees, batches of them, and verdicts: the types that every other module speaks.
+"""Token trees, batches of them, and verdicts: the types that every other module uses.
 
 Axis letters: B rows, N nodes, V vocabulary, R draft distributions. Node 0 is the root: the last committed token, whose
-key/value rows are not cached yet. Parents stand before children; siblings stand in *verification order*.
+key/value rows are not cached yet. Parents come before children; siblings are in *verification order*.
 """
 
-from treespec.tree.ancestors import ancestor_mask
-from treespec.tree.batch import TreeBatch
-from treespec.tree.constants import (
+from treespec.tree.arrays import (
     IID,
     MIXED,
     PADDING_PARENT,
@@ -14,7 +12,9 @@ from treespec.tree.constants import (
     ROOT_PARENT,
     SELECTED,
     WITHOUT_REPLACEMENT,
+    ancestor_mask,
 )
+from treespec.tree.batch import TreeBatch
 from treespec.tree.paths import Path, parents_of_paths, parse_paths
 from treespec.tree.token_tree import TokenTree
 from treespec.tree.verdict import Verdict

@@ -1,20 +1,33 @@
-"""The arrays that a tree and a batch of trees have in common, and what their shapes must be."""
+"""The arrays that a tree and a batch of trees have in common, their special values, and ancestry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
+
+ROOT_PARENT = -1
+"""The parent of every root."""
+
+PADDING_PARENT = -2
+"""The parent of padding: rows of a batch are padded to the size of the largest."""
+
+POINT_MASS = -1
+"""The draft index of a child that was selected, not drawn."""
+
+SELECTED, IID, WITHOUT_REPLACEMENT, MIXED = "selected", "iid", "without_replacement", "mixed"
+"""The sampling schemes of siblings."""
 
 
 @dataclass(frozen=True, eq=False)
 class TreeArrays:
     """Drafted nodes and their distributions; `TokenTree` says what each array means.
 
-    Shapes are [N] in one tree and [B, N] in a batch, but for `draft_probs`.
+    Shapes are [N] in one tree and [B, N] in a batch, except for `draft_probs`.
     """
 
     tokens: Tensor
@@ -26,10 +39,10 @@ class TreeArrays:
 
 
 def check_shapes(tree: TreeArrays, num_axes: int) -> None:
-    """Raise for arrays that do not fit together. Only shapes and dtypes are looked at, which waits for no device.
+    """Raise for arrays that do not fit together. Only shapes and dtypes are read, which does not wait for a device.
 
     Raises:
-        InvalidTreeError: no tensor, a wrong shape or dtype, or distributions without their index.
+        InvalidTreeError: not a tensor, a wrong shape or dtype, or distributions without their index.
     """
     for name in ("tokens", "parents", "draft_probs", "draft_index", "is_without_replacement"):
         value = getattr(tree, name)
@@ -54,3 +67,17 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
         raise InvalidTreeError(
             "draft_probs and draft_index come together: give both, or neither for a tree of point masses"
         )
+
+
+def ancestor_mask(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
+    """Whether node j is node i itself or an ancestor of i, at (b, i, j); False in the rows of padding."""
+    num_rows, num_nodes = parents.shape
+    mask = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).repeat(num_rows, 1, 1)
+    mask &= (parents != PADDING_PARENT).unsqueeze(-1)
+    is_child = parents >= 0
+    # Pointer doubling: after step t every node knows its 2^t nearest ancestors, so depth costs log2(N) steps.
+    hop = parents.clamp(0, num_nodes - 1)
+    known = torch.zeros_like(mask).scatter_(2, hop.unsqueeze(-1), is_child.unsqueeze(-1)) | mask
+    for _ in range(max(num_nodes - 1, 1).bit_length()):
+        known = known | (known.to(torch.float32) @ known.to(torch.float32) > 0)
+    return known & mask.any(-1, keepdim=True)

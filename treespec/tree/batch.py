@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
-from treespec.tree.ancestors import ancestor_mask
-from treespec.tree.arrays import TreeArrays, check_shapes
+from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, TreeArrays, ancestor_mask, check_shapes
 from treespec.tree.checks import is_drafted
-from treespec.tree.constants import PADDING_PARENT, POINT_MASS
 from treespec.tree.token_tree import TokenTree
 
 
@@ -24,7 +23,7 @@ class TreeBatch(TreeArrays):
     Args:
         tokens: int64 [B, N].
         parents: int64 [B, N].
-        distributions: float [R, V], shared by the rows, or None.
+        draft_probs: float [R, V], shared by the rows, or None.
         draft_index: int64 [B, N] into `draft_probs`, or None for all -1.
         is_without_replacement: bool [B, N], or None for all False.
         is_width_fixed: see `TokenTree`.
@@ -32,8 +31,8 @@ class TreeBatch(TreeArrays):
             Rules never look at them.
 
     Raises:
-        InvalidTreeError: wrong shapes or dtypes. Values are not read here, which would wait for the device: `is_valid`
-            is a flag to be read together with the verdicts.
+        InvalidTreeError: wrong shapes or dtypes. Reading values would wait for the device: `is_valid` is a flag to be
+            read together with the verdicts.
     """
 
     values: Tensor | None = None
@@ -49,7 +48,7 @@ class TreeBatch(TreeArrays):
         """Pad trees of different sizes to one batch; their distribution tables are stacked.
 
         Raises:
-            InvalidTreeError: no tree, something else among them, or distributions over different vocabularies.
+            InvalidTreeError: not a list of trees, or distributions over different vocabularies.
         """
         if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
             raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")
@@ -93,28 +92,28 @@ class TreeBatch(TreeArrays):
         return self.tokens.device
 
     @cached_property
-    def num_nodes(self) -> Tensor:
-        """int64 [B], padding not counted."""
+    def num_nodes(self) -> Int[Tensor, "B"]:
+        """Nodes per row, padding not counted."""
         return (self.parents != PADDING_PARENT).sum(1)
 
     @cached_property
-    def depths(self) -> Tensor:
-        """int64 [B, N]; 0 for the root and for padding."""
+    def depths(self) -> Int[Tensor, "B N"]:
+        """0 for the root and for padding."""
         return (self.ancestors.sum(-1) - 1).clamp(min=0)
 
     @cached_property
-    def ancestors(self) -> Tensor:
-        """bool [B, N, N], see `ancestor_mask`."""
+    def ancestors(self) -> Bool[Tensor, "B N N"]:
+        """See `ancestor_mask`."""
         return ancestor_mask(self.parents)
 
     @cached_property
     def trees(self) -> list[TokenTree]:
-        """The rows as single trees, unchecked (`is_valid` tells): one host copy for all of them."""
+        """The rows as single trees, not checked (see `is_valid`): one host copy for all of them."""
         tokens, parents = torch.stack([self.tokens, self.parents]).tolist()
         return [self._row(*row) for row in zip(range(self.num_rows), tokens, parents, strict=True)]
 
     def keep_trees(self, tokens: list[list[int]], parents: list[list[int]]) -> None:
-        """Build `trees` from lists [B][N] that came to the host with something else: they are not read again."""
+        """Build `trees` from lists [B][N] that the host has already, so that the device is not read again."""
         if "trees" not in vars(self):
             vars(self)["trees"] = [self._row(*row) for row in zip(range(self.num_rows), tokens, parents, strict=True)]
 
@@ -137,15 +136,14 @@ class TreeBatch(TreeArrays):
         return all(tree.is_chain for tree in self.trees)
 
     @cached_property
-    def is_valid(self) -> Tensor:
-        """bool []: parents in order, padding last, distributions that sum to one, no drawn token of
-        probability zero."""
+    def is_valid(self) -> Bool[Tensor, ""]:
+        """Whether the trees can have been drafted, see `is_drafted`."""
         return is_drafted(self)
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
-        """Drop the nodes of row b that are deeper than `max_depths[b]`. Lossless: depth depends on no drawn token.
+        """Drop the nodes of row b that are deeper than `max_depths[b]`; roots stay.
 
-        Roots stay: a row that has room for no token at all is still one of the batch.
+        Lossless: depth depends on no drawn token.
         """
         limit = torch.tensor(max_depths, device=self.device).clamp(min=0).unsqueeze(1)
         keep = (self.parents != PADDING_PARENT) & (self.depths <= limit)
@@ -159,8 +157,8 @@ class TreeBatch(TreeArrays):
             keep[row, list(tree.best_chain(values[row] if values else None))] = True
         return self.keep_nodes(keep)
 
-    def keep_nodes(self, keep: Tensor, width: int | None = None) -> TreeBatch:
-        """The batch cut down to `keep` bool [B, N], which must hold every kept node's ancestors.
+    def keep_nodes(self, keep: Bool[Tensor, "B N"], width: int | None = None) -> TreeBatch:
+        """The batch cut down to `keep`, which must hold every kept node's ancestors.
 
         `width` is the new N, enough for every row; None takes the largest row's, which waits for the device.
         """

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 
 class History:
-    """The committed tokens of every row, left padding included: what logits processors and drafters look back on.
+    """The committed tokens of every row, left padding included: what logits processors and drafters read.
 
     Rows are ragged: `lengths[b]` tokens of row b are valid.
     """
 
-    def __init__(self, prompt_ids: Tensor, prompt_mask: Tensor) -> None:
-        """prompt_ids int64 [B, P]; prompt_mask bool [B, P], False on left padding."""
+    def __init__(self, prompt_ids: Int[Tensor, "B P"], prompt_mask: Bool[Tensor, "B P"]) -> None:
+        """The mask is False on left padding."""
         self._buffer = prompt_ids.clone()
         self.lengths = [prompt_ids.shape[1]] * prompt_ids.shape[0]
         self.num_padding: list[int] = (~prompt_mask).sum(1).tolist()
@@ -25,21 +26,21 @@ class History:
         return len(self.lengths)
 
     @property
-    def last_tokens(self) -> Tensor:
-        """int64 [B]: the roots of the next trees."""
+    def last_tokens(self) -> Int[Tensor, "B"]:
+        """The roots of the next trees."""
         index = torch.tensor(self.lengths, device=self._buffer.device) - 1
         return self._buffer.gather(1, index.unsqueeze(1)).squeeze(1)
 
-    def row(self, row: int) -> Tensor:
-        """int64 [length], left padding included (as plain `generate` shows it to its processors)."""
+    def row(self, row: int) -> Int[Tensor, "L"]:
+        """One row, left padding included (as plain `generate` shows it to its processors)."""
         return self._buffer[row, : self.lengths[row]]
 
-    def rows(self, rows: Sequence[int]) -> Tensor:
-        """int64 [M, length]: several rows of one length, left padding included."""
+    def rows(self, rows: Sequence[int]) -> Int[Tensor, "M L"]:
+        """Several rows of one length, left padding included."""
         return self._buffer[list(rows), : self.lengths[rows[0]]]
 
-    def tokens(self, row: int) -> Tensor:
-        """int64 [length], without the left padding."""
+    def tokens(self, row: int) -> Int[Tensor, "L"]:
+        """One row without the left padding."""
         return self._buffer[row, self.num_padding[row] : self.lengths[row]]
 
     def append(self, row: int, tokens: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import index
 
 from treespec.errors import InvalidTreeError
-from treespec.tree.constants import ROOT_PARENT
+from treespec.tree.arrays import ROOT_PARENT
 
 Path = tuple[int, ...]
 """Node ids from the root, or ranks among siblings below it."""
@@ -20,8 +20,7 @@ def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
         The paths in the given order, every parent before its children.
 
     Raises:
-        InvalidTreeError: not a list of tuples of ranks, a duplicate, or a path whose parent or earlier sibling does
-            not stand before it.
+        InvalidTreeError: not a list of tuples of ranks, a duplicate, or a path before its parent or earlier sibling.
     """
     try:
         listed = ast.literal_eval(paths) if isinstance(paths, str) else paths

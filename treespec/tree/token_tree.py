@@ -8,13 +8,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
-from treespec.tree.ancestors import ancestor_mask
-from treespec.tree.arrays import TreeArrays, check_shapes
-from treespec.tree.checks import check_distributions, check_structure
-from treespec.tree.constants import IID, MIXED, POINT_MASS, SELECTED, WITHOUT_REPLACEMENT
+from treespec.tree.arrays import (
+    IID,
+    MIXED,
+    POINT_MASS,
+    SELECTED,
+    WITHOUT_REPLACEMENT,
+    TreeArrays,
+    ancestor_mask,
+    check_shapes,
+)
+from treespec.tree.checks import check_drafted
 from treespec.tree.paths import Path, parents_of_paths, parse_paths
 
 if TYPE_CHECKING:
@@ -23,30 +31,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TokenTree(TreeArrays):
-    """One drafted tree of N nodes, with the distribution that every child was really drawn from.
+    """One drafted tree of N nodes, with the distribution that every child was drawn from.
 
-    A child's *draft distribution* is compactly stored: `draft_index[i]` names a row of `draft_probs`, or is -1 for a
-    point mass (a child selected deterministically). Where `is_without_replacement[i]`, the tokens of earlier siblings
-    from the same row are zeroed and the row renormalised; any other zeroing (mixed sampling schemes) is already done in
-    the stored row.
+    `draft_index[i]` names the row of `draft_probs` that child i was drawn from, or is -1 for a point mass (a selected
+    child). Where `is_without_replacement[i]`, the tokens of earlier siblings from the same row are zeroed and the row
+    renormalised; any other zeroing (mixed sampling schemes) is already done in the stored row.
 
     Args:
         tokens: int64 [N].
         parents: int64 [N]; `parents[0] == -1` and `0 <= parents[i] < i` for the others.
-        distributions: float [R, V], each row summing to one within 1e-4; None when every child is a point mass.
+        draft_probs: float [R, V], each row summing to one within 1e-4; None when every child is a point mass.
         draft_index: int64 [N]; the root's entry is -1. None stands for all -1.
         is_without_replacement: bool [N]. None stands for all False.
         is_width_fixed: True when no node's width depended on its own draws (K-SEQ and optimal transport need it).
 
     Raises:
-        InvalidTreeError: wrong shapes or dtypes, no or two roots, a child before its parent, a distribution that does
-            not sum to one, a drawn token of probability zero.
+        InvalidTreeError: wrong shapes or dtypes; see also `check_drafted`.
     """
 
     def __post_init__(self) -> None:
         check_shapes(self, num_axes=1)
-        check_structure(self.parents.tolist())
-        check_distributions(self)
+        check_drafted(self)
 
     @classmethod
     def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Tensor) -> TokenTree:
@@ -123,9 +128,9 @@ class TokenTree(TreeArrays):
 
         An only child that was sampled counts as iid: with one draw there is nothing to replace.
         """
-        return frozenset(self._family(group) for group in self.children_lists if group)
+        return frozenset(self._scheme(group) for group in self.children_lists if group)
 
-    def _family(self, group: list[int]) -> str:
+    def _scheme(self, group: list[int]) -> str:
         rows = {self.draft_index_list[i] for i in group}
         flags = {self.is_without_replacement_list[i] for i in group}
         if rows == {POINT_MASS}:
@@ -143,8 +148,7 @@ class TokenTree(TreeArrays):
         return self.token_list[node]
 
     def draft_probs_of(self, node: int) -> Tensor | None:
-        """The distribution that this child was drawn from given what was drawn before it: float [V], or None:
-        a point mass."""
+        """The distribution [V] that this child was drawn from after its earlier siblings; None for a point mass."""
         row = self.draft_index_list[node]
         if row == POINT_MASS or self.draft_probs is None:
             return None
@@ -170,7 +174,7 @@ class TokenTree(TreeArrays):
     def best_chain(self, values: Sequence[float] | None = None) -> Path:
         """The path to a leaf with the greatest sum of `values` (None: the longest one), root included.
 
-        Sampled children may not be chosen by their tokens: of these the first draw is followed.
+        Sampled children may not be chosen by their tokens: there the first draw is taken.
         """
         gains = [1.0] * self.num_nodes if values is None else list(values)[: self.num_nodes]
         best: dict[int, int] = {}
@@ -196,8 +200,8 @@ class TokenTree(TreeArrays):
             paths.append((*paths[parent], self.children_lists[parent].index(node)))
         return paths[1:]
 
-    def ancestor_mask(self) -> Tensor:
-        """bool [N, N]: entry (i, j) tells whether j is i itself or an ancestor of i."""
+    def ancestor_mask(self) -> Bool[Tensor, "N N"]:
+        """Whether node j is node i itself or an ancestor of i, at (i, j)."""
         return ancestor_mask(self.parents.unsqueeze(0))[0]
 
     def to_networkx(self) -> networkx.DiGraph:
@@ -216,7 +220,7 @@ def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
     """Tokens int64 [N].
 
     Raises:
-        InvalidTreeError: no flat list of integers.
+        InvalidTreeError: not a flat list of integers.
     """
     try:
         ids = torch.as_tensor(tokens)

@@ -15,9 +15,8 @@ class Verdict(NamedTuple):
     next_token: int
     """The token that follows the path, drawn from what is left of the target distribution."""
     is_bonus: bool
-    """True for a bonus token (drawn from the target distribution at a leaf), False for a residual token (every child of
-    the
-    path's last node was rejected)."""
+    """True for a bonus token (drawn at a leaf), False for a residual token (every child of the path's last node was
+    rejected)."""
 
     @property
     def num_accepted(self) -> int:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, Shape, own_policy, policy_of_call, tell_policy
+from treespec.drafters.base import SessionSource, policy_of_call
 from treespec.drafters.heads.proposals import head_proposal, needs_full_probs
 from treespec.drafters.heads.unread_features import CommittedStates
 from treespec.errors import ConfigError, VocabularyMismatchError
@@ -33,13 +33,12 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
     Args:
         head: on the target's device.
         hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
-        policy: how trees are shaped; None takes the call's policy.
         max_length: the longest text that the head is to see, in tokens, after which the target decodes alone; None: no
             end, for its positions are computed.
 
     Raises:
-        ConfigError, InvalidTreeError: no head of this kind, another number of hidden layers than it fuses, or a
-            `max_length` that is not a positive int; see also `as_policy`.
+        ConfigError: no head of this kind, another number of hidden layers than it fuses, or a `max_length` that is not
+            a positive int.
     """
 
     _head_type: type[Head]
@@ -48,7 +47,6 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self,
         head: Head,
         hidden_layers: Sequence[int],
-        policy: Shape | None = None,
         max_length: int | None = None,
     ) -> None:
         if not isinstance(head, self._head_type):
@@ -58,7 +56,6 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
             )
         self._head: Head = head
         self._hidden_layers = _check_layers(hidden_layers, head.config.num_features)
-        self._own_policy = own_policy(policy)
         self._max_length = None if max_length is None else check_count("max_length", max_length)
 
     @property
@@ -83,7 +80,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
                 f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
             )
         self._session = session
-        self._policy = policy_of_call(self._own_policy, session)
+        self._policy = policy_of_call(None, session)
         # The best candidates are enough where nothing is sampled.
         self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
@@ -92,7 +89,6 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them for the next step."""
-        tell_policy(self._own_policy, self._session, step)
         self._forget_tree()
         self._keys.drop_pending()
         self._committed.add(step)

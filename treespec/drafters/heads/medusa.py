@@ -16,14 +16,11 @@ from torch import Tensor
 from treespec.checks import AUTO
 from treespec.drafters.base import (
     SessionSource,
-    Shape,
     can_use_heap,
     grow_on_host,
-    own_policy,
     policy_of_call,
     single_nodes,
     stack_trees,
-    tell_policy,
 )
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
@@ -45,33 +42,29 @@ class Medusa(SessionSource):
 
     Args:
         heads: trained for the target, see `Medusa.load`.
-        policy: how trees are shaped, no deeper than there are heads; None takes the call's policy. The authors' fixed
-            trees are lists of rank paths.
 
     Raises:
-        ConfigError, InvalidTreeError: heads that are none; see also `as_policy`.
+        ConfigError: the heads are not `MedusaHeads`.
     """
 
     hidden_layers: tuple[int, ...] = (LAST,)
 
-    def __init__(self, heads: MedusaHeads, policy: Shape | None = None) -> None:
+    def __init__(self, heads: MedusaHeads) -> None:
         if not isinstance(heads, MedusaHeads):
             raise ConfigError(f"heads must be MedusaHeads, got {type(heads).__name__}: Medusa.load(folder) reads them")
         self._heads = heads
-        self._own_policy = own_policy(policy)
 
     @classmethod
-    def load(cls, path: str | Path, policy: Shape | None = None, output_weight: Tensor | None = None) -> Medusa:
+    def load(cls, path: str | Path, output_weight: Tensor | None = None) -> Medusa:
         """A drafter from a checkpoint in one of the public formats, safetensors only.
 
         Args:
             path, output_weight: see `load_heads`.
-            policy: see `Medusa`.
 
         Raises:
             CheckpointError: see `load_heads`.
         """
-        return cls(load_heads(path, output_weight), policy)
+        return cls(load_heads(path, output_weight))
 
     def start(self, session: Session) -> None:
         """Take the prompt's last feature.
@@ -88,7 +81,7 @@ class Medusa(SessionSource):
                 "another model"
             )
         self._session = session
-        self._policy: TreePolicy = policy_of_call(self._own_policy, session)
+        self._policy: TreePolicy = policy_of_call(None, session)
         self._features = self._prompt_features(session.prompt_states)
         self._begin_tree()
 
@@ -105,7 +98,6 @@ class Medusa(SessionSource):
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
-        tell_policy(self._own_policy, self._session, step)
         states = step.scores.hidden_states[LAST]
         nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
         self._features = self._take(states[torch.arange(len(nodes)), torch.tensor(nodes)])

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, Shape, own_policy, policy_of_call, single_nodes, tell_policy
+from treespec.drafters.base import SessionSource, policy_of_call, single_nodes
 from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
 from treespec.drafters.path_probs import path_probs
@@ -35,26 +35,23 @@ class DraftModel(SessionSource):
 
     Args:
         scorer: the draft model, e.g. `hf.TreeScorer`.
-        policy: how trees are shaped; None takes the call's policy.
         max_length: the longest text that the draft model is to see, in tokens; None: as long as its positions last.
             When a row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes
             alone.
         vocabulary: how the draft model's tokens relate to the target's; None: they are the same.
 
     Raises:
-        ConfigError, InvalidTreeError: `max_length` is not a positive int; see also `as_policy`.
+        ConfigError: `max_length` is not a positive int.
     """
 
     def __init__(
         self,
         scorer: CausalScorer,
-        policy: Shape | None = None,
         max_length: int | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self._scorer = scorer
         self._vocabulary: Vocabulary = vocabulary or SameVocabulary()
-        self._own_policy = own_policy(policy)
         self._max_length = scorer.max_positions if max_length is None else check_count("max_length", max_length)
         self._has_warned = False
 
@@ -67,7 +64,7 @@ class DraftModel(SessionSource):
         """
         self._session = session
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)
-        self._policy = self._servable(policy_of_call(self._own_policy, session))
+        self._policy = self._servable(policy_of_call(None, session))
         self._pending: PendingNodes | None = None
         self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
         self._num_cached = [0] * session.history.num_rows
@@ -91,7 +88,6 @@ class DraftModel(SessionSource):
 
     def update(self, step: VerifiedStep) -> None:
         """Keep what was computed of the emitted tokens, whatever tree they came from."""
-        tell_policy(self._own_policy, self._session, step)
         pending, self._pending = self._pending, None
         emitted = self._text.append(step.emitted)
         if pending is None or self._is_full:

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from treespec.checks import check_count
 from treespec.drafters.base import (
     SessionSource,
-    Shape,
     depth_room,
-    own_policy,
     policy_of_call,
     single_nodes,
-    tell_policy,
 )
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import ConfigError
@@ -32,15 +29,13 @@ class EarlyExit(SessionSource):
 
     Args:
         num_layers: how many of the target's layers draft, at least one and fewer than it has.
-        policy: how trees are shaped; None takes the call's policy.
 
     Raises:
-        ConfigError, InvalidTreeError: `num_layers` is not a positive int; see also `as_policy`.
+        ConfigError: `num_layers` is not a positive int.
     """
 
-    def __init__(self, num_layers: int, policy: Shape | None = None) -> None:
+    def __init__(self, num_layers: int) -> None:
         self.exit_layer = check_count("num_layers", num_layers)
-        self._own_policy = own_policy(policy)
 
     def start(self, session: Session) -> None:
         """Take the session.
@@ -55,7 +50,7 @@ class EarlyExit(SessionSource):
                 f"make_exit_scorer(model, {self.exit_layer})"
             )
         self._target, self._session = target, session
-        self._policy = policy_of_call(self._own_policy, session)
+        self._policy = policy_of_call(None, session)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""
@@ -66,7 +61,6 @@ class EarlyExit(SessionSource):
 
     def update(self, step: VerifiedStep) -> None:
         """The target keeps what was computed; only a learning policy is told."""
-        tell_policy(self._own_policy, self._session, step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is kept per row."""

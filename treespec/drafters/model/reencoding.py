@@ -16,7 +16,7 @@ from itertools import accumulate, takewhile
 import torch
 
 from treespec.checks import check_count
-from treespec.drafters.base import Shape, own_policy, policy_of_call, single_nodes, stack_trees
+from treespec.drafters.base import policy_of_call, single_nodes, stack_trees
 from treespec.drafters.model.draft_model import DraftModel
 from treespec.drafters.model.token_map import (
     NOT_SHARED,
@@ -44,14 +44,12 @@ class ReEncoding:
         scorer: the draft model.
         draft: its tokenizer.
         target: the target's tokenizer.
-        policy: how trees of draft tokens are shaped; None takes the call's policy. Trees of target tokens keep to its
-            number of nodes.
         max_length: see `DraftModel`, in draft tokens.
         lookback: how many committed tokens are encoded together with a continuation, so that it is cut into tokens as
             it would be within its text.
 
     Raises:
-        ConfigError, InvalidTreeError: a lookback that is no positive int; see also `as_policy`.
+        ConfigError: `lookback` is not a positive int.
     """
 
     def __init__(
@@ -59,13 +57,11 @@ class ReEncoding:
         scorer: CausalScorer,
         draft: TextCodec,
         target: TextCodec,
-        policy: Shape | None = None,
         max_length: int | None = None,
         lookback: int = 8,
     ) -> None:
         self._num_logits = scorer.vocab_size
-        self._own_policy = own_policy(policy)
-        self._inner = DraftModel(scorer, self._own_policy, max_length)
+        self._inner = DraftModel(scorer, max_length)
         self._draft, self._target = draft, target
         self._lookback = check_count("lookback", lookback)
         is_kept = torch.tensor([is_special(target, token) for token in range(len(target.pieces))])
@@ -79,7 +75,7 @@ class ReEncoding:
         Raises:
             ConfigError: no policy, see `policy_of_call`.
         """
-        self._session, self._policy = session, policy_of_call(self._own_policy, session)
+        self._session, self._policy = session, policy_of_call(None, session)
         history = session.history
         prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self._tails = [tokens[-self._lookback :] for tokens in prompts]

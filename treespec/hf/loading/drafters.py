@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from treespec.checks import check_count
 from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary
-from treespec.drafters.base import Shape
 from treespec.drafters.model.token_map import Translator, shared_tokens
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.loading.tokenizers import Spelling
@@ -57,7 +56,6 @@ def make_draft_model(
     is_same_tokenizer: bool = False,
     static_cache_len: int | None = None,
     compile: bool | Mapping[str, Any] = False,
-    policy: Shape | None = None,
     max_length: int | None = None,
 ) -> DraftModel | ReEncoding:
     """A drafter from a causal language model.
@@ -76,7 +74,7 @@ def make_draft_model(
             the target decodes alone.
         compile: run the passes over new nodes through `torch.compile`, with a static cache only; a mapping holds its
             options. There is one compilation per number of rows and power of two up to the widest pass.
-        policy, max_length: see `DraftModel`.
+        max_length: see `DraftModel`.
 
     Raises:
         ConfigError: one tokenizer without the other, both for one and the same, an unknown method, tokenizers that
@@ -96,10 +94,10 @@ def make_draft_model(
     vocabulary = _intersection(*codecs) if codecs and method == INTERSECTION else None
     scorer = _scorer(model, static_cache_len, compile)
     if codecs and method == RE_ENCODING:
-        return ReEncoding(scorer, *codecs, policy=policy, max_length=max_length)
+        return ReEncoding(scorer, *codecs, max_length=max_length)
     if is_same_tokenizer:
         vocabulary = SharedVocabulary.of_one_tokenizer(scorer.vocab_size)
-    return DraftModel(scorer, policy, max_length, vocabulary)
+    return DraftModel(scorer, max_length, vocabulary)
 
 
 def _scorer(model: PreTrainedModel, static_cache_len: int | None, compile: bool | Mapping[str, Any]) -> CausalScorer:

@@ -10,7 +10,6 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
 import treespec.data
-from treespec.drafters.base import Shape
 from treespec.drafters.heads.dflash import DFlash
 from treespec.drafters.heads.eagle3 import Eagle3
 from treespec.errors import CheckpointError, ConfigError
@@ -28,7 +27,6 @@ def load_drafter(
     name: str | Path,
     target: PreTrainedModel,
     *,
-    policy: Shape | None = None,
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
 ) -> Eagle3 | DFlash:
@@ -40,7 +38,7 @@ def load_drafter(
 
     Args:
         name: a folder with `config.json` and `*.safetensors`, or a hub name.
-        policy, max_length: see `Eagle3`.
+        max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses, where its configuration does not
             say; None: what it says, else EAGLE-3's own (2, L // 2, L - 3).
 
@@ -52,8 +50,8 @@ def load_drafter(
     head = load_head(name, target)
     layers = fused_layers(head.config, target, name, hidden_layers)
     if isinstance(head, DFlashHead):
-        return DFlash(head, layers, policy, max_length)
-    return Eagle3(head, layers, policy, max_length)
+        return DFlash(head, layers, max_length)
+    return Eagle3(head, layers, max_length)
 
 
 def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Eagle3Head | DFlashHead:
