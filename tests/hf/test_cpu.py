@@ -1,5 +1,8 @@
 """Packed linear layers: equal to plain ones up to rounding, undone without a trace, never stale."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
@@ -85,3 +88,9 @@ def test_a_model_generates_the_same():
     with prepack_linears(model):
         assert (model(ids).logits - plain).abs().max() < 1e-4
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(expected)
+
+
+def test_it_is_there_after_import_treespec():
+    """As README's table writes it; in a process of its own, where no test has imported the module."""
+    code = "import treespec, torch; treespec.hf.cpu.prepack_linears(torch.nn.Linear(4, 4))"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,5 +1,6 @@
-"""All that treespec does with transformers: models, caches, masks, `generate`."""
+"""All that treespec does with transformers: models, caches, masks, `generate`; and `cpu`, faster passes on a CPU."""
 
+from treespec.hf import cpu
 from treespec.hf.attention.mask import tree_attention_mask
 from treespec.hf.cache.caches import new_cache
 from treespec.hf.cache.compaction import commit_cache
@@ -16,6 +17,7 @@ __all__ = [
     "TreeScorer",
     "TreeSpeculation",
     "commit_cache",
+    "cpu",
     "from_config",
     "generate",
     "load_drafter",
