@@ -251,7 +251,7 @@ def test_from_config_takes_both_tokenizers(tmp_path):
 
 
 def test_the_documented_snippet_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text()
     section = page.split("\n## A draft model\n")[1].split("\n## ")[0]
     (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     exec(compile(snippet, "docs/drafters.md", "exec"), {})
