@@ -12,6 +12,7 @@ from treespec.hf.attention.mask import tree_attention_mask
 from treespec.hf.cache import compaction
 from treespec.hf.cache.caches import check_cache, is_filled, new_cache
 from treespec.hf.cache.compaction import commit_cache
+from treespec.hf.cache.growing import LEAST_SPARE
 from treespec.tree import TokenTree, TreeBatch
 
 TOLERANCE = 1e-4
@@ -139,18 +140,20 @@ def test_one_row_is_compacted_in_place():
         assert [layer.keys.data_ptr() for layer in scorer.cache.layers] == before
 
 
-def test_storage_does_not_grow_beyond_the_text_and_one_tree():
+def test_storage_does_not_grow_beyond_the_text_one_tree_and_the_spare_room():
     model = build("llama")
     scorer = TreeScorer(model)
     ids = torch.ones(2, 4, dtype=torch.int64)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     parents = torch.tensor([[-1, *range(15)]]).expand(2, -1)
-    for number in range(40):
+    for number in range(200):
         scorer.extend(torch.ones(2, 16, dtype=torch.int64), parents)
         scorer.commit([[0], [0, 1]] if number % 2 else [[0, 1], [0]])
     for layer in scorer.cache.layers:
         per_slot = layer.keys[:, :, :1].numel() * layer.keys.element_size()
-        assert layer.keys.untyped_storage().nbytes() <= per_slot * (scorer._state.num_slots + 16 + 8)
+        # A room may stem from when an eighth of the slots were holes.
+        num_used = (scorer._state.num_slots + 16 + 8) * 8 / 7
+        assert layer.keys.untyped_storage().nbytes() <= per_slot * (1.25 * num_used + LEAST_SPARE)
 
 
 class QuantisedLayer(BaseQuantizedLayer):

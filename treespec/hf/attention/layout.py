@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from treespec.errors import UnsupportedModelError
+from treespec.hf.attention.folded import plain_implementation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -36,7 +37,7 @@ def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
             that is not attention over all cached tokens (recurrent, compressed).
     """
     text = config.get_text_config()
-    implementation = getattr(text, "_attn_implementation", None) or "eager"
+    implementation = plain_implementation(text)
     if implementation not in MASK_IMPLEMENTATIONS:
         raise UnsupportedModelError(
             f"attention implementation {implementation!r} takes no tree mask: load the model with one of "

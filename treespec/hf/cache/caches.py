@@ -20,6 +20,7 @@ from transformers.cache_utils import (
 )
 
 from treespec.errors import UnsupportedModelError
+from treespec.hf.cache.growing import GrowingLayer, use_growing_layers
 
 CacheState = list[dict[str, Any]]
 """The attributes of every layer of a cache, see `snapshot`."""
@@ -40,7 +41,9 @@ def new_cache(num_layers: int, max_cache_len: int | None = None) -> Cache:
         max_cache_len: slots of a static cache (fixed memory, as torch.compile wants it); None for a growing one.
     """
     if max_cache_len is None:
-        return DynamicCache()
+        cache = DynamicCache()
+        use_growing_layers(cache)
+        return cache
     return Cache(layers=[StaticLayer(max_cache_len=max_cache_len) for _ in range(num_layers)])
 
 
@@ -51,7 +54,7 @@ def check_cache(cache: Cache) -> None:
     if getattr(cache, "offloading", False):
         raise UnsupportedModelError("an offloaded cache cannot be cut back to a path: pass cache_implementation=None")
     for number, layer in enumerate(cache.layers):
-        if type(layer) not in (DynamicLayer, StaticLayer, DummyLayer):
+        if type(layer) not in (DynamicLayer, GrowingLayer, StaticLayer, DummyLayer):
             raise UnsupportedModelError(
                 f"cache layer {number} is a {type(layer).__name__}, from which rejected nodes cannot be removed "
                 "(it is quantised, drops old tokens or keeps a state): pass no cache, or one of treespec.new_cache()"

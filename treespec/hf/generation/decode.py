@@ -24,6 +24,7 @@ from treespec.engine.loop import hidden_layers, speculate
 from treespec.engine.request import Request, Result
 from treespec.errors import TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
+from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.options import Options
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
@@ -92,6 +93,8 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         if call.num_rows == 1:
             with suppress(TreespecError):
                 target.commit([()])
+            if call.cache is not None:
+                use_dynamic_layers(call.cache)
         raise
     end = stopping.joint_length
     limit = None if end is None else end - call.input_ids.shape[1]
@@ -121,6 +124,8 @@ def _final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
     """
     if call.num_rows > 1:
         return None
+    if target.cache is not None:
+        use_dynamic_layers(target.cache)
     if isinstance(call.cache, DynamicCache) and isinstance(target.cache, DynamicCache):
         call.cache.layers[:] = target.cache.layers
         return call.cache

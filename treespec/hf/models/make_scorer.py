@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
+from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import detect, keeps_states, warn_of_dynamic_int8, warn_once
@@ -96,7 +97,7 @@ def make_exit_scorer(
         raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
     if make_scorer(facts).capability != Capability.TREE:
         raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
-    key = (facts.dtype, facts.config._attn_implementation, exit_layer)
+    key = (facts.dtype, plain_implementation(facts.config), exit_layer)
     known = _checked_exits.setdefault(facts.model, set())
     if key not in known:
         ExitScorer(facts, exit_layer)  # Raises for wrong arguments, before the check would take that for a failure.

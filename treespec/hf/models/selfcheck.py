@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError
+from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import Detection, undisturbed, warn_once
 from treespec.protocols import Capability, CausalScorer
@@ -81,7 +82,7 @@ def check_once(facts: ModelFacts, candidates: Sequence[Candidate], is_static: bo
     With growing caches a lower capability is reported once by a `TreespecWarning`.
     """
     known = _results.setdefault(facts.model, {})
-    key = (facts.dtype, facts.config._attn_implementation, is_static)
+    key = (facts.dtype, plain_implementation(facts.config), is_static)
     if key not in known:
         known[key] = self_check(facts, candidates, is_static)
     if not is_static:

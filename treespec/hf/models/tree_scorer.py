@@ -11,10 +11,12 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
+from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.attention.layout import attention_layout
 from treespec.hf.attention.mask import CachedSlots, TreeAttention, is_known_chain, pending_attention
 from treespec.hf.attention.position_patches import PositionPatches
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache
+from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
@@ -58,6 +60,7 @@ class TreeScorer(ModelScorer):
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
+        self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
         if max_cache_len is not None and not self._patches.fit_static_caches:
@@ -102,6 +105,7 @@ class TreeScorer(ModelScorer):
         num_cached, start = 0, 0
         if given is not None:
             num_cached = _cached_prefix(given, ids)
+            use_growing_layers(given)
         else:  # Padding that all rows share need not be computed.
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
@@ -202,8 +206,11 @@ class TreeScorer(ModelScorer):
 
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
-        forward = self.facts.model if is_prefill else self.facts.forward
-        return self._run(forward, inputs, attention.position_ids, is_prefill)
+        if is_prefill or self.facts.forward is not self.facts.model:
+            forward = self.facts.model if is_prefill else self.facts.forward
+            return self._run(forward, inputs, attention.position_ids, is_prefill)
+        with self._folded.running():
+            return self._run(self.facts.model, inputs, attention.position_ids, is_prefill)
 
     def _check_shape(self, parents: Int[Tensor, "B N"], num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""

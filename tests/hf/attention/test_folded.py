@@ -1,0 +1,177 @@
+"""Attention with folded query heads: the same numbers as sdpa, in this thread's passes only, config left as it was."""
+
+import threading
+
+import pytest
+import torch
+from helpers.zoo import ARCHITECTURES, Architecture, build, prompts
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from treespec.hf import TreeScorer
+from treespec.hf.attention import folded
+from treespec.hf.attention.folded import NAME, FoldedAttention, folded_attention
+from treespec.protocols import Capability
+from treespec.tree import TokenTree
+
+TREES = [
+    pytest.param(a, id=str(a)) for a in ARCHITECTURES if a.capability == Capability.TREE and "sdpa" in a.attentions
+]
+PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2]])
+
+
+@pytest.fixture
+def module():
+    attention = nn.Module().eval()
+    attention.num_key_value_groups, attention.is_causal = 3, True  # pyright: ignore
+    return attention
+
+
+def states(num_rows=2, num_nodes=5, num_keys=23, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(num_rows, num_nodes, 6, 8, generator=generator).transpose(1, 2)
+    room = torch.randn(2, num_rows, 2, 40, 8, generator=generator)[..., :num_keys, :]
+    mask = torch.rand(num_rows, 1, num_nodes, num_keys, generator=generator) > 0.4
+    mask[..., 0] = True
+    return query.to(dtype), *room.to(dtype), mask
+
+
+def run_folded(*args, **kwargs):
+    """As during a pass."""
+    folded._local.masks = {}
+    try:
+        return folded_attention(*args, **kwargs)[0]
+    finally:
+        folded._local.masks = None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("is_additive", [False, True], ids=["bool", "additive"])
+@torch.no_grad()
+def test_equals_sdpa(module, dtype, is_additive, monkeypatch):
+    query, key, value, mask = states(dtype=dtype)
+    given = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min) if is_additive else mask
+    expected = sdpa_attention_forward(module, query, key, value, given, scaling=0.3)[0]
+    monkeypatch.setattr(folded, "sdpa_attention_forward", None)
+    output = run_folded(module, query, key, value, given, scaling=0.3, is_causal=None, sliding_window=7)
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    assert output.shape == expected.shape
+    assert output.is_contiguous()
+    assert (output - expected).abs().max() <= tolerance
+
+
+@torch.no_grad()
+def test_one_node_without_a_mask(module, monkeypatch):
+    query, key, value, _ = states(num_nodes=1)
+    expected = sdpa_attention_forward(module, query, key, value, None)[0]
+    monkeypatch.setattr(folded, "sdpa_attention_forward", None)
+    assert (run_folded(module, query, key, value, None) - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "extra", [{"s_aux": torch.ones(6)}, {"softcap": 30.0}, {"position_bias": torch.ones(1, 6, 5, 23)}, {"dropout": 0.5}]
+)
+def test_what_needs_more_than_a_mask_goes_to_sdpa(module, extra, monkeypatch):
+    seen = []
+    monkeypatch.setattr(folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(kwargs), None))
+    run_folded(module, *states(), **extra)
+    assert seen
+    assert extra.items() <= seen[0].items()
+
+
+def test_unequal_heads_masks_by_head_and_causal_prompts_go_to_sdpa(module, monkeypatch):
+    seen = []
+    monkeypatch.setattr(folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(args), None))
+    query, key, value, mask = states()
+    run_folded(module, query, key, value[..., :4], mask)
+    run_folded(module, query, key, value, mask.expand(-1, 6, -1, -1))
+    run_folded(module, query, key, value, None)
+    folded_attention(module, query, key, value, mask)  # Outside of a pass.
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("architecture", TREES)
+@torch.no_grad()
+def test_every_architecture_scores_as_with_sdpa(architecture: Architecture, monkeypatch):
+    """One tree pass with and without folding; the same model, prompt and tree."""
+    model, ids = build(architecture, "sdpa"), prompts(2, 20)
+    mask = torch.arange(20) >= torch.tensor([[0], [3]])
+    logits = []
+    for is_folded in (True, False):
+        scorer = TreeScorer(model)
+        scorer._folded.is_supported = scorer._folded.is_supported and is_folded
+        scorer.prefill(ids.masked_fill(~mask, 0), mask)
+        logits.append(scorer.extend(prompts(2, 6, seed=1), PARENTS.expand(2, -1)).logits)
+        assert model.config.get_text_config()._attn_implementation == "sdpa"
+    assert (logits[0] - logits[1]).abs().max() <= 1e-5
+
+
+def test_folding_serves_the_models_it_is_made_for(monkeypatch):
+    """Grouped heads, sliding windows and static caches are folded in every layer."""
+    calls = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or attend(*a, **k)
+    )
+    for name, max_cache_len in (("llama", None), ("llama", 64), ("mistral", None), ("gemma3_text", None)):
+        model = build(next(a for a in ARCHITECTURES if str(a) == name))
+        scorer = TreeScorer(model, max_cache_len=max_cache_len)
+        ids = prompts(1, 12)
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        calls.clear()
+        scorer.extend(prompts(1, 6, seed=1), PARENTS)
+        assert [shape[1:3] for shape in calls] == [(2, 12)] * len(calls)
+        assert len(calls) == model.config.num_hidden_layers
+
+
+def test_eager_models_and_compiled_ones_run_as_they_are():
+    model = build(ARCHITECTURES[0], "eager")
+    folding = FoldedAttention(model)
+    assert not folding.is_supported
+    with folding.running():
+        assert model.config._attn_implementation == "eager"
+
+
+def test_the_configuration_is_restored_after_errors_and_nested_passes():
+    model = build(ARCHITECTURES[0])
+    folding = FoldedAttention(model)
+
+    def fail():
+        with folding.running(), folding.running():
+            assert model.config._attn_implementation == NAME
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.config._attn_implementation == "sdpa"
+    assert not folded._num_passes
+
+
+def test_passes_of_other_threads_run_sdpa():
+    """A plain pass of another thread while this one folds: the same logits to the bit, and no folded mask."""
+    model, ids = build(ARCHITECTURES[0]), prompts(1, 12)
+    expected = model(ids).logits
+    found = []
+    with FoldedAttention(model).running():
+        thread = threading.Thread(target=lambda: found.append(model(ids).logits))
+        thread.start()
+        thread.join()
+        assert not folded._local.masks
+        assert FoldedAttention(model).is_supported
+        assert TreeScorer(model)
+    assert found[0].equal(expected)
+
+
+def test_planted_bug_a_mask_repeated_in_the_wrong_order_is_seen(monkeypatch):
+    def interleaved(mask, num_groups, dtype, known):
+        additive = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+        return additive.repeat_interleave(num_groups, 2)
+
+    model, ids = build(ARCHITECTURES[0]), prompts(1, 8)
+    tree = TokenTree(prompts(1, 6, seed=1)[0], PARENTS[0])
+    monkeypatch.setattr(folded, "_folded_mask", interleaved)
+    scorer = TreeScorer(model)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    logits = scorer.extend(tree.tokens.unsqueeze(0), PARENTS).logits[0, 5]
+    path = tree.tokens[[0, 2, 5]].unsqueeze(0)
+    assert (logits - model(torch.cat([ids, path], dim=1)).logits[0, -1]).abs().max() > 0.1

@@ -1,0 +1,190 @@
+"""Growing layers: whatever is done to one gives what transformers' `DynamicLayer` gives, without copying the cache."""
+
+import copy
+import io
+
+import pytest
+import torch
+from helpers.tiny import prompt, tiny_llama
+from transformers import DynamicCache
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
+
+import treespec
+from treespec.drafters import SuffixLookup
+from treespec.hf.cache.caches import new_cache, twin_cache
+from treespec.hf.cache.growing import LEAST_SPARE, GrowingLayer, use_dynamic_layers, use_growing_layers
+
+
+def fresh(length, num_rows=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, num_rows, 3, length, 4, generator=generator).unbind()
+
+
+def filled(layer, length=5):
+    layer.update(*fresh(length))
+    return layer
+
+
+def cut(layer):
+    layer.keys, layer.values = layer.keys.narrow(-2, 0, 3), layer.values.narrow(-2, 0, 3)
+
+
+def select(layer):
+    layer.keys, layer.values = (states.index_select(0, torch.tensor([1, 0])) for states in (layer.keys, layer.values))
+
+
+def move(layer):
+    layer.keys.narrow(-2, 1, 2).copy_(layer.keys.narrow(-2, 3, 2))
+
+
+def turn(layer):
+    layer.keys = layer.keys.flip(-2)
+
+
+OPERATIONS = {
+    "cut": cut,
+    "select rows": select,
+    "move": move,
+    "replace": turn,
+    "crop": lambda layer: layer.crop(-2),
+    "reorder": lambda layer: layer.reorder_cache(torch.tensor([1, 1])),
+    "repeat": lambda layer: layer.batch_repeat_interleave(2),
+    "pick rows": lambda layer: layer.batch_select_indices(torch.tensor([1, 0])),
+    "offload": lambda layer: layer.offload(),
+    "reset": lambda layer: layer.reset(),
+    "nothing": lambda layer: None,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_equals_a_dynamic_layer(name):
+    ours, theirs = filled(GrowingLayer()), filled(DynamicLayer())
+    for length in (2, LEAST_SPARE, 3):
+        for layer in (ours, theirs):
+            OPERATIONS[name](layer)
+        rows = theirs.keys.shape[0] if theirs.get_seq_length() else 2
+        returned = [layer.update(*fresh(length, rows, seed=length)) for layer in (ours, theirs)]
+        assert returned[0][0].equal(returned[1][0])
+        assert returned[0][1].equal(returned[1][1])
+        assert ours.get_seq_length() == theirs.get_seq_length()
+        assert ours.get_mask_sizes(3) == theirs.get_mask_sizes(3)
+
+
+def test_a_pass_copies_only_its_own_nodes():
+    layer = filled(GrowingLayer())
+    address = layer.keys.data_ptr(), layer.values.data_ptr()
+    for seed in range(20):
+        layer.update(*fresh(4, seed=seed))
+        cut(layer)
+    assert (layer.keys.data_ptr(), layer.values.data_ptr()) == address
+
+
+def test_rooms_grow_by_a_quarter():
+    layer = GrowingLayer()
+    sizes = set()
+    for _ in range(2000):
+        layer.update(*fresh(1))
+        size = layer.keys.untyped_storage().nbytes() // (2 * 3 * 4 * 4)
+        sizes.add(size)
+        assert layer.get_seq_length() <= size <= layer.get_seq_length() + max(layer.get_seq_length() // 4, LEAST_SPARE)
+    assert len(sizes) < 20
+
+
+def test_copies_share_nothing_that_is_written_to():
+    layer = filled(GrowingLayer())
+    for twin in (copy.copy(layer), copy.deepcopy(layer)):
+        before = [states.clone() for states in layer.update(*fresh(2, seed=1))]
+        twin.update(*fresh(2, seed=2))
+        assert layer.keys.equal(before[0])
+        assert layer.values.equal(before[1])
+        assert twin.keys[..., 5:7, :].equal(fresh(2, seed=2)[0])
+        cut_to = layer.keys.shape[-2] - 2
+        layer.keys, layer.values = layer.keys[..., :cut_to, :], layer.values[..., :cut_to, :]
+
+
+def test_a_twin_of_a_cache_leaves_it_as_it_is():
+    cache = new_cache(1)
+    cache.update(*fresh(5), 0)
+    held = cache.layers[0].keys.clone()
+    twin = twin_cache(cache)
+    twin.update(*fresh(3, seed=3), 0)
+    cache.update(*fresh(2, seed=4), 0)
+    assert twin.layers[0].keys[..., 5:, :].equal(fresh(3, seed=3)[0])
+    assert cache.layers[0].keys[..., :5, :].equal(held)
+
+
+def test_gradients_flow_as_through_a_dynamic_layer():
+    keys, values = (states.requires_grad_() for states in (states.clone() for states in fresh(4)))
+    layer = GrowingLayer()
+    layer.update(keys, values)
+    returned, _ = layer.update(*fresh(2))
+    returned.sum().backward()
+    assert keys.grad is not None
+    assert keys.grad.eq(1).all()
+
+
+def test_leaving_inference_mode():
+    layer = GrowingLayer()
+    with torch.inference_mode():
+        layer.update(*fresh(4))
+    with torch.no_grad():
+        keys, _ = layer.update(*fresh(2, seed=1))
+    assert keys.equal(torch.cat([fresh(4)[0], fresh(2, seed=1)[0]], dim=-2))
+
+
+def test_pickled_layers_hold_the_same():
+    file = io.BytesIO()
+    torch.save(filled(GrowingLayer()), file)
+    file.seek(0)
+    layer = torch.load(file, weights_only=False)
+    assert layer.update(*fresh(1))[0][..., :5, :].equal(fresh(5)[0])
+
+
+def test_layers_of_a_cache_are_exchanged_and_back():
+    cache = DynamicCache()
+    cache.update(*fresh(3), 0)
+    use_growing_layers(cache)
+    cache.update(*fresh(2, seed=1), 0)
+    cache.update(*fresh(2, seed=1), 1)
+    assert [type(layer) for layer in cache.layers] == [GrowingLayer, GrowingLayer]
+    use_dynamic_layers(cache)
+    assert [type(layer) for layer in cache.layers] == [DynamicLayer, DynamicLayer]
+    assert cache.layers[0].keys.shape[-2] == 5
+    assert "_rooms" not in vars(cache.layers[0])
+    cache.update(*fresh(2), 2)
+    assert type(cache.layers[2]) is DynamicLayer
+
+
+def test_transformers_own_classes_stay():
+    assert GrowingLayer not in DYNAMIC_LAYER_TYPE_MAPPING.values()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_generate_returns_transformers_own_layers(is_given):
+    model, ids = tiny_llama(), prompt()
+    speculation = treespec.TreeSpeculation(SuffixLookup(), tree=4)
+    given = DynamicCache()
+    if is_given:
+        model(ids[:, :3], past_key_values=given)
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    output = treespec.generate(model, ids, speculation, past_key_values=given, **options)
+    assert output.past_key_values is given
+    assert {type(layer) for layer in given.layers} == {DynamicLayer}
+    again = model.generate(output.sequences, past_key_values=given, **options).sequences
+    assert again.equal(model.generate(output.sequences, **options).sequences)
+
+
+def test_a_caller_s_cache_has_its_own_layers_after_an_error():
+    model, ids = tiny_llama(), prompt()
+    given = DynamicCache()
+    model(ids[:, :3], past_key_values=given)
+
+    def fail(*_, **__):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        model.generate(
+            ids, max_new_tokens=8, past_key_values=given, do_sample=False, stopping_criteria=[fail],
+            custom_generate=treespec.TreeSpeculation(SuffixLookup(), tree=4),
+        )  # fmt: skip
+    assert {type(layer) for layer in given.layers} == {DynamicLayer}

@@ -1,0 +1,140 @@
+"""Attention of few queries without expanded keys and values: grouped query heads become rows of their key's head.
+
+With G query heads per key head, PyTorch's CPU attention wants keys and values copied G times; at a few nodes and a few
+hundred slots the copies cost more than the attention. Here queries [B, KV * G, F, D] are read as [B, KV, G * F, D] and
+attended in one call of the same kernel, with the mask repeated G times: the sums are the same.
+
+Axis letters: B rows, KV key heads, G query heads per key head, F new nodes, K key slots, D size of a head.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "treespec_folded"
+"""What `config._attn_implementation` is while a pass runs."""
+
+_KNOWN_ARGUMENTS = frozenset({"position_ids", "past_key_values", "use_cache", "output_hidden_states", "sliding_window"})
+"""Arguments that sdpa does not read either; with any other one that is set, sdpa itself is called."""
+
+_lock = threading.Lock()
+_num_passes: dict[int, int] = {}
+_local = threading.local()
+
+
+def plain_implementation(text: PreTrainedConfig) -> str:
+    """The name of a model's own attention implementation, also while another thread runs a folded pass."""
+    name = getattr(text, "_attn_implementation", None) or "eager"
+    return "sdpa" if name == NAME else name
+
+
+class FoldedAttention:
+    """Runs the passes of one model with folded attention; a model it does not serve runs as it is.
+
+    Served are models on the CPU that use transformers' attention interface with `sdpa`. Calls of their layers that need
+    more than a mask (sinks, soft caps, position biases, heads of unequal sizes) go to `sdpa` itself, as do passes of
+    other threads.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._config = model.config.get_text_config()
+        is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        # Models without this mark choose their attention's code themselves, by the name that is to be replaced.
+        has_interface = getattr(model, "_supports_attention_backend", False)
+        self.is_supported = is_on_cpu and has_interface and plain_implementation(self._config) == "sdpa"
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While open, passes of the model by this thread use folded attention."""
+        if not self.is_supported:
+            yield
+            return
+        _enter(self._config)
+        outer, _local.masks = getattr(_local, "masks", None), {}
+        try:
+            yield
+        finally:
+            _local.masks = outer
+            _leave(self._config)
+
+
+def _enter(config: PreTrainedConfig) -> None:
+    with _lock:
+        _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
+        # The property's setter would change the configurations of a model's other parts too.
+        config._attn_implementation_internal = NAME
+
+
+def _leave(config: PreTrainedConfig) -> None:
+    with _lock:
+        _num_passes[id(config)] -= 1
+        if _num_passes[id(config)] == 0:
+            del _num_passes[id(config)]
+            config._attn_implementation_internal = "sdpa"
+
+
+def folded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [B, KV * G, F, D], key, value [B, KV, K, D] to [B, F, KV * G, D]."""
+    masks: dict[tuple[int, int], tuple[Tensor, Tensor]] | None = getattr(_local, "masks", None)
+    if masks is None or not _can_fold(query, key, value, attention_mask, dropout, kwargs):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+        )
+    num_rows, num_heads, num_nodes, size = query.shape
+    num_groups = num_heads // key.shape[1]
+    folded = query.reshape(num_rows, key.shape[1], num_groups * num_nodes, size)
+    mask = None if attention_mask is None else _folded_mask(attention_mask, num_groups, query.dtype, masks)
+    output = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return output.view(num_rows, num_heads, num_nodes, size).transpose(1, 2).contiguous(), None
+
+
+def _can_fold(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
+) -> bool:
+    is_set = (kwargs[name] is not None and kwargs[name] is not False for name in kwargs.keys() - _KNOWN_ARGUMENTS)
+    if dropout or any(is_set):
+        return False
+    is_grouped = query.shape[1] % key.shape[1] == 0 and query.shape[0] == key.shape[0]
+    if not is_grouped or not query.shape[-1] == key.shape[-1] == value.shape[-1] or key.shape != value.shape:
+        return False
+    if mask is None:
+        return query.shape[2] == 1  # A longer query without a mask is causal.
+    return mask.ndim == 4 and tuple(mask.shape[1:]) == (1, query.shape[2], key.shape[2])
+
+
+def _folded_mask(
+    mask: Tensor, num_groups: int, dtype: torch.dtype, known: dict[tuple[int, int], tuple[Tensor, Tensor]]
+) -> Tensor:
+    """A mask [B, 1, F, K], bool or additive, as an additive one [B, 1, G * F, K]; made once per pass, not per layer."""
+    key = (id(mask), num_groups)
+    if key not in known:
+        additive = mask
+        if mask.dtype == torch.bool:
+            additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+        # The mask is kept with what was made of it, so that its id stays its own.
+        known[key] = mask, additive.repeat(1, 1, num_groups, 1)
+    return known[key][1]
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, folded_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

@@ -1,0 +1,98 @@
+"""`GrowingLayer`: a growing cache layer that writes new tokens behind the old ones instead of copying all of them.
+
+transformers' `DynamicLayer` concatenates: every pass copies the whole cache. Here keys and values are the first slots
+of larger tensors, the layer's room, so that a pass copies its own nodes only.
+
+Axis letters: B rows, H heads, S slots, F new slots, D size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+LEAST_SPARE = 32
+"""A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
+
+
+class GrowingLayer(DynamicLayer):
+    """A `DynamicLayer` whose `keys` and `values` [B, H, S, D] are views of the first S slots of a room.
+
+    Whoever replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know of the room:
+    it is used as long as they are still its first slots; otherwise the next update copies them into a new one.
+    """
+
+    _layer_type = None  # transformers would let the class stand in for DynamicLayer everywhere.
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._rooms: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append states [B, H, F, D]; returns those of all S + F slots."""
+        wants_gradient = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)
+        if wants_gradient or torch.compiler.is_compiling():
+            return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        key_room, value_room = self._rooms or (None, None)
+        self.keys, key_room = _append(cast(Tensor, self.keys), key_room, key_states)
+        self.values, value_room = _append(cast(Tensor, self.values), value_room, value_states)
+        self._rooms = key_room, value_room
+        return self.keys, self.values
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._rooms = None
+
+    def __copy__(self) -> GrowingLayer:
+        """A layer that holds the same tokens and makes a room of its own when it grows."""
+        twin = GrowingLayer()
+        vars(twin).update(vars(self))
+        twin._rooms = None
+        return twin
+
+
+def use_growing_layers(cache: Cache) -> None:
+    """Let a cache's `DynamicLayer`s, and those that it adds, be `GrowingLayer`s that hold the same tokens."""
+    _replace_layers(cache, DynamicLayer, GrowingLayer)
+
+
+def use_dynamic_layers(cache: Cache) -> None:
+    """Undo `use_growing_layers`."""
+    _replace_layers(cache, GrowingLayer, DynamicLayer)
+
+
+def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLayer]) -> None:
+    if isinstance(cache, DynamicCache) and cache.layer_class_to_replicate is old:
+        cache.layer_class_to_replicate = new
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is old:
+            state = {name: value for name, value in vars(layer).items() if name != "_rooms"}
+            cache.layers[number] = new()
+            vars(cache.layers[number]).update(state)
+
+
+def _append(held: Tensor, room: Tensor | None, fresh: Tensor) -> tuple[Tensor, Tensor]:
+    """Write states [B, H, F, D] behind those held; returns all of them [B, H, S + F, D] and the room they lie in."""
+    start = held.shape[-2] if held.ndim == fresh.ndim else 0
+    end = start + fresh.shape[-2]
+    if room is None or end > room.shape[-2] or not _can_append(held, room, fresh):
+        room = fresh.new_empty(*fresh.shape[:-2], end + max(end // 4, LEAST_SPARE), fresh.shape[-1])
+        if start:
+            room.narrow(-2, 0, start).copy_(held)
+    room.narrow(-2, start, fresh.shape[-2]).copy_(fresh)
+    return room.narrow(-2, 0, end), room
+
+
+def _can_append(held: Tensor, room: Tensor, fresh: Tensor) -> bool:
+    """Whether what is held are the first slots of the room, and the new states fit behind them."""
+    is_start = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and held.dtype == room.dtype
+    is_alike = held.shape[:-2] == room.shape[:-2] == fresh.shape[:-2] and held.shape[-1] == fresh.shape[-1]
+    # PyTorch forbids writing into tensors of inference mode outside of it.
+    return is_start and is_alike and (torch.is_inference_mode_enabled() or not room.is_inference())
