@@ -1,0 +1,65 @@
+"""The map is true: its skeletons run, every path on it exists, every room is on it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import treespec
+from treespec.protocols import Drafter
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+MAX_ENTRIES = 18
+
+
+@pytest.fixture(scope="module")
+def names() -> dict:
+    """What the page's snippets leave, run in order."""
+    names: dict = {}
+    for snippet in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(compile(snippet, "docs/architecture.md", "exec"), names)
+    return names
+
+
+def test_skeletons_decode(names: dict) -> None:
+    assert isinstance(names["drafter"], Drafter)
+    assert names["speculation"].stats.num_draft_tokens > 0
+    assert names["speculation"].stats.num_emitted_tokens == 16
+
+
+@pytest.mark.parametrize("tree", ["Fork", "BestFirst"])
+def test_skeletons_are_greedily_identical_to_plain_generate(names: dict, tree: str) -> None:
+    policy = names["Fork"]() if tree == "Fork" else treespec.BestFirst(6)
+    speculation = treespec.TreeSpeculation(names["drafter"], tree=policy)
+    prompt = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    plain = names["model"].generate(prompt, **options)
+    assert names["model"].generate(prompt, custom_generate=speculation, **options).equal(plain)
+
+
+def test_paths_on_the_map_exist() -> None:
+    paths = set(re.findall(r"(?<![\w/.])((?:\w+/)+\w+\.py)\b", PAGE))
+    assert len(paths) > 20
+    assert {path for path in paths if not (ROOT / "treespec" / path).exists() and not (ROOT / path).exists()} == set()
+
+
+def test_every_room_is_on_the_map() -> None:
+    entries = [p for p in (ROOT / "treespec").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
+    rooms = {entry.stem for entry in entries} - {"__init__"}
+    assert len(entries) <= MAX_ENTRIES
+    table = PAGE.split("## Rooms")[1].split("\n## ")[0]
+    assert {room for room in rooms if not re.search(rf"\[`{room}(?:\.py|/)?`\]", table)} == set()
+
+
+def test_axis_letters_of_signatures_are_on_the_map() -> None:
+    section = PAGE.split("## Axis letters")[1].split("\n## ")[0]
+    listed = set(re.findall(r"\| (\w) \|", section)) | set(re.findall(r"\| (\w) (?=\|)", section))
+    used: set[str] = set()
+    for file in (ROOT / "treespec").rglob("*.py"):
+        for shape in re.findall(r'(?:Int|Float|Bool|Shaped|Num|Real)\[\w+, "([^"]*)"\]', file.read_text()):
+            used |= {letter for letter in re.findall(r"\b[A-Za-z]\b", shape)}
+    assert used <= listed, f"not in the table of axis letters: {sorted(used - listed)}"
