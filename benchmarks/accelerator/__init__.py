@@ -1,0 +1,1 @@
+"""What a step would cost on an accelerator, counted without one."""

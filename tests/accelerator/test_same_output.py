@@ -1,0 +1,68 @@
+"""On a pretended accelerator every drafter decodes what it decodes on the CPU, greedy and sampled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
+from benchmarks.accelerator.waits import cases, prompts, tiny_models
+
+OTHER_DRAWS = (
+    "draft model, tree of 8, sampled",
+    "draft model, tree of 8, sampled, top-p and penalty",
+    "recycling, tree of 8, sampled, top-p and penalty",
+)
+"""On a CPU padding is cut off before random numbers are drawn, on a device, which is not waited for, it is not: the same
+distribution from other random numbers."""
+CASES = [case for case in cases() if case[0] not in OTHER_DRAWS]
+QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy")
+
+
+def decode(case: Any, on_device: bool, num_rows: int, **more: Any) -> list[list[int]]:
+    """The ids of a case's output, decoded with fresh models on the CPU or on the pretended device."""
+    _, make, extra = case
+    ids, mask = prompts()
+    ids, mask = ids.repeat(2, 1)[:num_rows], mask.repeat(2, 1)[:num_rows]
+    options = {"max_new_tokens": 16, "eos_token_id": None, "pad_token_id": 0, **extra, **more}
+    model, draft = tiny_models()
+    if not on_device:
+        return model.generate(ids, attention_mask=mask, custom_generate=make(draft), **options).tolist()
+    with PretendAccelerator(), warnings.catch_warnings():
+        to_device(model)
+        to_device(draft)
+        given = {"inputs": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
+        return model.generate(**given, custom_generate=make(draft), **options).inner.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("case", CASES, ids=[name for name, _, _ in CASES])
+def test_output_is_that_of_the_cpu(case: Any, num_rows: int) -> None:
+    assert decode(case, True, num_rows) == decode(case, False, num_rows)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] in QUICK], ids=QUICK)
+def test_quick_cases(case: Any) -> None:
+    assert decode(case, True, 2) == decode(case, False, 2)
+
+
+@pytest.mark.slow
+def test_static_caches_decode_the_same() -> None:
+    more = {"cache_implementation": "static"}
+    assert decode(CASES[0], True, 3, **more) == decode(CASES[0], False, 3, **more)
+
+
+def test_counts_see_reads_uploads_and_launches() -> None:
+    with PretendAccelerator("tests/accelerator") as device:
+        values = torch.arange(4).to(DEVICE)
+        device.clear()
+        assert int(values.sum()) == 6
+        values + torch.tensor([1, 2, 3, 4]).to(DEVICE)
+    totals = {kind: sum(getattr(device, kind).values()) for kind in ("reads", "uploads", "launches")}
+    assert (totals["reads"], totals["uploads"]) == (1, 1)
+    assert totals["launches"] >= 2
+    assert all(line.startswith("test_same_output.py:") for line in device.reads)
