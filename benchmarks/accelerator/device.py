@@ -6,7 +6,7 @@ accelerator path and computes the right numbers. As on a real device:
 
 - an operation over tensors of different devices raises (0-dimensional CPU tensors are allowed);
 - a value read on the host (`item`, `tolist`, `bool`, `.cpu()`, `nonzero`, boolean masks) waits: counted in `reads`;
-- a copy from ordinary host memory (`torch.tensor(..., device=)`, `.to(device)`, list indices) waits too, because PyTorch
+- a copy from ordinary host memory (`torch.tensor(..., device=)`, `.to(device)`, list indices) waits too: PyTorch
   synchronises the stream after it unless the source is pinned and `non_blocking=True`: counted in `uploads`;
 - `launches` counts operations on the device that are not mere views: each costs some 5 to 10 microseconds of host time
   in eager mode.

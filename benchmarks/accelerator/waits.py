@@ -2,8 +2,8 @@
 
     python -m benchmarks.accelerator.waits
 
-A tiny model, a batch of three ragged rows. Kernels of the models' own passes are counted apart: in eager mode a model of
-L layers launches some 45 L of them, whatever treespec does. What is left is treespec's own share of a step.
+A tiny model, a batch of three ragged rows. Kernels of the models' own passes are counted apart, as
+treespec cannot change them. What is left is treespec's own share of a step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def cases() -> Iterator[Case]:
     settings = {"greedy": GREEDY, "sampled": SAMPLED, "sampled, top-p and penalty": PENALTY}
     for setting, extra in settings.items():
         for shape, tree in shapes.items():
-            yield f"draft model, {shape}, {setting}", lambda draft, t=tree: TreeSpeculation(draft, tree=t, seed=0), extra
+            yield (
+                f"draft model, {shape}, {setting}",
+                lambda draft, t=tree: TreeSpeculation(draft, tree=t, seed=0),
+                extra,
+            )
     lookups = {
         "recycling": lambda: TokenRecycling(),
         "suffix lookup": lambda: SuffixLookup(),
@@ -111,13 +115,22 @@ def main() -> None:
     write_json(args.folder / "waits.json", data)
     header = ["per step", "reads", "uploads", "launches", "launches of the models"]
     table = [
-        [r["name"], *(f"{r[k]:.1f}" for k in ("reads", "uploads")), *(f"{r[k]:.0f}" for k in ("launches", "launches of models"))]
+        [
+            r["name"],
+            f"{r['reads']:.1f}",
+            f"{r['uploads']:.1f}",
+            f"{r['launches']:.0f}",
+            f"{r['launches of models']:.0f}",
+        ]
         for r in rows
-    ]  # fmt: skip
+    ]
     text = (
         "# Waits and launches per step\n\n"
         "On a pretended accelerator, a batch of three, a model of two layers. Reads and uploads wait for the device;\n"
-        "launches are kernels outside the models' own passes.\n\n" + markdown_table(header, table) + "\n" + settings_lines(data)
+        "launches are kernels outside the models' own passes.\n\n"
+        + markdown_table(header, table)
+        + "\n"
+        + settings_lines(data)
     )
     (args.folder / "waits.md").write_text(text)
 

@@ -61,5 +61,5 @@ def test_axis_letters_of_signatures_are_on_the_map() -> None:
     used: set[str] = set()
     for file in (ROOT / "treespec").rglob("*.py"):
         for shape in re.findall(r'(?:Int|Float|Bool|Shaped|Num|Real)\[\w+, "([^"]*)"\]', file.read_text()):
-            used |= {letter for letter in re.findall(r"\b[A-Za-z]\b", shape)}
+            used |= set(re.findall(r"\b[A-Za-z]\b", shape))
     assert used <= listed, f"not in the table of axis letters: {sorted(used - listed)}"
