@@ -312,9 +312,9 @@ def test_recycling_counts_are_halved_before_float32_stops_counting():
     [
         ([[1], [2]], [0.0, 0.0], "tokens of its 2 rows"),
         ([[1], [-2]], [0.0, 0.0], "tokens of its 2 rows"),
-        ([[1], [0]], [math.nan, 0.0], "hits are counts"),
-        ([[1], [0]], [-1.0, 1.0], "hits are counts"),
-        ([[1], [0]], [2.0, 1.0], "hits are counts"),
+        ([[1], [0]], [math.nan, 0.0], "hits must be counts"),
+        ([[1], [0]], [-1.0, 1.0], "hits must be counts"),
+        ([[1], [0]], [2.0, 1.0], "hits must be counts"),
     ],
 )
 def test_tables_of_nonsense_are_refused(candidates, hits, words):

@@ -29,7 +29,7 @@ from benchmarks.common.settings import (
 )
 from benchmarks.tree_vs_chain.acceptance import Models
 from treespec.drafters.lookup.suffix_store import SuffixStore
-from treespec.drafters.lookup.suffix_text import Place, SuffixText
+from treespec.drafters.lookup.suffix_text import SuffixText, TrieNode
 
 MAX_MATCH, MAX_LENGTH, NUM_LEVELS = 16, 6, 8
 """The longest ending looked up; longer ones than `MAX_LENGTH` count together; levels below every place."""
@@ -62,7 +62,7 @@ def certain_promises(ids: Sequence[int], start: int, store: SuffixStore) -> Iter
         for text, found in ((row, row.find(ending, len(row) - 1)), (store.text, store.find(ending))):
             if not found:
                 continue
-            at = Place(text, text.ends(found[-1]), len(found), doubt=0.0)
+            at = TrieNode(text, text.ends(found[-1]), len(found), smoothing=0.0)
             for token in ids[place : place + NUM_LEVELS]:
                 children = {child: (prob, behind) for prob, child, behind in at.children()}
                 if len(children) == 1:

@@ -89,7 +89,7 @@ def test_recycling_is_saved_and_loaded(tmp_path):
         batch = loop.propose()
         loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
     drafter.save(path)
-    loaded = TokenRecycling.load(path, policy=5)
+    loaded = TokenRecycling.load(path)
     assert torch.equal(loaded.table, drafter.table)
     assert torch.equal(loaded.rank_probs, drafter.rank_probs)
     text = [1, 2, 5]
@@ -153,7 +153,7 @@ def test_a_file_that_says_a_huge_vocabulary_is_refused_before_memory_is_asked_fo
     full = torch.full
     monkeypatch.setattr(torch, "full", lambda shape, *rest: full(shape, *rest) if shape[0] < 1 << 20 else 1 / 0)
     assert WarmStart.load(path).vocab_size == 70_000
-    for found, words in {"2000000000": "more than any model has", "9" * 5000: "vocab_size is '999"}.items():
+    for found, words in {"2000000000": "more than any model has", "9" * 5000: "vocab_size, got '999"}.items():
         rewrite(path, vocab_size=found)
         with pytest.raises(CheckpointError, match=words):
             WarmStart.load(path)
@@ -205,11 +205,17 @@ DAMAGE = {
     "foreign": (lambda path: save_file({"weight": torch.zeros(2)}, path), "has the format 'none'"),
     "another version": (lambda path: rewrite(path, format="treespec-x-2"), "has the format 'treespec-x-2', expected"),
     "a tensor missing": (lambda path: rewrite(path, {"hits": None}), "lacks the tensors hits"),
-    "no vocabulary": (lambda path: rewrite(path, vocab_size="many"), "vocab_size is 'many'"),
+    "no vocabulary": (lambda path: rewrite(path, vocab_size="many"), "vocab_size, got 'many'"),
     "a smaller vocabulary": (lambda path: rewrite(path, vocab_size="3"), "in a vocabulary of 3 tokens"),
-    "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "expected known"),
-    "hits that are no numbers": (lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}), "must be counts"),
-    "more hits than trials": (lambda path: rewrite(path, {"hits": torch.tensor([1e30, 1.0, 2.0])}), "above the trials"),
+    "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "hits [K + 1], got"),
+    "hits that are no numbers": (
+        lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}),
+        "hits must be counts",
+    ),
+    "more hits than trials": (
+        lambda path: rewrite(path, {"hits": torch.tensor([1e30, 1.0, 2.0])}),
+        "above the number of trials",
+    ),
     "a number for candidates": (
         lambda path: rewrite(path, {"candidates": torch.tensor(3, dtype=torch.uint16)}),
         "expected known",
@@ -217,7 +223,7 @@ DAMAGE = {
     "ids of another type": (lambda path: rewrite(path, {"known": torch.zeros(5)}), "must be torch.uint16"),
     "rows of one token": (
         lambda path: rewrite(path, {"known": torch.zeros(5, dtype=torch.uint16)}),
-        "a token has two rows",
+        "known must be different ids",
     ),
 }
 
@@ -244,8 +250,8 @@ def test_damaged_files_are_refused(tmp_path, kind, damage):
         ({"lengths": torch.tensor([3.0, 5.0])}, {}, "lengths sum to N"),
         ({"lengths": torch.tensor([[3], [5]], dtype=torch.int32)}, {}, "lengths sum to N"),
         ({"tokens": torch.full((8,), 65_535, dtype=torch.uint16)}, {}, "must be ids"),
-        ({}, {"about": "{"}, "no JSON object"),
-        ({}, {"about": "[1]"}, "no JSON object"),
+        ({}, {"about": "{"}, "about must be a JSON object"),
+        ({}, {"about": "[1]"}, "about must be a JSON object"),
     ],
 )
 def test_warm_starts_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):

@@ -1,4 +1,4 @@
-"""Token recycling (Luo et al. 2024): what the target thought of at every node, right or wrong, drafts later trees.
+"""Token recycling (Luo et al. 2024): the target's best candidates at every node, accepted or not, draft later trees.
 
 Axis letters: B rows, N nodes, F expanded nodes, V vocabulary, K candidates.
 """
@@ -13,16 +13,7 @@ from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
-from treespec.drafters.base import (
-    SessionSource,
-    Shape,
-    can_use_heap,
-    grow_on_host,
-    own_policy,
-    policy_of_call,
-    stack_trees,
-    tell_policy,
-)
+from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host, policy_of_call, stack_trees
 from treespec.drafters.lookup.recycling_table import (
     PACKED,
     Table,
@@ -38,50 +29,47 @@ from treespec.tree import PADDING_PARENT, TreeBatch
 FORMAT = "treespec-recycling-1"
 
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
-"""Before anything is measured rank r is right with probability .4 x 2^-r: worth ten observations."""
+"""The prior of rank r being right is 0.4 x 2^-r, with the weight of ten observations."""
 MANY_TRIALS = 2.0**20
-"""Counts are halved beyond: ones added to 2^24 are lost in float32, and what came lately shall count."""
+"""Counts are halved beyond this: float32 cannot add one to 2^24, and recent outcomes should count."""
 
 
 class TokenRecycling(SessionSource):
     """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
 
-    The table lies on the device, is updated from every node of every target pass without a host copy, and persists
-    across calls; `save` and `load` keep it longer. A candidate's probability is how often its rank held the target's
-    most likely token so far. Threads must not share one table at a time: a call writes to it while it reads.
+    The table is on the device, is updated from every node of every target pass without a host copy, and persists across
+    calls; `save` and `load` keep it longer. A candidate's probability is how often its rank held the target's most
+    likely token so far. A call writes to the table, so threads must not share one at the same time.
 
     Args:
         num_candidates: K, the candidates kept per token; a given table has its own.
-        policy: how trees are shaped; None takes the call's policy.
-        table: what is known already; it is copied.
+        table: the initial table; it is copied.
 
     Raises:
-        ConfigError, InvalidTreeError: `num_candidates` is not a positive int, or `table` is none; see also `as_policy`.
+        ConfigError: `num_candidates` is not a positive int, or see `check_table`.
     """
 
     confidence_weight = 0.4
-    """What `Merge` begins with: what came after a token before is less than a distribution."""
+    """The initial weight in `Merge`: how often a rank was right is less reliable than a distribution."""
 
-    def __init__(self, num_candidates: int = 8, policy: Shape | None = None, table: Table | None = None) -> None:
+    def __init__(self, num_candidates: int = 8, table: Table | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)
-        self._own_policy = own_policy(policy)
         self._table: Tensor | None = None
         self._hits: Tensor | None = None
         if table is not None:
             check_table(table)
             self.num_candidates = table.candidates.shape[1]
-            # One row beyond the vocabulary takes the writes that must not count.
+            # The row behind the vocabulary takes the writes that are to be ignored.
             self._table = torch.nn.functional.pad(table.candidates, (0, 0, 0, 1), value=-1)
             self._hits = table.hits.clone()
 
     def start(self, session: Session) -> None:
-        """Take the session; the table stays.
+        """Begin a call; the table stays.
 
         Raises:
             VocabularyMismatchError: the table was made for a vocabulary of another size.
         """
-        self._session = session
-        self._policy = policy_of_call(self._own_policy, session)
+        self._session, self._policy = session, policy_of_call(None, session)
         if self._table is None or self._hits is None:
             width = min(self.num_candidates, session.vocab_size)
             self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)
@@ -94,7 +82,7 @@ class TokenRecycling(SessionSource):
         self._table, self._hits = self._table.to(session.device), self._hits.to(session.device)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """Trees from the table, grown on the host where the policy allows and the table lies there. See `Drafter`."""
+        """Trees from the table, grown on the host if the table is there and the policy allows it."""
         policy = self._policy
         if self.table.device.type != "cpu" or not can_use_heap(policy):
             return policy.grow(self, max_depth)
@@ -107,8 +95,7 @@ class TokenRecycling(SessionSource):
         return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots], self._session.device)
 
     def update(self, step: VerifiedStep) -> None:
-        """Store the top K of every node's logits for that node's token; of several nodes the last one counts."""
-        tell_policy(self._own_policy, self._session, step)
+        """Store the top K of every node's logits for that node's token; the last of several nodes with it counts."""
         tokens = step.trees.tokens.flatten()
         is_node = (step.trees.parents != PADDING_PARENT).flatten()
         top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
@@ -117,13 +104,13 @@ class TokenRecycling(SessionSource):
         _store(self._table, tokens, is_node, top)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Nothing is kept per row."""
+        """The table does not depend on rows."""
 
     def save(self, path: str | Path) -> None:
-        """Write what is known to a safetensors file, whole or not at all.
+        """Write the table to a safetensors file, whole or not at all.
 
         Raises:
-            ConfigError: before the first call nothing is known.
+            ConfigError: before the first call, when there is no table.
             CheckpointError: the file cannot be written.
         """
         table, hits = self.table, self._hits
@@ -131,24 +118,24 @@ class TokenRecycling(SessionSource):
         write_tensors(path, FORMAT, pack_table(Table(table, hits)), {"vocab_size": str(len(table))})
 
     @classmethod
-    def load(cls, path: str | Path, policy: Shape | None = None) -> TokenRecycling:
-        """Go on with what `save` wrote.
+    def load(cls, path: str | Path) -> TokenRecycling:
+        """A drafter with the table that `save` wrote.
 
         Raises:
             CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
         """
         tensors, metadata = read_tensors(path, FORMAT, PACKED)
-        return cls(policy=policy, table=unpack_table(tensors, read_vocab_size(metadata, path), path))
+        return cls(table=unpack_table(tensors, read_vocab_size(metadata, path), path))
 
     @property
     def table(self) -> Tensor:
-        """int64 [V, K], -1 where nothing is known yet.
+        """int64 [V, K], -1 where there is no candidate yet.
 
         Raises:
-            ConfigError: before the first call, which tells the vocabulary.
+            ConfigError: before the first call.
         """
         if self._table is None:
-            raise ConfigError("the table is made by the first call of generation, which tells the vocabulary's size")
+            raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
         return self._table[:-1]
 
     @property
@@ -166,7 +153,7 @@ class TokenRecycling(SessionSource):
         return Proposal(probs, candidates.clamp(min=0))
 
     def _measure(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
-        """Count which rank held the target's most likely token, before the table learns it."""
+        """Count which rank held the target's most likely token, before the table is updated."""
         assert self._hits is not None
         known = self.table[tokens]
         is_trial = is_node & (known[:, 0] >= 0)
@@ -178,7 +165,7 @@ class TokenRecycling(SessionSource):
 def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
     """Replace rows `tokens` int64 [M] of the table [V + 1, K] by `top` int64 [M, K] where `is_node` bool [M].
 
-    Several writes to one row race on accelerators, so the last writer is found first and all others write to row V.
+    Several writes to one row would race on accelerators, so all but the last one go to row V.
     """
     spill = len(table) - 1
     order = torch.arange(len(tokens), device=tokens.device)

@@ -1,10 +1,11 @@
-"""Adjacency tables of `TokenRecycling`: counted from texts, and in the compact form in which they are saved.
+"""Adjacency tables of `TokenRecycling`: counted from texts, and packed for files.
 
-Axis letters: N tokens of texts, V vocabulary, K candidates, M tokens whose row is known.
+Axis letters: N tokens of texts, V vocabulary, K candidates, M tokens with candidates.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,19 +15,19 @@ from torch import Tensor
 from treespec.errors import CheckpointError, ConfigError
 
 RANK_DECAY = 0.5
-"""What a candidate's vote counts, a rank further down: about how much less often lower ranks are right."""
+"""The weight of a candidate's count relative to the rank before: lower ranks are right about half as often."""
 
 WARM_TRIALS = 1000.0
-"""What was counted on texts weighs as much as so many trials in a call, so that calls soon say more."""
+"""The weight of counts from texts, in trials of a call, so that calls soon outweigh them."""
 
 MAX_ENTRIES = 1 << 28
-"""A table of more entries (2 GiB) is not made because a file says so: the rows it leaves out cost it nothing."""
+"""The largest table that a file may ask for (2 GiB): rows without candidates take no room in the file."""
 
 
 class Table(NamedTuple):
-    """`candidates` int64 [V, K], -1 where nothing is known.
+    """`candidates` int64 [V, K], -1 where there is none.
 
-    `hits` float32 [K + 1]: how often each rank held the target's most likely token, and how often it could have.
+    `hits` float32 [K + 1]: how often each rank held the target's most likely token, and the number of trials.
     """
 
     candidates: Tensor
@@ -44,28 +45,23 @@ def check_table(table: Table) -> None:
         raise ConfigError(f"a table has candidates int64 [V, K] and hits [K + 1], got {got}")
     if int(candidates.max()) >= len(candidates) or int(candidates.min()) < -1:
         raise ConfigError(f"a table's candidates are tokens of its {len(candidates)} rows, or -1")
-    if not are_counts(hits):
-        raise ConfigError("a table's hits are counts, none above the trials, which are the last one")
-
-
-def are_counts(hits: Tensor) -> bool:
-    """Whether hits [K + 1] are numbers that no rank has more of than there were trials."""
-    return bool((hits.isfinite() & (hits >= 0) & (hits <= hits[-1])).all())
+    if not bool((hits.isfinite() & (hits >= 0) & (hits <= hits[-1])).all()):
+        raise ConfigError("a table's hits must be counts, none above the number of trials, which is the last one")
 
 
 def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
-    """The candidates that were on average most likely after every token of a text.
+    """The candidates that were most likely on average after every token of a text.
 
     Args:
         tokens: int64 [N].
-        top: int64 [N, K], the model's most likely next tokens at every position, best first; -1 where it was not asked.
+        top: int64 [N, K], the model's most likely next tokens at every position, best first; -1 where they are unknown.
     """
-    is_asked = top[:, 0] >= 0
-    tokens, top = tokens[is_asked], top[is_asked]
+    is_known = top[:, 0] >= 0
+    tokens, top = tokens[is_known], top[is_known]
     width = top.shape[1]
-    votes = (RANK_DECAY ** torch.arange(width)).expand(top.shape).flatten().double()
+    weights = (RANK_DECAY ** torch.arange(width)).expand(top.shape).flatten().double()
     pairs, inverse = (tokens.unsqueeze(1) * vocab_size + top).flatten().unique(return_inverse=True)
-    totals = torch.zeros(len(pairs), dtype=torch.float64).index_add(0, inverse, votes)
+    totals = torch.zeros(len(pairs), dtype=torch.float64).index_add(0, inverse, weights)
     order = totals.sort(descending=True, stable=True).indices
     order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
     owners = pairs[order] // vocab_size
@@ -78,7 +74,7 @@ def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
 
 
 def id_dtype(vocab_size: int) -> torch.dtype:
-    """The smallest type that holds every id and, as its highest value, an absent one."""
+    """The smallest type for every id; its highest value marks an absent one."""
     return torch.uint16 if vocab_size < 1 << 16 else torch.int32
 
 
@@ -108,7 +104,7 @@ PACKED = ("known", "candidates", "hits")
 
 
 def pack_table(table: Table) -> dict[str, Tensor]:
-    """The rows that are known: `known` [M], their `candidates` [M, K], and `hits` float32 [K + 1]."""
+    """The rows with candidates: `known` [M] tokens, their `candidates` [M, K], and `hits` float32 [K + 1]."""
     candidates = table.candidates.cpu()
     known = (candidates[:, 0] >= 0).nonzero().squeeze(1)
     ids = {"known": known, "candidates": candidates[known]}
@@ -117,39 +113,32 @@ def pack_table(table: Table) -> dict[str, Tensor]:
 
 
 def unpack_table(tensors: dict[str, Tensor], vocab_size: int, path: str | Path) -> Table:
-    """What `pack_table` packed.
+    """The table that `pack_table` packed.
 
     Raises:
-        CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, a vocabulary beyond reason, hits
-            that are no counts.
+        CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, a vocabulary that is too large
+            for any model, or hits that are not counts.
     """
     known, candidates = (unpack_ids(tensors[name], name, vocab_size, path) for name in ("known", "candidates"))
-    hits = tensors["hits"]
-    is_fitting = candidates.ndim == 2 and known.shape == candidates.shape[:1] and 0 < candidates.shape[1] <= vocab_size
-    if not is_fitting or hits.shape != (candidates.shape[1] + 1,):
+    if candidates.ndim != 2 or known.shape != candidates.shape[:1] or not 0 < candidates.shape[1] <= vocab_size:
         shapes = {name: list(tensors[name].shape) for name in PACKED}
         raise CheckpointError(f"{path}: expected known [M], candidates [M, K] and hits [K + 1], got {shapes}")
     if len(known.unique()) != len(known) or bool((known < 0).any()):
-        raise CheckpointError(f"{path}: a token has two rows, or none")
-    if hits.dtype != torch.float32 or not are_counts(hits):
-        raise CheckpointError(f"{path}: hits must be counts in float32, none above the trials")
+        raise CheckpointError(f"{path}: known must be different ids, one per row of candidates")
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
-        raise CheckpointError(
-            f"{path}: a vocabulary of {vocab_size} tokens with {candidates.shape[1]} candidates each is more than any "
-            f"model has, for a file of {len(known)} rows: vocab_size is damaged"
-        )
-    table = torch.full((vocab_size, candidates.shape[1]), -1)
-    table[known] = candidates
-    return Table(table, hits)
-
-
-MAX_DIGITS = 10
-"""Ids are saved in 32 bits; and Python refuses to read numbers of thousands of digits."""
+        raise CheckpointError(f"{path}: vocab_size is {vocab_size}, more than any model has: it is damaged")
+    table = Table(torch.full((vocab_size, candidates.shape[1]), -1), tensors["hits"])
+    table.candidates[known] = candidates
+    try:
+        check_table(table)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return table
 
 
 def read_vocab_size(metadata: dict[str, str], path: str | Path) -> int:
     """Raises: CheckpointError, unless the metadata's vocab_size is a positive int."""
     found = metadata.get("vocab_size", "")
-    if not found.isascii() or not found.isdigit() or len(found) > MAX_DIGITS or int(found) < 1:
-        raise CheckpointError(f"{path} does not say for how large a vocabulary it was made: vocab_size is {found!r}")
+    if not re.fullmatch(r"[1-9][0-9]{0,9}", found):
+        raise CheckpointError(f"{path}: the metadata must have a positive int vocab_size, got {found!r}")
     return int(found)

@@ -1,4 +1,4 @@
-"""The global side of suffix lookup: texts of earlier calls, bounded, saved and loaded."""
+"""The texts of earlier calls for suffix lookup: bounded in size, saved and loaded."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Ids = Sequence[int] | np.ndarray
 FORMAT = "treespec-suffixes-1"
 
 MIN_UNSORTED, UNSORTED_SHARE = 8192, 16
-"""All are sorted anew once so many tokens, and one in so many, are not: a token's share of the sorting is constant."""
+"""All tokens are sorted again when at least 8192 of them, and one in 16, are not: amortised O(1) per token."""
 
 MIN_CAPACITY = 64
 
 
 class SuffixStore:
-    """Texts that every `SuffixLookup` given this store drafts from; each adds what its calls have generated.
+    """Texts that the `SuffixLookup`s with this store draft from, and to which the output of their calls is added.
 
-    At most `capacity` tokens are kept, about 12 bytes each: when they are exceeded the oldest quarter is forgotten. A
-    store serves one call of generation at a time, like the drafters that hold it.
+    When more than `capacity` tokens are kept (about 12 bytes each), the oldest quarter is dropped. A store serves one
+    call of generation at a time, like the drafters that use it.
 
     Args:
-        texts: token ids to begin with.
-        capacity: the most tokens, a separator per text included.
+        texts: initial texts, lists of token ids.
+        capacity: the most tokens, with one separator per text.
         max_match: the longest ending that can be looked up.
 
     Raises:
-        ConfigError: a number that is not a positive int or too small, or a text that is no list of ids.
+        ConfigError: a number that is not a positive int or too small, or a text that is not a list of ids.
     """
 
     def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
         self.capacity, self.max_match = check_count("capacity", capacity), check_count("max_match", max_match)
         self._text = SuffixText()
-        self._following: list[tuple[SuffixText, int, int]] = []
+        self._recorded: list[tuple[SuffixText, int, int]] = []
         if capacity < MIN_CAPACITY:
             raise ConfigError(f"capacity must be at least {MIN_CAPACITY} tokens, got {capacity}")
         if not isinstance(texts, Iterable):
@@ -51,7 +51,7 @@ class SuffixStore:
     @property
     def num_tokens(self) -> int:
         """Tokens kept, separators included."""
-        self._absorb()
+        self.add_recorded()
         return len(self._text)
 
     @property
@@ -61,39 +61,40 @@ class SuffixStore:
 
     @property
     def texts(self) -> list[list[int]]:
-        """What is kept, the oldest text first; it may have lost its beginning."""
-        self._absorb()
+        """The texts, oldest first; the oldest may have lost its beginning."""
+        self.add_recorded()
         tokens = self._text.tokens
         parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR))
         return [part[1:].tolist() for part in parts if len(part) > 1]
 
     def add(self, *texts: Ids) -> None:
-        """Add texts of token ids; sorts and forgets where it is time to.
+        """Add texts of token ids.
 
         Raises:
-            ConfigError: a text that is no list of ids; the texts before it are kept.
+            ConfigError: a text that is not a list of ids; the texts before it are kept.
         """
         self._extend(texts)
 
-    def follow(self, text: SuffixText, num_before: int) -> None:
-        """Take what a row's text is going to get, once its call is over: at the next call, or when the store is saved.
+    def record(self, text: SuffixText, num_before: int) -> None:
+        """Add what will have been appended to a row's text when its call is over, see `add_recorded`.
 
         Args:
-            num_before: so many of the tokens that it has are taken too, for endings that reach back.
+            num_before: how many tokens before it are added too, for matches that reach back.
         """
-        self._following.append((text, max(len(text) - num_before, 1), len(text)))
+        self._recorded.append((text, max(len(text) - num_before, 1), len(text)))
 
-    def start(self) -> None:
-        """A new call begins: take the texts of the last one."""
-        self._absorb()
+    def add_recorded(self) -> None:
+        """Add the output of the last call; called when the next one begins and when the store is saved."""
+        recorded, self._recorded = self._recorded, []
+        self._extend(text.tokens[start:] for text, start, length in recorded if len(text) > length)
 
     def find(self, ending: Sequence[int]) -> list[Occurrences]:
-        """See `SuffixText.find`; the texts of the running call are not among the store's."""
+        """See `SuffixText.find`; the texts of the running call are not in the store yet."""
         return self._text.find(ending[-self.max_match :])
 
     @property
     def text(self) -> SuffixText:
-        """Where the positions that `find` returns lie."""
+        """The text whose positions `find` returns."""
         return self._text
 
     def save(self, path: str | Path) -> None:
@@ -102,7 +103,7 @@ class SuffixStore:
         Raises:
             CheckpointError: it cannot be written.
         """
-        self._absorb()
+        self.add_recorded()
         metadata = {"capacity": str(self.capacity), "max_match": str(self.max_match)}
         write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self._text.tokens.copy())}, metadata)
 
@@ -111,45 +112,43 @@ class SuffixStore:
         """Read what `save` wrote.
 
         Raises:
-            CheckpointError: no such file, damaged, of another format or version, or not what a store saves.
+            CheckpointError: no such file, a damaged one, or another format or version.
         """
         tensors, metadata = read_tensors(path, FORMAT, ["tokens"])
         tokens = tensors["tokens"]
         try:
             store = cls(capacity=int(metadata["capacity"]), max_match=int(metadata["max_match"]))
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} lacks a store's capacity and max_match ({error!r}): make it anew") from error
+            raise CheckpointError(
+                f"{path} lacks a store's capacity and max_match ({error!r}): make the file again"
+            ) from error
         is_listed = tokens.ndim == 1 and tokens.dtype == torch.int32 and len(tokens) > 0
         if not is_listed or int(tokens.min()) < SEPARATOR or not int(tokens[0]) == int(tokens[-1]) == SEPARATOR:
             got = f"{tokens.dtype} {list(tokens.shape)}"
             raise CheckpointError(f"{path}: tokens must be int32 [N] of ids between {SEPARATOR}s, got {got}")
         store._text = SuffixText(tokens[1:].numpy())
-        store._forget()
+        store._drop_oldest()
         store._sort()
         return store
 
-    def _absorb(self) -> None:
-        following, self._following = self._following, []
-        self._extend(text.tokens[start:] for text, start, length in following if len(text) > length)
-
     def _extend(self, texts: Iterable[Ids]) -> None:
-        """See `add`; of many texts no more are held than fit."""
+        """See `add`; never holds more than `capacity` and one text."""
         for text in texts:
             tokens = _as_ids(text)
             if not len(tokens):
                 continue
             self._text.append(tokens[-self.capacity // 2 :])
             self._text.append([SEPARATOR])
-            self._forget()
+            self._drop_oldest()
         self._sort()
 
-    def _forget(self) -> None:
-        """Forget the oldest tokens beyond the capacity, a quarter at a time."""
+    def _drop_oldest(self) -> None:
+        """Drop the oldest tokens beyond the capacity, a quarter of it at a time."""
         if len(self._text) > self.capacity:
             self._text = SuffixText(self._text.tokens[-(self.capacity - self.capacity // 4) :])
 
     def _sort(self) -> None:
-        """Sort when enough is unsorted."""
+        """Sort when enough tokens are unsorted."""
         num_unsorted = len(self._text) - self._text.num_sorted
         if num_unsorted >= max(MIN_UNSORTED, len(self._text) // UNSORTED_SHARE):
             self._text.sort(self.max_match)
@@ -159,7 +158,7 @@ def _as_ids(text: Ids) -> np.ndarray:
     """Token ids int32 [N].
 
     Raises:
-        ConfigError: no flat list, or something else than integers from 0 to 2**31 - 1 in it.
+        ConfigError: not a flat list of integers from 0 to 2**31 - 1.
     """
     try:
         tokens = np.asarray(text)

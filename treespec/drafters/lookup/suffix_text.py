@@ -1,7 +1,7 @@
-"""Token texts and where an ending occurred in them: the index behind `SuffixLookup`.
+"""Token texts and the positions where an ending occurs in them: the index of `SuffixLookup`.
 
-A suffix trie of n texts is never built: its node for an ending is the set of positions where the ending occurs, and its
-children are what stands after them. Both are found in the text itself.
+A suffix trie is never built: its node for an ending is the set of positions where the ending occurs, and its children
+are the tokens after them. Both are found in the text itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 SEPARATOR = -1
-"""Stands before every text and behind the last one: no match and no continuation crosses it."""
+"""Before every text and behind the last one: neither matches nor continuations cross it."""
 
 MAX_OCCURRENCES = 32
-"""So many of the unsorted occurrences of an ending are followed, the most recent ones, and as many of the sorted ones,
-evenly spaced in their order, in which similar contexts are neighbours: they bound the time of a step."""
+"""How many unsorted occurrences of an ending are used, the most recent ones, and how many sorted ones, evenly spaced in
+their order, in which similar contexts are neighbours. Bounds the time of a step."""
 
 LOOK_BACK = 1024
-"""So many of the last token's unsorted occurrences are compared with longer endings, the most recent ones."""
+"""How many unsorted occurrences of the last token, the most recent ones, are compared with longer endings."""
 
 
 class Occurrences(NamedTuple):
@@ -37,11 +37,11 @@ class Occurrences(NamedTuple):
 
 
 class SuffixText:
-    """Texts one after the other in one growing array: an append costs amortised O(1).
+    """Concatenated texts in one growing array: an append costs amortised O(1).
 
     Positions before `num_sorted` are sorted by the tokens read backwards from them, so that the occurrences of an
-    ending are one slice, found by binary search; `sort` sorts all. The others are compared one by one in vectorised
-    scans, which for some ten thousand tokens is faster than any index kept in Python.
+    ending are one slice, found by binary search; `sort` sorts all. The others are found by vectorised scans, which up
+    to some ten thousand tokens are faster than any index kept in Python.
     """
 
     def __init__(self, tokens: Sequence[int] | np.ndarray = ()) -> None:
@@ -51,6 +51,14 @@ class SuffixText:
         self._length = 1
         self._order = np.empty(0, dtype=np.int32).data
         self.append(tokens)
+
+    def __getstate__(self) -> dict[str, np.ndarray]:
+        """Without memoryviews, which cannot be copied or pickled."""
+        return {"tokens": self.tokens[1:], "order": np.asarray(self._order)}
+
+    def __setstate__(self, state: dict[str, np.ndarray]) -> None:
+        self.__init__(state["tokens"])
+        self._order = state["order"].data
 
     def __len__(self) -> int:
         """Positions in use, separators included."""
@@ -66,7 +74,7 @@ class SuffixText:
         return len(self._order)
 
     def append(self, tokens: Sequence[int] | np.ndarray) -> None:
-        """Go on with the last text; the array doubles when it is full. Behind its end a separator always stands."""
+        """Continue the last text; a full array is doubled. The element behind the end is always a separator."""
         end = self._length + len(tokens)
         if end >= len(self._buffer):
             grown = np.full(2 * end, SEPARATOR, dtype=np.int32)
@@ -90,10 +98,10 @@ class SuffixText:
         self._order = np.argsort(rank, kind="stable").astype(np.int32).data
 
     def find(self, ending: Sequence[int], stop: int | None = None) -> list[Occurrences]:
-        """Where the last token of `ending`, its last two tokens, and so on, occur, as long as they do.
+        """Where the last token of `ending` occurs, where its last two tokens do, and so on, as long as they do.
 
         Args:
-            ending: at most as many tokens as positions are sorted by.
+            ending: no more tokens than the depth of `sort`.
             stop: only positions before it count.
         """
         found: list[Occurrences] = []
@@ -108,15 +116,15 @@ class SuffixText:
         return found
 
     def ends(self, occurrences: Occurrences) -> list[int]:
-        """The positions to be followed, the most recent of the unsorted ones first; see `MAX_OCCURRENCES`."""
+        """The positions that are used, the most recent unsorted ones first; see `MAX_OCCURRENCES`."""
         step = -(-(occurrences.stop - occurrences.start) // MAX_OCCURRENCES) or 1
         recent = occurrences.recent[: -MAX_OCCURRENCES - 1 : -1].tolist()
         return recent + self._order[occurrences.start : occurrences.stop : step].tolist()
 
     def children(self, ends: Sequence[int]) -> list[tuple[float, int, list[int]]]:
-        """What follows the positions `ends`: (share, token, the positions of the token), most frequent first.
+        """The tokens after the positions `ends`: (share, token, positions of the token), most frequent first.
 
-        Of equally frequent tokens the one met first stands first. Positions at the end of a text do not count.
+        Equally frequent tokens are in the order of `ends`. Positions at the end of a text do not count.
         """
         view = self._view
         if len(ends) == 1:
@@ -139,9 +147,9 @@ class SuffixText:
         return start, end, recent + self.num_sorted
 
     def _narrow(self, start: int, end: int, back: int, token: int) -> tuple[int, int]:
-        """The part of a slice of the sorted positions where `token` stands `back` positions earlier.
+        """The part of a slice of the sorted positions that have `token` `back` positions before them.
 
-        A position before the text is never read: the separator at 0 ends all matches.
+        Positions before the text are never read, as the separator at 0 ends every match.
         """
         if start == end:
             return start, end
@@ -154,30 +162,30 @@ class SuffixText:
         return start, bisect_right(order, token, start, end, key=earlier)
 
 
-class Place(NamedTuple):
-    """Positions of a text, after `length` tokens that are those of the text that is continued.
+class TrieNode(NamedTuple):
+    """A node of the suffix trie: positions of a text, and how many tokens before them match the text being continued.
 
-    The more tokens match, the likelier what came next comes again: with probability share x length / (length + doubt).
-    Without doubt it is the share alone. docs/drafters.md has what was measured.
+    The more tokens match, the likelier the same token follows: share x length / (length + smoothing), see
+    docs/drafters.md for the measurement.
     """
 
     text: SuffixText
     ends: list[int]
     length: int
-    doubt: float
+    smoothing: float
 
-    def children(self) -> list[tuple[float, int, Place]]:
-        """(probability, token, place behind the token), most probable first."""
-        text, ends, length, doubt = self
-        trust = length / (length + doubt)
-        return [(trust * p, t, Place(text, found, length + 1, doubt)) for p, t, found in text.children(ends)]
+    def children(self) -> list[tuple[float, int, TrieNode]]:
+        """(probability, token, child), most probable first."""
+        text, ends, length, smoothing = self
+        scale = length / (length + smoothing)
+        return [(scale * p, t, TrieNode(text, found, length + 1, smoothing)) for p, t, found in text.children(ends)]
 
 
 @cache
-def greatest_score(length: int, num_levels: int, doubt: float) -> float:
-    """The greatest sum of path probabilities that a tree behind a match can have: that of a path that is certain."""
+def greatest_score(length: int, num_levels: int, smoothing: float) -> float:
+    """The greatest sum of path probabilities of a tree behind a match: that of a path whose shares are all 1."""
     path, score = 1.0, 0.0
     for match in range(length, length + num_levels):
-        path *= match / (match + doubt)
+        path *= match / (match + smoothing)
         score += path
     return score

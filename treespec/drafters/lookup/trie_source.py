@@ -1,27 +1,17 @@
-"""What policies without a host form grow their trees from: the continuations of one match per row."""
+"""A draft source for policies without a host form: the continuations of one match per row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
-from treespec.drafters.lookup.suffix_text import Place
+from treespec.drafters.lookup.suffix_text import TrieNode
 from treespec.protocols import Frontier, Proposal
 from treespec.tree import PADDING_PARENT, ROOT_PARENT
 
-
-class TrieNode(NamedTuple):
-    """A node of the trie: the place that it stands for, and its path's probability."""
-
-    place: Place
-    prob: float
-
-    def children(self, min_prob: float) -> list[tuple[float, int, TrieNode]]:
-        """(probability, token, child) of the children whose paths are probable enough, most probable first."""
-        likely = [entry for entry in self.place.children() if self.prob * entry[0] >= min_prob]
-        return [(share, token, TrieNode(place, self.prob * share)) for share, token, place in likely]
+Children = dict[int, tuple[float, float, TrieNode]]
+"""Token to (probability, probability of the path, node)."""
 
 
 class TrieSource:
@@ -29,46 +19,40 @@ class TrieSource:
 
     Args:
         roots: each row's last token.
-        starts: per row the place behind the match; None where there is no match.
+        starts: each row's match; None for a row without one.
         min_prob: the least probability of a node's path.
     """
 
     def __init__(
-        self,
-        roots: Sequence[int],
-        starts: Sequence[Place | None],
-        min_prob: float,
-        is_sampling: bool,
+        self, roots: Sequence[int], starts: Sequence[TrieNode | None], min_prob: float, is_sampling: bool
     ) -> None:
         self.root_tokens = torch.tensor(roots)
         self.is_sampling = is_sampling
         self.generator = torch.Generator()
         self._min_prob = min_prob
-        self._roots = [None if start is None else TrieNode(start, 1.0) for start in starts]
-        self._children: list[list[dict[int, tuple[float, TrieNode]]]] = [[] for _ in starts]
+        self._starts = starts
+        self._expanded: list[list[Children]] = [[] for _ in starts]
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
-        tokens, parents = frontier.tokens, frontier.parents
-        levels: list[list[dict[int, tuple[float, TrieNode]]]] = []
-        for row, known in enumerate(self._children):
-            pairs = zip(tokens[row].tolist(), parents[row].tolist(), strict=True)
-            nodes = [self._find(row, token, parent) for token, parent in pairs]
-            levels.append([self._expand(node) for node in nodes])
-            known += levels[-1]
-        width = max(max(len(children) for children in level) for level in levels)
-        probs, candidates = torch.zeros(*tokens.shape, max(width, 1)), torch.zeros(*tokens.shape, max(width, 1)).long()
+        tokens = frontier.tokens
+        rows = zip(tokens.tolist(), frontier.parents.tolist(), strict=True)
+        levels = [self._expand_row(row, *nodes) for row, nodes in enumerate(rows)]
+        width = max(1, *(len(children) for level in levels for children in level))
+        probs, candidates = torch.zeros(*tokens.shape, width), torch.zeros(*tokens.shape, width, dtype=torch.int64)
         for row, level in enumerate(levels):
-            for slot, children in enumerate(level):
-                for rank, (token, (prob, _)) in enumerate(children.items()):
-                    probs[row, slot, rank], candidates[row, slot, rank] = prob, token
+            for column, children in enumerate(level):
+                for rank, (token, (prob, _, _)) in enumerate(children.items()):
+                    probs[row, column, rank], candidates[row, column, rank] = prob, token
         return Proposal(probs, candidates)
 
-    def _expand(self, node: TrieNode | None) -> dict[int, tuple[float, TrieNode]]:
-        children = [] if node is None else node.children(self._min_prob)
-        return {token: (share, child) for share, token, child in children}
-
-    def _find(self, row: int, token: int, parent: int) -> TrieNode | None:
-        if parent == PADDING_PARENT:
-            return None
-        return self._roots[row] if parent == ROOT_PARENT else self._children[row][parent][token][1]
+    def _expand_row(self, row: int, tokens: Sequence[int], parents: Sequence[int]) -> list[Children]:
+        expanded, level = self._expanded[row], []
+        for token, parent in zip(tokens, parents, strict=True):
+            path_prob, node = 1.0, self._starts[row] if parent == ROOT_PARENT else None
+            if parent not in (ROOT_PARENT, PADDING_PARENT):
+                _, path_prob, node = expanded[parent][token]
+            entries = [] if node is None else node.children()
+            level.append({t: (p, path_prob * p, child) for p, t, child in entries if path_prob * p >= self._min_prob})
+        expanded += level
+        return level

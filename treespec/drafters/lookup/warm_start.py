@@ -1,4 +1,4 @@
-"""Warm starts: a recycling table and texts for suffix lookup, made from what a model wrote by itself."""
+"""Warm starts: a recycling table and texts for suffix lookup, made from texts that the model wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
-from treespec.drafters.base import Shape
 from treespec.drafters.lookup.recycling import TokenRecycling
 from treespec.drafters.lookup.recycling_table import (
     PACKED,
@@ -35,10 +34,10 @@ FORMAT = "treespec-warm-start-1"
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """What one model's drafters may know before their first call.
+    """Initial contents for one model's drafters.
 
-    `texts` are token ids; `about` says where they come from (model, seed, command). The drafters refuse a model with a
-    vocabulary of another size at their first call.
+    `texts` are token ids; `about` describes where they come from (model, seed, command). The drafters refuse a model
+    with a vocabulary of another size at their first call.
     """
 
     table: Table
@@ -58,14 +57,14 @@ class WarmStart:
     def from_texts(
         cls, texts: Sequence[Tensor], top: Tensor, vocab_size: int, about: Mapping[str, Any] | None = None
     ) -> WarmStart:
-        """Count texts.
+        """Build the table from texts.
 
         Args:
             texts: int64, one tensor of token ids per text, none of them empty.
             top: int64 [N, K], the model's most likely next tokens at every token of all texts, -1 where unknown.
 
         Raises:
-            ConfigError: no texts or an empty one, tensors of other types or shapes, ids outside the vocabulary.
+            ConfigError: no texts or an empty one, other types or shapes, ids outside the vocabulary.
         """
         check_count("vocab_size", vocab_size)
         _check_texts(texts, vocab_size)
@@ -73,16 +72,16 @@ class WarmStart:
         return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
 
     def with_about(self, about: Mapping[str, Any]) -> WarmStart:
-        """The same, saying something else about itself."""
+        """A copy with another `about`."""
         return replace(self, about=about)
 
-    def recycling(self, policy: Shape | None = None) -> TokenRecycling:
+    def recycling(self) -> TokenRecycling:
         """A `TokenRecycling` that starts with the table."""
-        return TokenRecycling(policy=policy, table=self.table)
+        return TokenRecycling(table=self.table)
 
-    def suffix(self, policy: Shape | None = None, **options: Any) -> SuffixLookup:
-        """A `SuffixLookup` whose store starts with the texts; options are those of `SuffixLookup`."""
-        return SuffixLookup(policy=policy, store=SuffixStore([text.numpy() for text in self.texts]), **options)
+    def suffix(self) -> SuffixLookup:
+        """A `SuffixLookup` whose store starts with the texts."""
+        return SuffixLookup(store=SuffixStore([text.numpy() for text in self.texts]))
 
     def drafters(self) -> list[TokenRecycling | SuffixLookup]:
         """Both, for `TreeSpeculation`."""
@@ -118,7 +117,7 @@ class WarmStart:
         try:
             about = dict(json.loads(metadata.get("about", "{}")))
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: what it says about itself is no JSON object ({error})") from error
+            raise CheckpointError(f"{path}: about must be a JSON object ({error})") from error
         return cls(table, tokens.split(lengths.tolist()), about)
 
     @classmethod
@@ -126,7 +125,7 @@ class WarmStart:
         """A set that comes with treespec, by its model's name without the owner, e.g. "SmolLM2-135M-Instruct".
 
         Raises:
-            CheckpointError: there is none of that name.
+            CheckpointError: no set has that name.
         """
         sets = {Path(item.name).stem: item for item in files("treespec.data").iterdir() if "safetensors" in item.name}
         found = sets.get(name.rsplit("/", 1)[-1].lower())
