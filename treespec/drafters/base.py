@@ -12,13 +12,10 @@ from torch import Tensor
 
 from treespec.checks import AUTO
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst, as_policy
+from treespec.policies import BestFirst
 from treespec.policies.heap import HostTree, State, grow_best_first
-from treespec.protocols import History, LearningPolicy, Session, TreePolicy, VerifiedStep
+from treespec.protocols import History, Session, TreePolicy
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, SELECTED, TreeBatch
-
-Shape = TreePolicy | str | Sequence[Sequence[int]] | int
-"""What `as_policy` reads: a policy, a list of rank paths or its literal, or a node budget."""
 
 
 class SessionSource:
@@ -42,30 +39,11 @@ class SessionSource:
         return self._session.generator
 
 
-def own_policy(policy: Shape | None) -> TreePolicy | None:
-    """Raises: ConfigError, InvalidTreeError, see `as_policy`."""
-    return None if policy is None else as_policy(policy)
-
-
-def policy_of_call(own: TreePolicy | None, session: Session) -> TreePolicy:
-    """A drafter's own policy goes before the call's.
-
-    Raises:
-        ConfigError: there is neither.
-    """
-    policy = own or session.policy
-    if policy is None:
-        raise ConfigError("no tree policy: give one to the drafter (policy=16) or to the call (tree=16)")
-    return policy
-
-
-def tell_policy(own: TreePolicy | None, session: Session, step: VerifiedStep) -> None:
-    """Tell a drafter's own policy, if it learns, what became of the last trees.
-
-    The engine tells the call's, which may be the very same object: a step is to be learned from once.
-    """
-    if isinstance(own, LearningPolicy) and own is not session.policy:
-        own.update(step)
+def policy_of_call(session: Session) -> TreePolicy:
+    """Raises: ConfigError, unless the call has a tree policy."""
+    if session.policy is None:
+        raise ConfigError("no tree policy: give one to the call, for example tree=16")
+    return session.policy
 
 
 def depth_room(history: History, max_length: int | None) -> int:

@@ -80,7 +80,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
                 f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
             )
         self._session = session
-        self._policy = policy_of_call(None, session)
+        self._policy = policy_of_call(session)
         # The best candidates are enough where nothing is sampled.
         self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)

@@ -81,7 +81,7 @@ class Medusa(SessionSource):
                 "another model"
             )
         self._session = session
-        self._policy: TreePolicy = policy_of_call(None, session)
+        self._policy: TreePolicy = policy_of_call(session)
         self._features = self._prompt_features(session.prompt_states)
         self._begin_tree()
 

@@ -69,7 +69,7 @@ class TokenRecycling(SessionSource):
         Raises:
             VocabularyMismatchError: the table was made for a vocabulary of another size.
         """
-        self._session, self._policy = session, policy_of_call(None, session)
+        self._session, self._policy = session, policy_of_call(session)
         if self._table is None or self._hits is None:
             width = min(self.num_candidates, session.vocab_size)
             self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)

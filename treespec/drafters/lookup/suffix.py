@@ -91,7 +91,7 @@ class SuffixLookup:
         Raises:
             VocabularyMismatchError: the store holds ids beyond the vocabulary.
         """
-        self._session, self._policy = session, policy_of_call(None, session)
+        self._session, self._policy = session, policy_of_call(session)
         history = session.history
         self._rows = [SuffixText(history.tokens(b).tolist()) for b in range(history.num_rows)]
         if self._store is None:

@@ -80,7 +80,7 @@ class Merge:
     def start(self, session: Session) -> None:
         """Start every part, told that the call does not sample; what was learned of them stays."""
         self._session = session
-        self._num_nodes = self._own_num_nodes or policy_of_call(None, session).max_nodes
+        self._num_nodes = self._own_num_nodes or policy_of_call(session).max_nodes
         self._proposed: list[UnionTree] = []
         for drafter in self._drafters:
             drafter.start(replace(session, is_sampling=False))

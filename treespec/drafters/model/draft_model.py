@@ -64,7 +64,7 @@ class DraftModel(SessionSource):
         """
         self._session = session
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)
-        self._policy = self._servable(policy_of_call(None, session))
+        self._policy = self._servable(policy_of_call(session))
         self._pending: PendingNodes | None = None
         self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
         self._num_cached = [0] * session.history.num_rows

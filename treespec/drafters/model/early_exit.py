@@ -50,7 +50,7 @@ class EarlyExit(SessionSource):
                 f"make_exit_scorer(model, {self.exit_layer})"
             )
         self._target, self._session = target, session
-        self._policy = policy_of_call(None, session)
+        self._policy = policy_of_call(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""

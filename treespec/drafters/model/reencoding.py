@@ -75,7 +75,7 @@ class ReEncoding:
         Raises:
             ConfigError: no policy, see `policy_of_call`.
         """
-        self._session, self._policy = session, policy_of_call(None, session)
+        self._session, self._policy = session, policy_of_call(session)
         history = session.history
         prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self._tails = [tokens[-self._lookback :] for tokens in prompts]
