@@ -161,11 +161,11 @@ def test_a_wrong_setting_is_one_line(folders, capsys):
 
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99"])
-def test_a_device_that_is_none_or_not_there_is_named(folders, name):
+def test_a_device_that_does_not_exist_is_named(folders, name):
     command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
     found = CliRunner().invoke(app, [*command, "--device", name]).exception
     assert isinstance(found, ConfigError)
-    assert f"--device must be cpu, cuda or cuda:NUMBER, and be there, got '{name}'" in str(found)
+    assert f"--device must be an existing cpu, cuda or cuda:NUMBER, got '{name}'" in str(found)
 
 
 def test_the_recorded_command_names_no_folders(monkeypatch):

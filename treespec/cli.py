@@ -1,4 +1,7 @@
-"""The command line: `treespec warm-up`, `treespec write`, `treespec train`, `treespec export`."""
+"""The command line: `treespec warm-up`, `treespec write`, `treespec train`, `treespec export`.
+
+Commands import torch and transformers when they run, so that `--help` and wrong options answer at once.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 try:
     import typer
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
@@ -32,15 +28,15 @@ if TYPE_CHECKING:
     from treespec.training.text.writing import Writing
 
 PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
-OPENINGS_HELP = "How the model's own messages begin, in turn; it finishes them itself. A file like that of --prompts."
+OPENINGS_HELP = "How the model's own messages begin, in turn; it continues them. A file like that of --prompts."
 
 TargetArgument = Annotated[str, typer.Argument(help="The target: a hub name or a folder.")]
 TokensOption = Annotated[int, typer.Option(min=1, help="How much text the model writes.")]
 PromptsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)]
 OpeningsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=OPENINGS_HELP)]
-BatchSizeOption = Annotated[int, typer.Option(min=1, help="Texts written side by side.")]
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Texts written in one batch.")]
 MaxLengthOption = Annotated[int, typer.Option(min=2, help="The longest text in tokens.")]
-SeedOption = Annotated[int, typer.Option(help="Of everything drawn.")]
+SeedOption = Annotated[int, typer.Option(help="Of all random numbers.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")]
 
 Made = TypeVar("Made")
@@ -50,7 +46,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def commands() -> None:
-    """Tree speculative decoding: make drafters good before their first call."""
+    """Tree speculative decoding: prepare drafters for a model."""
 
 
 @app.command("warm-up")
@@ -60,7 +56,7 @@ def warm_up(
     tokens: TokensOption = 200_000,
     prompts: PromptsOption = None,
     texts: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Where the text is kept; default: OUT-texts beside OUT.")
+        Path | None, typer.Option(file_okay=False, help="The folder of the text; default: OUT-texts, next to OUT.")
     ] = None,
     batch_size: BatchSizeOption = 64,
     max_length: MaxLengthOption = 320,
@@ -68,9 +64,9 @@ def warm_up(
     threads: ThreadsOption = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the file; default: as given.")] = None,
 ) -> None:
-    """Let the target write text from its own chat template; keep its recycling table and the text for suffix lookup.
+    """Let the target write text from its own chat template; save its recycling table and the text for suffix lookup.
 
-    Run the same command again to go on where it stopped.
+    Run the same command again to resume an interrupted run.
     """
     from treespec.training.text.warm_up import warm_up as make
     from treespec.training.text.writing import Writing
@@ -89,7 +85,7 @@ def warm_up(
 @app.command("write")
 def write(
     model: TargetArgument,
-    out: Annotated[Path, typer.Option(file_okay=False, help="The folder that the text is kept in.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the text.")],
     tokens: TokensOption = 200_000,
     prompts: PromptsOption = None,
     openings: OpeningsOption = None,
@@ -104,7 +100,7 @@ def write(
 ) -> None:
     """Let the target write text: answers to given prompts, then messages of its own with their answers.
 
-    Run the same command again to go on where it stopped.
+    Run the same command again to resume an interrupted run.
     """
     from treespec.training.text.writing import Writing, write_texts
 
@@ -120,10 +116,10 @@ def write(
 def train(
     model: TargetArgument,
     texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Where the run and the drafter go.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the run and the drafter.")],
     kind: Annotated[str, typer.Option(help="eagle3, dflash or draft_model.")] = "eagle3",
-    minutes: Annotated[float | None, typer.Option(help="Train for so long; the schedule follows the clock.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Or so many steps; default: one pass over the text.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of training; the schedule follows the clock.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Or steps of training; default: one pass over the text.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of TrainingConfig, name=value; several times.")
     ] = None,
@@ -134,7 +130,7 @@ def train(
     threads: ThreadsOption = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
 ) -> None:
-    """Train a drafter on text that the target wrote. Run the same command again to go on where it stopped."""
+    """Train a drafter on text that the target wrote. Run the same command again to resume an interrupted run."""
     import torch
 
     from treespec.hf.loading.models import load_model, load_tokenizer
@@ -146,11 +142,11 @@ def train(
 
     _use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [], kind)
-    config, console, place = TrainingConfig(**given), Console(stderr=True), _device(device)
+    config, console, processor = TrainingConfig(**given), Console(stderr=True), _device(device)
     with console.status(f"loading {model}"):
         target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
         tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
-    torch.nn.Module.to(target, place)
+    torch.nn.Module.to(target, processor)
     with _progress(console) as progress:
         reporter = Reporter(progress, int(written.lengths.clamp(max=config.max_length).sum()))
         result = run_training(
@@ -179,21 +175,21 @@ def export(
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")],
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
     whole: Annotated[
-        bool, typer.Option(help="With the output rows and the embedding, or without what the target has.")
+        bool, typer.Option(help="With the output rows and the embedding, or without those that the target has.")
     ] = True,
-    markov_rank: Annotated[int | None, typer.Option(min=1, help="Cut a block head's bigram bias to this rank.")] = None,
+    markov_rank: Annotated[int | None, typer.Option(min=1, help="Cut a DSpark head's bigram bias to this rank.")] = None,
 ) -> None:
-    """Write a trained head whole, in the speculators format, for readers that take nothing from the target."""
+    """Write a complete trained head in the speculators format, for readers that take no weights from the target."""
     from treespec.hf.loading.models import load_model
     from treespec.training.export import dtype_of, export_head
 
-    chosen = dtype_of(dtype)  # Checked before a model is loaded.
-    export_head(head, load_model(model).eval(), out, chosen, whole, markov_rank)
+    file_dtype = dtype_of(dtype)  # Checked before the model is loaded.
+    export_head(head, load_model(model).eval(), out, file_dtype, whole, markov_rank)
 
 
 def main() -> None:
-    """The entry point; what treespec raises on purpose becomes a message."""
-    # PyTorch asks Linux for large pages: caches that grow and gradients fault half as often (see docs/training.md).
+    """The entry point; errors of treespec become messages."""
+    # With large pages growing caches and gradients cause half as many page faults (see docs/training.md).
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         app()
@@ -209,14 +205,14 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _device(name: str | None) -> torch.device:
-    """The device of that name, or a GPU if there is one; a `ConfigError` for what is none, or is not there."""
+    """The device of that name, or a GPU if there is one; a `ConfigError` for a device that does not exist."""
     import torch
 
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=name).tolist()
-    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts that it has it.
-        raise ConfigError(f"--device must be cpu, cuda or cuda:NUMBER, and be there, got {name!r} ({error})") from error
+    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError.
+        raise ConfigError(f"--device must be an existing cpu, cuda or cuda:NUMBER, got {name!r} ({error})") from error
     return torch.device(name)
 
 
@@ -229,7 +225,7 @@ def _let_write(
     writing: Writing,
     **messages: Path | None,
 ) -> Made:
-    """What `make`, `write_texts` or `warm_up`, makes of a model; a bar shows the tokens written."""
+    """Call `make`, that is `write_texts` or `warm_up`, with a progress bar of the written tokens."""
     from treespec.hf.loading.models import load_model, load_tokenizer
     from treespec.training.text.chat import read_prompts
 
@@ -250,7 +246,7 @@ def _let_write(
 
 
 def _packed(model, batch_size: int):
-    """Packed linear layers where the model has any: small batches on a CPU are twice as fast."""
+    """Packed linear layers where the model has any: they halve the time of small batches on a CPU."""
     from treespec.hf.cpu import prepack_linears
 
     try:
@@ -260,7 +256,7 @@ def _packed(model, batch_size: int):
 
 
 def _draw_curve(result, path: Path, title: str) -> None:
-    """The run's picture, where matplotlib is installed."""
+    """Draw the run's curve if matplotlib is installed."""
     try:
         from treespec.viz import plot_training
     except ImportError:
@@ -274,7 +270,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _command() -> str:
-    """The command as given, absolute paths without their folders: they say nothing elsewhere."""
+    """The command as given, but with absolute paths cut to their last part."""
     return " ".join(["treespec", *(re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:])])
 
 
