@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 try:
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
@@ -119,7 +126,7 @@ def train(
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the run and the drafter.")],
     kind: Annotated[str, typer.Option(help="eagle3, dflash or draft_model.")] = "eagle3",
     minutes: Annotated[float | None, typer.Option(help="Of training; the schedule follows the clock.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Or steps of training; default: one pass over the text.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of training; default: one pass over the text.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of TrainingConfig, name=value; several times.")
     ] = None,
@@ -177,7 +184,7 @@ def export(
     whole: Annotated[
         bool, typer.Option(help="With the output rows and the embedding, or without those that the target has.")
     ] = True,
-    markov_rank: Annotated[int | None, typer.Option(min=1, help="Cut a DSpark head's bigram bias to this rank.")] = None,
+    markov_rank: Annotated[int | None, typer.Option(min=1, help="A smaller rank for a DSpark head's bias.")] = None,
 ) -> None:
     """Write a complete trained head in the speculators format, for readers that take no weights from the target."""
     from treespec.hf.loading.models import load_model

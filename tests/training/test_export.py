@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 import treespec
 from treespec.errors import ConfigError
+from treespec.heads.files.export import save_head
 from treespec.training import TrainingConfig, export_head, train
 
 
@@ -31,9 +32,10 @@ def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
     target = tiny_llama(vocab_size=VOCAB, num_layers=3)
-    config = TrainingConfig(kind=kind, is_head_frozen=False, **SMALL | {"learning_rate": 0.02})
-    folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
-    own = treespec.load_drafter(folder, target).head
+    trained = train(target, write(target, 12), tmp_path / "run", TrainingConfig(kind=kind, **SMALL)).folder
+    own, folder = treespec.load_drafter(trained, target).head, tmp_path / "other-rows"
+    own.lm_head.weight = torch.nn.Parameter(own.lm_head.weight + 1)
+    save_head(own, own.config.hidden_layers, folder)
     export_head(folder, target, tmp_path / "own", torch.float32, has_all=False)
     assert "lm_head.weight" in load_file(tmp_path / "own" / "model.safetensors")
     assert treespec.load_drafter(tmp_path / "own", target).head.lm_head.weight.equal(own.lm_head.weight)

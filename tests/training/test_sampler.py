@@ -11,7 +11,7 @@ from treespec.errors import ConfigError
 from treespec.training import train
 from treespec.training.data import FeatureSet
 from treespec.training.features import FeatureReader
-from treespec.training.sampler import Sampler, Split
+from treespec.training.sampler import Sampler, split_texts
 from treespec.training.text.texts import Texts
 
 
@@ -39,11 +39,11 @@ def test_no_text_is_trained_on_and_held_out_even_once_there_are_more(target, tex
     reader, half = FeatureReader(target, (0,), 4), len(texts.lengths) // 2
     fewer = Texts(texts.tokens[: half * LENGTH], texts.lengths[:half], texts.top[: half * LENGTH])
     splits = [
-        Split.of(FeatureSet(some, reader, tmp_path, LENGTH, 0, torch.device("cpu")), 8) for some in (fewer, texts)
+        split_texts(FeatureSet(some, reader, tmp_path, LENGTH, 0, torch.device("cpu")), 8) for some in (fewer, texts)
     ]
-    for split, count in zip(splits, (half, 2 * half), strict=True):
-        assert len(split.held_out) == 8
-        assert sorted([*split.train, *split.held_out]) == list(range(count))
-    assert not set(splits[0].train) & set(splits[1].held_out)
+    for (trained, held_out), count in zip(splits, (half, 2 * half), strict=True):
+        assert len(held_out) == 8
+        assert sorted([*trained, *held_out]) == list(range(count))
+    assert not set(splits[0][0]) & set(splits[1][1])
     cut = FeatureSet(texts, reader, tmp_path, LENGTH - 8, 0, torch.device("cpu"))
-    assert Split.of(cut, 8).held_out == splits[1].held_out
+    assert split_texts(cut, 8)[1] == splits[1][1]

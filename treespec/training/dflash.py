@@ -56,11 +56,10 @@ class DFlashLearner(HeadLearner[DFlashHead]):
         head: in float32, without a Markov head.
         num_anchors: C.
         markov_rank: R, zero for no Markov bias.
-        is_head_frozen: see `HeadLearner`.
     """
 
-    def __init__(self, head: DFlashHead, num_anchors: int, markov_rank: int, is_head_frozen: bool) -> None:
-        super().__init__(head, head.config.num_depths, is_head_frozen)
+    def __init__(self, head: DFlashHead, num_anchors: int, markov_rank: int) -> None:
+        super().__init__(head, head.config.num_depths)
         self._num_anchors = num_anchors
         self.markov = MarkovMap(head.config.layer.hidden_size, markov_rank) if markov_rank else None
 
@@ -131,4 +130,4 @@ def make_dflash(
         has_anchor_output=True,
     )
     head = fresh_head(DFlashHead, shape, model, target_ids, config.is_initialised)
-    return DFlashLearner(head, config.num_anchors, config.markov_rank, config.is_head_frozen)
+    return DFlashLearner(head, config.num_anchors, config.markov_rank)

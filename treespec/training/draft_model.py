@@ -88,7 +88,7 @@ class DraftModelLearner(nn.Module):
 
 
 def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftModelLearner:
-    """Some of a target's layers at even distances, to be distilled.
+    """Some of a target's layers at even distances, to be distilled; the vocabulary's rows are not trained.
 
     Raises:
         ConfigError: more layers are asked for than the target has.
@@ -98,10 +98,9 @@ def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftMod
     if config.num_layers is not None and config.num_layers > count:
         raise ConfigError(f"num_layers must be at most the target's {count}, got {config.num_layers}")
     pruned = prune(model, spread_layers(count, min(config.layers, count))).float()
-    if config.is_head_frozen:
-        for module in (pruned.get_input_embeddings(), pruned.get_output_embeddings()):
-            if isinstance(module, nn.Module):
-                module.requires_grad_(False)
+    for module in (pruned.get_input_embeddings(), pruned.get_output_embeddings()):
+        if isinstance(module, nn.Module):
+            module.requires_grad_(False)
     return DraftModelLearner(pruned, config.depths)
 
 

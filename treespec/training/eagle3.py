@@ -47,7 +47,7 @@ def make_eagle3(
     if config.is_initialised:
         for weights in layer_weights(model, config.layers)[:1]:
             _copy_first_layer(head.layers[0], weights)
-    return Eagle3Learner(head, config.depths, config.is_head_frozen)
+    return Eagle3Learner(head, config.depths)
 
 
 @torch.no_grad()

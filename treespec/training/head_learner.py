@@ -21,15 +21,14 @@ class HeadLearner(nn.Module, Generic[Head]):
     Args:
         head: in float32.
         num_depths: of its drafts.
-        is_head_frozen: its output rows stay the target's, and are left out of its files.
     """
 
-    def __init__(self, head: Head, num_depths: int, is_head_frozen: bool) -> None:
+    def __init__(self, head: Head, num_depths: int) -> None:
         super().__init__()
         self.head: Head = head
         self.num_depths = num_depths
-        self._hidden_layers, self._is_head_frozen = head.config.hidden_layers or (), is_head_frozen
-        head.lm_head.requires_grad_(not is_head_frozen)
+        self._hidden_layers = head.config.hidden_layers or ()
+        head.lm_head.requires_grad_(False)  # The rows stay the target's, and are left out of the files.
 
     @property
     def target_ids(self) -> Tensor:
@@ -48,8 +47,7 @@ class HeadLearner(nn.Module, Generic[Head]):
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""
-        has_head = not self._is_head_frozen
-        save_head(self._complete_head(), self._hidden_layers, folder, name, has_lm_head=has_head, dtype=dtype)
+        save_head(self._complete_head(), self._hidden_layers, folder, name, has_lm_head=False, dtype=dtype)
 
     def _complete_head(self) -> Head:
         """The head with all modules that its files hold."""

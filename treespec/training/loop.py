@@ -21,7 +21,7 @@ from treespec.training.data import Batch, FeatureSet
 from treespec.training.evaluate import EvaluatedText, Evaluation, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.sampler import Sampler, Split
+from treespec.training.sampler import Sampler, split_texts
 from treespec.training.state import Progress, load_state, load_weights, save_state
 
 STATE = "state.safetensors"
@@ -48,8 +48,8 @@ class Run:
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
         self.objective, self._features, self._config = objective, features, config
-        self._split = Split.of(features, config.num_held_out)
-        lengths = [features.length(text) for text in self._split.train]
+        self._texts, self._held_out = split_texts(features, config.num_held_out)
+        lengths = [features.length(text) for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
         self._optimizer = make_optimizer(objective, config)
@@ -106,7 +106,7 @@ class Run:
             TreespecError: the loss is not finite.
         """
         progress, config = self.progress, self._config
-        texts = [self._split.train[i] for i in self._sampler.batch(progress.step)]
+        texts = [self._texts[i] for i in self._sampler.batch(progress.step)]
         batch = self._features.batch(texts)
         generator = torch.Generator(batch.tokens.device).manual_seed(config.seed * SEED_STRIDE + progress.step)
         batch = with_noise(batch, config.noise, generator)
@@ -128,7 +128,7 @@ class Run:
 
     def evaluate(self) -> Evaluation:
         """Evaluate the drafter on the held-out texts in float32, and log it once per step."""
-        size, held_out = self._config.batch_size, self._split.held_out
+        size, held_out = self._config.batch_size, self._held_out
         evaluated: list[EvaluatedText] = []
         for start in range(0, len(held_out), size):
             texts = held_out[start : start + size]

@@ -41,7 +41,7 @@ def distribution_loss(
 
     Args:
         outputs: [N, H].
-        weight: [W, H] of the output head.
+        weight: [W, H] of the output head, which is not trained.
         target: the target's probabilities.
         row_weights: float32 [N].
         tv_weight: the total variation's weight, 0 to 1.
@@ -52,14 +52,13 @@ def distribution_loss(
 
 
 class _DistributionLoss(torch.autograd.Function):
-    """Gradients are computed in the forward pass; see the module's docstring."""
+    """The gradient is computed in the forward pass; see the module's docstring."""
 
     @staticmethod
     def forward(
         ctx: Any, outputs: Tensor, weight: Tensor, ids: Tensor, probs: Tensor, row_weights: Tensor, tv_weight: float
     ) -> Tensor:
         to_outputs = torch.empty_like(outputs)
-        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         loss = torch.zeros((), device=outputs.device)
         size = max(CHUNK_LOGITS // len(weight), 1)
         for start in range(0, len(outputs), size):
@@ -68,14 +67,12 @@ class _DistributionLoss(torch.autograd.Function):
             value, slopes, scale = _chunk(logits, ids[part], probs[part], row_weights[part], tv_weight)
             loss += value
             torch.mul(slopes @ weight, scale, out=to_outputs[part])
-            if to_weight is not None:
-                to_weight += slopes.t() @ (outputs[part] * scale)
-        ctx.grads = to_outputs, None if to_weight is None else to_weight.to(weight.dtype)
+        ctx.to_outputs = to_outputs
         return loss
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Any:
-        return *(grad if grad is None else grad * above[0].to(grad.dtype) for grad in ctx.grads), None, None, None, None
+        return ctx.to_outputs * above[0].to(ctx.to_outputs.dtype), None, None, None, None, None
 
 
 def _chunk(

@@ -48,7 +48,6 @@ class TrainingConfig:
         is_initialised: the drafter's layers start from the target's where shapes allow.
         start: the folder of another run, whose weights are this run's first ones. That run has the same kind, sizes,
             hidden states and mask token.
-        is_head_frozen: the output rows stay the target's, and are left out of a head's files.
         num_steps: optimiser steps; None: until `minutes` are over, or else one pass over the texts.
         minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Excludes
             `num_steps`.
@@ -65,8 +64,7 @@ class TrainingConfig:
         seed: of all random numbers.
 
     Raises:
-        ConfigError: an unknown kind, a number out of range, a block of one token, both `num_steps` and `minutes`, or
-            `start` without `is_head_frozen`: output rows of another run may be those of other tokens.
+        ConfigError: an unknown kind, a number out of range, a block of one token, or both `num_steps` and `minutes`.
     """
 
     kind: str = "eagle3"
@@ -82,7 +80,6 @@ class TrainingConfig:
     tv_start: float = 0.0
     is_initialised: bool = True
     start: str | None = None
-    is_head_frozen: bool = True
     num_steps: int | None = None
     minutes: float | None = None
     batch_size: int = 8
@@ -107,8 +104,6 @@ class TrainingConfig:
             raise ConfigError(f"num_depths must be 2 or more for a block, got {self.depths}")
         if self.num_steps is not None and self.minutes is not None:
             raise ConfigError(f"num_steps={self.num_steps} and minutes={self.minutes} exclude each other: give one")
-        if self.start is not None and not self.is_head_frozen:
-            raise ConfigError("a run with a start keeps the output head's rows: is_head_frozen must be true")
         if self.start is not None and not isinstance(self.start, str):
             raise ConfigError(f"start must be a folder's name, got {self.start!r}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from treespec.errors import ConfigError
 from treespec.training.data import FeatureSet
@@ -13,27 +12,20 @@ NUM_BUCKETED = 16
 """Batches that are sorted by length together: less padding, and yet another order in every epoch."""
 
 
-class Split(NamedTuple):
-    """Indices of texts."""
+def split_texts(features: FeatureSet, num_held_out: int) -> tuple[list[int], list[int]]:
+    """The indices of texts to train on, of which the target generated some part, and of the held-out ones.
 
-    train: list[int]
-    held_out: list[int]
-
-    @classmethod
-    def of(cls, features: FeatureSet, num_held_out: int) -> Split:
-        """Hold out some texts; the others are trained on if the target generated a part of them.
-
-        Raises:
-            ConfigError: too few texts.
-        """
-        held_out = features.held_out(num_held_out)
-        if not held_out:
-            raise ConfigError(f"training needs at least 5 texts, got {len(features)}")
-        kept = set(held_out)
-        train = [text for text in range(len(features)) if text not in kept and features.is_trainable(text)]
-        if not train:
-            raise ConfigError("the target generated no part of the texts to train on: try a larger max_length")
-        return cls(train, held_out)
+    Raises:
+        ConfigError: too few texts.
+    """
+    held_out = features.held_out(num_held_out)
+    if not held_out:
+        raise ConfigError(f"training needs at least 5 texts, got {len(features)}")
+    others = sorted(set(range(len(features))) - set(held_out))
+    train = [text for text in others if features.is_trainable(text)]
+    if not train:
+        raise ConfigError("the target generated no part of the texts to train on: try a larger max_length")
+    return train, held_out
 
 
 class Sampler:
