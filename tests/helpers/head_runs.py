@@ -1,5 +1,4 @@
-"""Runs of trained heads whose trees are kept, and their distributions compared with a slow plain reading of the
-files."""
+"""Runs of heads whose trees are recorded, and their distributions compared with a slow plain reading of the files."""
 
 from dataclasses import dataclass
 
@@ -14,15 +13,15 @@ from treespec.drafters import DFlash, Eagle3
 
 @dataclass
 class Proposed:
-    """One step's trees and the texts that they hang on."""
+    """One step's trees and the texts that they continue."""
 
     trees: object
     texts: list
     row_ids: list
 
 
-class Watched:
-    """Keeps what a drafter proposed; goes before its class."""
+class Recorded:
+    """Records what a drafter proposed; a mixin."""
 
     def start(self, session):
         super().start(session)
@@ -35,29 +34,29 @@ class Watched:
         return trees
 
 
-class WatchedEagle(Watched, Eagle3):
-    """Keeps what it proposed."""
+class RecordedEagle3(Recorded, Eagle3):
+    """Records what it proposed."""
 
 
-class WatchedBlock(Watched, DFlash):
-    """Keeps what it proposed."""
+class RecordedDFlash(Recorded, DFlash):
+    """Records what it proposed."""
 
 
 def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
-    """A drafter of random files, watched, and the plain reading of the same files.
+    """A recorded drafter of random files, and the plain reading of the same files.
 
     made: a `shape` of `dflash_files`, or of `eagle3_files`, whose files leave open which hidden states they read.
     """
-    is_block = "block" in made
-    files, watched, plain = (
-        (dflash_files, WatchedBlock, dflash_files.PlainDFlash)
-        if is_block
-        else (eagle3_files, WatchedEagle, eagle3_files.PlainEagle3)
+    is_dflash = "block" in made
+    files, recorded, plain = (
+        (dflash_files, RecordedDFlash, dflash_files.PlainDFlash)
+        if is_dflash
+        else (eagle3_files, RecordedEagle3, eagle3_files.PlainEagle3)
     )
     tensors = files.random_tensors(made, seed)
     folder = files.write(folder, made, tensors, format_name)
-    loaded = load_drafter(folder, target, hidden_layers=None if is_block else made["hidden_layers"])
-    return watched(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
+    loaded = load_drafter(folder, target, hidden_layers=None if is_dflash else made["hidden_layers"])
+    return recorded(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
 
 
 def left_padded(lengths, seed=5):

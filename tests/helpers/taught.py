@@ -1,4 +1,4 @@
-"""A toy target whose hidden states are its tokens' embeddings, for heads that are taught what it says next."""
+"""A toy target whose hidden states are its tokens' embeddings, for heads that are trained to draft its next tokens."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ VOCAB, SIZE, LAYER = 10, 16, 1
 
 
 class SecondOrder(TableLM):
-    """The next token hangs on the last two, so that the last one alone tells little."""
+    """The next token depends on the last two, so that the last one alone says little."""
 
     def logits(self, text):
         return self._table[text[-2] if len(text) > 1 else 0, text[-1], 0]
@@ -64,7 +64,7 @@ class Until:
 
 
 class Misplaced:
-    """Takes the states of the tokens after those that were emitted; goes before a drafter's class."""
+    """Takes the states of the tokens after those that were emitted; a mixin."""
 
     def update(self, step):
         late = {layer: states.roll(-1, 1) for layer, states in step.scores.hidden_states.items()}
@@ -72,14 +72,14 @@ class Misplaced:
 
 
 def fresh(kind, config, embedding):
-    """A head of this kind, the same at every call; torch's global generator is left alone."""
+    """A head of this kind, the same at every call; torch's global generator is not touched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return kind(config, embedding, torch.arange(VOCAB))
 
 
 def fit(head, loss, num_steps=100):
-    """Teach a head: `loss()` is that of the next random texts."""
+    """Train a head: `loss()` is that of the next random texts."""
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     for _ in range(num_steps):
         optimizer.zero_grad()

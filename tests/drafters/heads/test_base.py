@@ -1,15 +1,14 @@
-"""What holds for drafts of all heads on hidden states: distributions equal to a slow plain reading of the files, output
-the
+"""Drafts of all heads on hidden states: distributions equal a slow plain reading of the files, and the output is the
 target's own."""
 
 import pytest
 import torch
-from head_runs import check_distributions, left_padded, make, run
 from helpers import dflash_files, eagle3_files
 from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark
 from helpers.doc_snippets import run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
+from helpers.head_runs import check_distributions, left_padded, make, run
 from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 

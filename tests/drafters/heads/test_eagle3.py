@@ -1,10 +1,13 @@
-"""A head that was taught what a toy target says next drafts it: features, tokens and positions stand where training has
-them."""
+"""EAGLE-3 drafts: a head that was trained on a toy target drafts its tokens, so that features, tokens and positions are
+where training has them."""
 
 import pytest
-import taught
 import torch
-from taught import SIZE, VOCAB, SecondOrder, mean_acceptance
+from helpers import taught
+from helpers.eagle3_files import shape
+from helpers.head_runs import make, run
+from helpers.taught import SIZE, VOCAB, SecondOrder, mean_acceptance
+from helpers.tiny import prompt, tiny_llama
 
 from treespec.drafters import Eagle3
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
@@ -36,10 +39,19 @@ class Misplaced(taught.Misplaced, Eagle3):
     pass
 
 
-def test_a_taught_head_is_mostly_right(learned):
+def test_a_trained_head_is_mostly_right(learned):
     assert mean_acceptance(learned, Eagle3, Chain(3)) > 3.3
     assert mean_acceptance(learned, Eagle3, BestFirst(10)) > 4.5
 
 
 def test_misplaced_features_would_show(learned):
     assert mean_acceptance(learned, Misplaced, Chain(3)) < 2
+
+
+def test_a_budget_grows_no_deeper_than_with_any_other_draft_model(tmp_path):
+    target = tiny_llama(num_layers=3)
+    drafter, _ = make(tmp_path, target, shape(hidden=32, draft_vocab=64), seed=4)
+    with torch.no_grad():
+        drafter.head.lm_head.weight *= 40  # so confident that every tree is a chain
+    run(target, drafter, {"input_ids": prompt(1, 6)}, 24, tree=20)
+    assert max(int(step.trees.depths.max()) for step in drafter.steps) == 8
