@@ -1,5 +1,5 @@
-"""DFlash and DSpark drafts: one distribution per depth, the most probable trees, the depth of a block. A head trained on
-a toy target drafts its tokens: context, anchors, depths and tokens are where training has them."""
+"""DFlash and DSpark drafts: one distribution per depth, the most probable trees, the depth of a block. A head trained
+on a toy target drafts its tokens: context, anchors, depths and tokens are where training has them."""
 
 from itertools import product
 
