@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -48,12 +49,12 @@ ThreadsOption = Annotated[int | None, typer.Option(min=1, help="PyTorch's thread
 
 Made = TypeVar("Made")
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.callback()
-def commands() -> None:
-    """Tree speculative decoding: prepare drafters for a model."""
+app = typer.Typer(
+    help="Tree speculative decoding: prepare drafters for a model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.command("warm-up")
@@ -241,15 +242,8 @@ def _let_write(
         target, tokenizer = load_model(model).eval(), load_tokenizer(model)
     with _packed(target, writing.batch_size), _progress(console) as progress:
         task = progress.add_task("tokens written", total=tokens)
-        return make(
-            target,
-            tokenizer,
-            tokens,
-            folder,
-            **given,
-            writing=writing,
-            on_tokens=lambda count: progress.advance(task, count),
-        )
+        on_tokens = partial(progress.advance, task)
+        return make(target, tokenizer, tokens, folder, **given, writing=writing, on_tokens=on_tokens)
 
 
 def _packed(model, batch_size: int):

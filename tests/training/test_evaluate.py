@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from treespec.training.evaluate import EvaluatedText, best_tree, evaluate, greedy_start, histogram, play_rounds
+from treespec.training.evaluate import EvaluatedDrafts, best_tree, evaluate, greedy_start, histogram, play_rounds
 from treespec.training.report import acceptance_table
 
 
@@ -21,14 +21,14 @@ def test_rounds_start_from_the_token_that_the_target_adds():
 def test_chains_of_every_length_play_their_own_rounds():
     ranks = torch.tensor([[0, 0], [1, 1], [1, 1]] * 14)
     evaluated = torch.ones_like(ranks, dtype=torch.bool)
-    found = evaluate([EvaluatedText(ranks, torch.zeros(ranks.shape), evaluated, evaluated[:, 0])])
+    found = evaluate([EvaluatedDrafts(ranks, torch.zeros(ranks.shape), evaluated, evaluated[:, 0])])
     # Chains of two meet nothing but the first of every three positions, chains of one the last of them as well.
     assert found.chain == {1: 1.5, 2: 3.0}
 
 
 def test_the_summary_has_no_greedy_numbers_without_greedy_texts():
     ranks, evaluated = torch.zeros(12, 2, dtype=torch.int64), torch.ones(12, 2, dtype=torch.bool)
-    found = evaluate([EvaluatedText(ranks, torch.full(ranks.shape, 0.5), evaluated, ~evaluated[:, 0])])
+    found = evaluate([EvaluatedDrafts(ranks, torch.full(ranks.shape, 0.5), evaluated, ~evaluated[:, 0])])
     assert found.num_greedy_positions == 0
     assert found.chain == found.tree == {}
     assert found.summary() == {"overlap": 0.5, "sampled_chain_2": 1.75}

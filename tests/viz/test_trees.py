@@ -68,8 +68,8 @@ def test_pictures_are_saved(tmp_path):
     ("call", "message"),
     [
         (lambda: draw_tree(TREE, probs=[0.5]), "one number per node, 5, got 1"),
-        (lambda: draw_tree(TREE, Verdict((0, 2, 4), 9, True)), "belongs to another"),
-        (lambda: draw_tree(TREE, Verdict((0, 9), 9, True)), "belongs to another"),
+        (lambda: draw_tree(TREE, Verdict((0, 2, 4), 9, True)), "belongs to another tree"),
+        (lambda: draw_tree(TREE, Verdict((0, 9), 9, True)), "belongs to another tree"),
     ],
 )
 def test_wrong_inputs_say_what_is_wrong(call, message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,13 +179,6 @@ def check_texts(texts: Texts, vocab_size: int) -> None:
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of consecutive texts with about `SHARD_TOKENS` tokens together."""
-    groups: list[list[int]] = []
-    size = SHARD_TOKENS
-    for text, length in enumerate(lengths):
-        if size >= SHARD_TOKENS:
-            groups.append([])
-            size = 0
-        groups[-1].append(text)
-        size += length
-    return groups
+    """Indices of consecutive texts with about `SHARD_TOKENS` tokens together; more texts change the last group only."""
+    shards = [(end - length) // SHARD_TOKENS for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    return [list(group) for _, group in groupby(range(len(lengths)), key=shards.__getitem__)]

@@ -3,7 +3,7 @@
 Drafts are compared with texts that the target generated. At temperature 0 a draft token is accepted when it is the
 target's most probable token, which in greedily generated text is the text's own token.
 
-Axis letters: T tokens, D depths, R ranks.
+Axis letters: B texts, T tokens, D depths.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ MIN_GREEDY = 32
 """The least length of a text's greedy end; shorter ones occur by chance in sampled text."""
 
 
-class EvaluatedText(NamedTuple):
-    """One text: `ranks` int64, `overlaps` float32 and `is_evaluated` bool [T, D] as in `EvaluatedDrafts`.
+class EvaluatedDrafts(NamedTuple):
+    """Drafts compared with a text [T, D] or with those of a batch [B, T, D], by anchor and depth.
 
-    `is_greedy` bool [T]: the next token is the target's most probable one.
+    `ranks` int64, how many tokens the drafter finds more probable than the text's own; `overlaps` float32, the mass
+    that its distribution shares with the target's; `is_evaluated` bool, where there is a draft and the target generated
+    the token; `is_greedy` bool [T] or [B, T]: the next token is the target's most probable one.
     """
 
     ranks: Tensor
@@ -69,7 +71,7 @@ class Evaluation:
         return greedy | {f"tree_{size}": value for size, value in self.tree.items()} | sampled
 
 
-def evaluate(texts: Iterable[EvaluatedText], tree_sizes: Iterable[int] = (16, 32)) -> Evaluation:
+def evaluate(texts: Iterable[EvaluatedDrafts], tree_sizes: Iterable[int] = (16, 32)) -> Evaluation:
     """Sum up one or more evaluated texts."""
     texts = list(texts)
     starts = [greedy_start(text.is_greedy) for text in texts]
@@ -92,7 +94,7 @@ def evaluate(texts: Iterable[EvaluatedText], tree_sizes: Iterable[int] = (16, 32
     )
 
 
-def _chain_length(texts: list[EvaluatedText], starts: list[int], length: int) -> float:
+def _chain_length(texts: list[EvaluatedDrafts], starts: list[int], length: int) -> float:
     """Mean tokens per round of chains of `length`, from `starts` on; each length plays its own rounds."""
     rounds = [
         play_rounds(text.ranks[start:, :length], text.is_evaluated[start:, :length])

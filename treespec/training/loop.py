@@ -18,7 +18,7 @@ from torch import nn
 from treespec.errors import TreespecError
 from treespec.training.cast import CastWeights
 from treespec.training.data import Batch, FeatureSet
-from treespec.training.evaluate import EvaluatedText, Evaluation, evaluate
+from treespec.training.evaluate import EvaluatedDrafts, Evaluation, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.sampler import Sampler, split_texts
@@ -129,13 +129,12 @@ class Run:
     def evaluate(self) -> Evaluation:
         """Evaluate the drafter on the held-out texts in float32, and log it once per step."""
         size, held_out = self._config.batch_size, self._held_out
-        evaluated: list[EvaluatedText] = []
+        evaluated: list[EvaluatedDrafts] = []
         for start in range(0, len(held_out), size):
             texts = held_out[start : start + size]
-            batch = self._features.batch(texts)
-            parts = (*self.objective.evaluate(batch), batch.is_greedy)
+            parts = self.objective.evaluate(self._features.batch(texts))
             for row, text in enumerate(texts):
-                evaluated.append(EvaluatedText(*(part[row, : self._features.length(text)].cpu() for part in parts)))
+                evaluated.append(EvaluatedDrafts(*(part[row, : self._features.length(text)].cpu() for part in parts)))
         found = evaluate(evaluated)
         if not any(line["step"] == self.progress.step and "overlap" in line for line in self.progress.log):
             self._log(found.summary())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from treespec.training.data import Batch
+from treespec.training.evaluate import EvaluatedDrafts
 from treespec.training.losses import CHUNK_LOGITS, TargetTopProbs, distribution_loss
 from treespec.training.vocabulary import draft_ids
 
@@ -29,19 +30,6 @@ class Draft(NamedTuple):
     outputs: Tensor
     texts: Tensor
     anchors: Tensor
-
-
-class EvaluatedDrafts(NamedTuple):
-    """Drafts of a batch compared with its texts, by anchor.
-
-    `ranks` int64 [B, T, D], how many tokens the drafter finds more probable than the text's own at that depth;
-    `overlaps` float32 [B, T, D], the mass that its distribution shares with the target's; `is_evaluated` bool
-    [B, T, D], where there is a draft and the target generated the token.
-    """
-
-    ranks: Tensor
-    overlaps: Tensor
-    is_evaluated: Tensor
 
 
 class Learner(Protocol):
@@ -115,7 +103,7 @@ class Objective(nn.Module):
             right = self._draft_ids[batch.tokens[draft.texts, draft.anchors + depth + 1]]
             ranks[at], overlaps[at] = self._compare(draft.outputs, right, self._target_probs(batch, draft, depth))
             is_evaluated[at] = True
-        return EvaluatedDrafts(ranks, overlaps, is_evaluated)
+        return EvaluatedDrafts(ranks, overlaps, is_evaluated, batch.is_greedy)
 
     def _target_probs(self, batch: Batch, draft: Draft, depth: int) -> TargetTopProbs:
         at = (draft.texts, draft.anchors + depth)

@@ -15,7 +15,7 @@ from treespec.viz.style import ACCEPTED, GREY, INK, REFERENCE, saved
 
 
 class Measured(NamedTuple):
-    """One contestant's measurements, one number per prompt; times are of the same prompts in the same order for all."""
+    """One method's measurements, one number per prompt, in the same order of prompts for all methods."""
 
     name: str
     ms_per_token: Sequence[float]
@@ -32,9 +32,9 @@ def plot_comparison(
     """Bars of the medians over prompts with every prompt as a dot: milliseconds per token, tokens per target pass.
 
     Args:
-        methods: in the order to be shown from the top; the first is the reference of the speeds, whose median over
-            prompts is written. They are ratios of the times unless a method gives its own, say of paired rounds.
-        path: where to save the picture as well.
+        methods: from top to bottom. The first is the reference of the speeds, whose medians over prompts are written;
+            a method's speeds are the ratios of the times unless it has its own, for example of paired rounds.
+        path: the file to write.
         title: one line above the plots.
         note: one small line below, e.g. machine and load.
 
@@ -75,7 +75,7 @@ def plot_training(
     Args:
         log: the run's log, entries with "tokens" and "loss" or "overlap".
         acceptance: by depth and rank; rows may differ in length.
-        path: where to save the picture as well.
+        path: the file to write.
         title: one line above the plots.
     """
     figure = Figure(figsize=(11, 3.4), dpi=160, facecolor="white")

@@ -21,6 +21,8 @@ from treespec.viz.style import ACCEPTED, FAINT, GREY, INK, NEXT, NEXT_EDGE, REJE
 MONOSPACE = "DejaVu Sans Mono"
 ROW_HEIGHT, BOX_HEIGHT, CHARACTER_WIDTH, COLUMN_GAP, MARGIN, HEADING = 0.4, 0.27, 0.077, 0.55, 0.3, 0.75
 MAX_LABEL = 14
+FILLS = {"accepted": ACCEPTED, "rejected": REJECTED, "next": NEXT}
+EDGES = {"accepted": ACCEPTED, "rejected": FAINT, "next": NEXT_EDGE}
 
 
 def draw_tree(
@@ -33,24 +35,24 @@ def draw_tree(
 ) -> Figure:
     """Draw a token tree from left to right, one column per depth, siblings in verification order from the top.
 
-    Accepted nodes are filled; the next token stands in a dashed box after the last of them. An edge is the wider the
-    likelier its child.
+    Accepted nodes are filled; the next token is a dashed box after the last of them. Edges are wider to more probable
+    children.
 
     Args:
-        tree: up to about 32 nodes stay legible.
+        tree: legible up to about 32 nodes.
         verdict: what was accepted, or None to show the drafted tree alone.
-        labels: token id to text, e.g. `lambda token: tokenizer.decode([token])`; the id itself when None.
+        labels: token id to text, e.g. `lambda token: tokenizer.decode([token])`; None shows the id.
         probs: N numbers in [0, 1], e.g. the target's probability of each node's token after its parent; the root's is
-            not shown. One number more is the next token's.
-        path: where to save the picture as well (its suffix names the format).
+            not shown. A further number is the next token's.
+        path: the file to write; its suffix names the format.
         title: one line above the tree.
 
     Raises:
-        TreespecError: not one probability per node, or a verdict that does not belong to this tree.
+        TreespecError: another number of probabilities than nodes, or a verdict that is not of this tree.
     """
     _check(tree, verdict, probs)
     graph = _graph(tree, verdict, labels or str, probs)
-    _place(graph)
+    _lay_out(graph)
     ends = [(data["x"] + data["width"], data["y"]) for _, data in graph.nodes(data=True)]
     width, height = max(x for x, _ in ends) + MARGIN, max(y for _, y in ends) + ROW_HEIGHT / 2 + MARGIN
     width = max(width, 6.0)
@@ -74,7 +76,7 @@ def _check(tree: TokenTree, verdict: Verdict | None, probs: Sequence[float] | No
         return
     last = verdict.path[-1] if verdict.path else -1
     if not 0 <= last < tree.num_nodes or tuple(verdict.path) != tree.path_to(last):
-        raise TreespecError(f"the verdict's path {verdict.path} is no path of this tree: it belongs to another one")
+        raise TreespecError(f"the verdict's path {verdict.path} is not a path of this tree: it belongs to another tree")
 
 
 def _graph(
@@ -96,8 +98,8 @@ def _graph(
     return graph
 
 
-def _place(graph: networkx.DiGraph) -> None:
-    """Give every node x and y in inches: columns by depth, leaves on rows of their own, parents between children."""
+def _lay_out(graph: networkx.DiGraph) -> None:
+    """Set x and y of every node in inches: columns by depth, one row per leaf, parents between their children."""
     depths = dict(graph.nodes(data="depth"))
     starts = [MARGIN]
     for depth in range(max(depths.values())):
@@ -122,7 +124,7 @@ def _draw_edge(axes: Axes, graph: networkx.DiGraph, parent: int, child: int) -> 
         PathPatch(
             curve,
             fill=False,
-            edgecolor={"accepted": ACCEPTED, "rejected": FAINT, "next": NEXT_EDGE}[end["kind"]],
+            edgecolor=EDGES[end["kind"]],
             linewidth=1.2 if end["prob"] is None else 0.7 + 3.0 * end["prob"],
             linestyle=(0, (2.0, 1.2)) if end["kind"] == "next" else "solid",
             zorder=2 if end["kind"] != "rejected" else 1,
@@ -132,15 +134,13 @@ def _draw_edge(axes: Axes, graph: networkx.DiGraph, parent: int, child: int) -> 
 
 def _draw_box(axes: Axes, data: dict[str, Any]) -> None:
     x, y, kind = data["x"], data["y"], data["kind"]
-    fill = {"accepted": ACCEPTED, "rejected": REJECTED, "next": NEXT}[kind]
-    edge = {"accepted": ACCEPTED, "rejected": FAINT, "next": NEXT_EDGE}[kind]
     box = FancyBboxPatch(
         (x + 0.05, y - BOX_HEIGHT / 2 + 0.05),
         data["width"] - 0.1,
         BOX_HEIGHT - 0.1,
         boxstyle="round,pad=0.05,rounding_size=0.07",
-        facecolor=fill,
-        edgecolor=edge,
+        facecolor=FILLS[kind],
+        edgecolor=EDGES[kind],
         linewidth=1.0,
         linestyle=(0, (2.5, 1.5)) if kind == "next" else "solid",
         zorder=3,
@@ -165,14 +165,14 @@ def _caption(tree: TokenTree, verdict: Verdict | None, probs: Sequence[float] | 
 
 
 def _short(prob: float) -> str:
-    """Two decimals without the leading zero: .07; <.01 for what would read as nothing."""
+    """Two decimals without the leading zero: .07; <.01 for what would be rounded to zero."""
     if 0 < prob < 0.005:
         return "<.01"
     return f"{prob:.2f}".lstrip("0") if prob < 0.995 else "1.0"
 
 
 def _printable(text: str) -> str:
-    """One short line: outer spaces and line breaks visible, characters that the font lacks replaced."""
+    """One short line: outer spaces and line breaks are visible, characters that the font lacks are replaced."""
     core = text.strip(" ")
     left = len(text) - len(text.lstrip(" ")) if core else len(text)
     right = len(text) - left - len(core)
