@@ -1,7 +1,7 @@
 """Shapes in treespec's signatures are checked while the tests run.
 
-jaxtyping's own import hook wraps every function of a package, which made tests of rules take 1.7 times as long; this one
-wraps those only whose signature has a shape (1.1 times), and looks at nothing else in it. Other types are pyright's:
+jaxtyping's own import hook wraps every function of a package, which made tests of rules take 1.7 times as long; this
+one wraps those only whose signature has a shape (1.1 times), and checks nothing else in it. Other types are pyright's:
 where a test passes a wrong one on purpose, treespec's own error must come out.
 """
 

@@ -322,8 +322,11 @@ class TestPlantedBugs:
         assert self.worst("mistral") > 0.1
 
     def test_window_by_slot(self, monkeypatch):
-        slots = lambda slots, pending: torch.arange(slots.mask.shape[1] + pending.shape[1]).unsqueeze(0)  # noqa: E731
-        monkeypatch.setattr(mask_module, "_key_positions", slots)
+        def by_slot(slots, pending):
+            num_keys = slots.mask.shape[1] + pending.shape[1]
+            return torch.arange(num_keys).expand(len(pending), num_keys)
+
+        monkeypatch.setattr(mask_module, "_key_positions", by_slot)
         assert self.worst("mistral") > 0.1
 
     def test_compaction_forgotten(self, monkeypatch):
