@@ -329,13 +329,13 @@ def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
     [
         (
             lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]),
-            r"target_probs\[0\] is not a probability distribution",
+            r"target_probs\[0\] must be a probability distribution",
         ),
         (
             lambda: speculative_decode([[2.0, -1.0]], [[0.5, 0.5]], [0]),
-            r"target_probs\[0\] is not a probability distribution",
+            r"target_probs\[0\] must be a probability distribution",
         ),
-        (lambda: speculative_decode([[np.nan, 0.5]], [[0.5, 0.5]], [0]), "not a probability distribution"),
+        (lambda: speculative_decode([[np.nan, 0.5]], [[0.5, 0.5]], [0]), "must be a probability distribution"),
         (lambda: speculative_decode([[0.5, 0.5]], [[1.0, 0.0]], [1]), "probability zero"),
         (lambda: speculative_decode([[0.5, 0.5]] * 2, [[0.5, 0.5]], [0]), "1 draft tokens need"),
         (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.25, 0.25]], [0]), "vocabularies differ"),

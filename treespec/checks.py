@@ -7,6 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from treespec.errors import ConfigError
@@ -41,21 +42,43 @@ def is_policy(tree: object) -> bool:
     return not isinstance(tree, type) and callable(getattr(tree, "grow", None)) and hasattr(tree, "max_nodes")
 
 
-SUM_TOLERANCE = 1e-3
-
-
 def check_share(name: str, value: Any) -> None:
-    """Raise for a setting that is no share, NaN included.
-
-    Raises:
-        ConfigError: no number in [0, 1].
-    """
+    """Raises: ConfigError, unless `value` is a number in [0, 1], exact ones included; NaN is none."""
     number: Any = value if isinstance(value, Real) else math.nan
     if not 0 <= number <= 1:
         raise ConfigError(f"{name} must lie in [0, 1], got {value!r}")
 
 
-def are_distributions(probs: Tensor) -> Tensor:
-    """bool [...], of float [..., V]: finite, not negative, and summing to one within SUM_TOLERANCE."""
-    # NaN fails every comparison, so these ask for the good and never for the bad.
-    return (probs.amin(-1) >= 0) & ((probs.sum(-1) - 1).abs() <= SUM_TOLERANCE)
+def are_distributions(probs: Float[Tensor, "*rows V"], tolerance: float = 1e-3) -> Bool[Tensor, "*rows"]:
+    """Whether the entries are finite, not negative, and sum to one within `tolerance`.
+
+    By default as a softmax in float32 over any vocabulary does; stricter for what a drafter stores, wider for half
+    precision and for tables written by hand.
+    """
+    # Least entries, for comparing all of them takes a CPU ten times as long; NaN fails either comparison.
+    return (probs.amin(-1) >= 0) & ((probs.sum(-1) - 1).abs() <= tolerance)
+
+
+def check_distributions(name: str, probs: Tensor, may_be_empty: bool = False) -> None:
+    """Raise for a caller's distributions [..., V] that are not; those in half precision, or rounded to two digits, are.
+
+    Args:
+        name: what messages call them.
+        probs: the distributions.
+        may_be_empty: accept rows of zeros.
+
+    Raises:
+        ConfigError: not a tensor of floats [..., V], or a row that is no probability distribution.
+    """
+    if not isinstance(probs, Tensor):
+        raise ConfigError(f"{name} must be a tensor of floats [..., V], got {type(probs).__name__}")
+    if not probs.is_floating_point() or probs.ndim == 0 or probs.shape[-1] == 0:
+        raise ConfigError(f"{name} must be floats [..., V], got {probs.dtype} {list(probs.shape)}")
+    is_good = are_distributions(probs.double(), 0.01 + 1e-9) | (may_be_empty & (probs == 0).all(-1))
+    if not bool(is_good.all()):
+        row = tuple((~is_good).nonzero()[0].tolist())
+        raise ConfigError(
+            f"{name}{list(row) or ''} must be a probability distribution: its entries are from "
+            f"{float(probs[row].min()):.6g} to {float(probs[row].max()):.6g}, their sum is "
+            f"{float(probs[row].double().sum()):.6g}. Pass probabilities, not logits"
+        )

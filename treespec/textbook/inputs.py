@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treespec.checks import check_distributions
 from treespec.errors import ConfigError
 
 Array = Tensor | np.ndarray | Sequence[Any]
-
-# Tables written by hand are rounded to two digits, e.g. (.33, .33, .33).
-_SUM_TOLERANCE = 0.01 + 1e-9
 
 
 class Chain(NamedTuple):
@@ -44,12 +42,13 @@ def read_chain(
     extra_rows: tuple[int, ...],
     vocab_size: int | None = None,
 ) -> Chain:
-    """Check K draft tokens, their distributions and K + `extra_rows` target distributions; torch if any distribution
-    is, else numpy float64.
+    """Check K draft tokens, their distributions and K + `extra_rows` target distributions.
+
+    Distributions become torch's if any of them is, else numpy's in float64.
 
     Raises:
-        ConfigError: shapes that do not fit, distributions that are none, a draft token of draft probability zero, or a
-            `vocab_size` that is no integer.
+        ConfigError: shapes that do not fit, rows that are not distributions, a draft token of draft probability zero,
+            or a `vocab_size` that is not an integer.
     """
     if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral)):
         raise ConfigError(f"vocab_size must be an integer, got {vocab_size!r}")
@@ -82,42 +81,26 @@ def read_chain(
 
 
 def _read_distributions(probs: Array, name: str, use_torch: bool) -> Any:
-    """[rows, V] in the widest precision that came in, float32 at least; an empty list has no rows."""
-    distributions: Any
+    """[rows, V], in torch's float32 (or float64, if it came so) or in numpy's float64; an empty list has no rows."""
     try:
-        if use_torch:
-            # By numpy, which also reads lists of tensors.
-            distributions = probs.detach() if isinstance(probs, Tensor) else torch.from_numpy(np.array(probs))
-            if distributions.is_complex():
-                raise TypeError("complex numbers are no probabilities")
-            distributions = distributions if distributions.dtype == torch.float64 else distributions.to(torch.float32)
-        else:
-            distributions = np.asarray(probs)
-            if np.iscomplexobj(distributions):
-                raise TypeError("complex numbers are no probabilities")
-            distributions = distributions.astype(np.float64)
+        rows = probs.detach() if isinstance(probs, Tensor) else torch.from_numpy(np.array(probs))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{name} must be an array of numbers [rows, V]: {error}") from error
-    if distributions.ndim == 1 and distributions.shape[0] == 0:
-        return distributions.reshape(0, 0)
-    if distributions.ndim != 2 or distributions.shape[1] == 0:
-        raise ConfigError(f"{name} must have shape [rows, V], got {list(distributions.shape)}")
-    sums = distributions.sum(-1)
-    is_distribution = ((distributions >= 0).all(-1) & (abs(sums - 1) <= _SUM_TOLERANCE)).tolist()
-    if not all(is_distribution):
-        row = is_distribution.index(False)
-        raise ConfigError(
-            f"{name}[{row}] is not a probability distribution: entries from {float(distributions[row].min()):.6g} to "
-            f"{float(distributions[row].max()):.6g}, sum {float(sums[row]):.6g}. Pass probabilities, not logits"
-        )
-    return distributions
+    if rows.ndim == 1 and len(rows) == 0:
+        rows = rows.reshape(0, 1)
+    if rows.ndim != 2:
+        raise ConfigError(f"{name} must have shape [rows, V], got {list(rows.shape)}")
+    if not rows.is_complex():
+        rows = rows.to(torch.float64 if rows.dtype == torch.float64 or not use_torch else torch.float32)
+    check_distributions(name, rows)
+    return rows if use_torch else rows.numpy()
 
 
 def _read_tokens(draft_tokens: Array) -> list[int]:
     tokens = to_numpy(draft_tokens, "draft_tokens")
     if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
         raise ConfigError(f"draft_tokens must be integers [K], got {tokens.dtype} {list(tokens.shape)}")
-    return [int(token) for token in tokens]
+    return tokens.tolist()
 
 
 def read_vector(values: Array, name: str, length: int | None) -> list[float]:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from treespec.checks import are_distributions
 from treespec.errors import InvalidTreeError
 from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeArrays
 
@@ -29,7 +30,7 @@ def check_drafted(tree: TreeArrays) -> None:
         raise InvalidTreeError(
             f"draft_index must be -1 at the root and in [-1, {num_distributions}) elsewhere, got {rows}"
         )
-    is_good = _are_distributions(tree.draft_probs)
+    is_good = are_distributions(tree.draft_probs, SUM_TOLERANCE)
     if not bool(is_good.all()):
         row = int((~is_good).nonzero()[0])
         least, total = float(tree.draft_probs[row].min()), float(tree.draft_probs[row].sum())
@@ -55,7 +56,7 @@ def is_drafted(trees: TreeArrays) -> Bool[Tensor, ""]:
     if trees.draft_probs is None or trees.draft_index is None:
         return good
     is_drawn = _can_be_drawn(trees) | (trees.draft_index == POINT_MASS) | ~is_node
-    return good & _are_distributions(trees.draft_probs).all() & is_drawn.all()
+    return good & are_distributions(trees.draft_probs, SUM_TOLERANCE).all() & is_drawn.all()
 
 
 def _check_parents(parents: list[int]) -> None:
@@ -66,12 +67,6 @@ def _check_parents(parents: list[int]) -> None:
             raise InvalidTreeError(f"node {node} is a second root: only node 0 may have parent -1")
         if not 0 <= parent < node:
             raise InvalidTreeError(f"node {node} has parent {parent}: a parent must stand before its child (no cycles)")
-
-
-def _are_distributions(probs: Tensor) -> Tensor:
-    """bool [R], of draft distributions [R, V]."""
-    # Least entries, for comparing all of them takes a CPU ten times as long; NaN fails either comparison.
-    return ((probs.sum(-1) - 1).abs() <= SUM_TOLERANCE) & (probs.amin(-1) >= 0)
 
 
 def _can_be_drawn(trees: TreeArrays) -> Tensor:

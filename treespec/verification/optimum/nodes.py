@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from treespec.checks import check_count, check_distributions
 from treespec.errors import ConfigError
-from treespec.verification.optimum.checks import check_distribution, check_distributions
 from treespec.verification.optimum.quadrature import all_inside
 
 _MAX_SIBLINGS = 16
@@ -85,7 +85,7 @@ def optimum_selected(target_probs: Tensor, tokens: Tensor) -> Tensor:
     Raises:
         ConfigError: a target distribution that is none.
     """
-    check_distribution("target_probs", target_probs)
+    check_distributions("target_probs", target_probs)
     is_child = torch.zeros_like(target_probs, dtype=torch.bool).scatter(-1, tokens, True)
     return (target_probs.double() * is_child).sum(-1)
 
@@ -105,7 +105,7 @@ def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -
     Raises:
         ConfigError: shapes that differ or distributions that are none.
     """
-    check_distributions(target_probs, draft_probs, 1, may_be_empty=True)
+    _check_pair(target_probs, draft_probs, may_be_empty=True)
     target, draft = target_probs.double(), draft_probs.double()
     certain = optimum_selected(target, selected)
     target = target.scatter(-1, selected, 0.0)
@@ -115,8 +115,17 @@ def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -
 
 def _sorted_by_ratio(target_probs: Tensor, draft_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Both distributions float64 [..., V], tokens in order of P/q ascending; tokens without draft mass last."""
-    check_distributions(target_probs, draft_probs, k)
+    _check_pair(target_probs, draft_probs)
+    check_count("k", k)
     target, draft = target_probs.double(), draft_probs.double()
     ratio = torch.where(draft > 0, target / draft.clamp(min=1e-300), math.inf)
     order = ratio.argsort(-1)
     return target.gather(-1, order), draft.gather(-1, order)
+
+
+def _check_pair(target_probs: Tensor, draft_probs: Tensor, may_be_empty: bool = False) -> None:
+    check_distributions("target_probs", target_probs)
+    check_distributions("draft_probs", draft_probs, may_be_empty)
+    if target_probs.shape != draft_probs.shape:
+        shapes = f"{list(target_probs.shape)} and {list(draft_probs.shape)}"
+        raise ConfigError(f"target_probs and draft_probs must have one shape, got {shapes}")
