@@ -1,8 +1,8 @@
 """Faster passes over a few rows on a CPU: float32 linear layers through oneDNN with weights packed ahead.
 
-A tree pass multiplies 4 to 64 rows by every weight matrix. PyTorch's float32 product re-packs the weights at each call,
-which at so few rows costs more than the product itself. oneDNN can keep them in its own blocked layout; the sums are
-the same up to the rounding of another order of addition.
+A tree pass multiplies 4 to 64 rows by every weight matrix. PyTorch's float32 product packs the weights at each call,
+which for so few rows takes longer than the product itself. oneDNN keeps them in its own blocked layout; the sums are
+the same up to rounding.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PrepackedLinears:
 
 
 def prepack_linears(model: nn.Module, num_rows: int = 16) -> PrepackedLinears:
-    """Run the model's float32 CPU linear layers from packed weights wherever no gradient is wanted.
+    """Run the model's float32 CPU linear layers from packed weights wherever gradients are off.
 
     Results equal the plain layers' up to rounding. The packed copies take as much memory again as the linear weights.
-    Weights that are changed in place later are packed anew at their next use. Layers that are no plain `nn.Linear`,
-    that lie elsewhere or have another dtype, or whose `forward` somebody has already replaced, stay as they are.
+    Weights that are changed in place later are packed again at their next use. Layers of a subclass of `nn.Linear`,
+    on another device or with another dtype, or whose `forward` is already replaced, are unchanged.
 
     Args:
         model: any module.

@@ -37,7 +37,7 @@ def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, method, name):
 def test_a_head_of_another_model_is_refused(tmp_path, target, method):
     files, made = METHODS[method]
     files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
-    with pytest.raises(CheckpointError, match=r"vocabulary of 64 tokens, LlamaForCausalLM has 72.*another model"):
+    with pytest.raises(CheckpointError, match=r"vocabulary of size 64, LlamaForCausalLM has 72.*another model"):
         load_drafter(tmp_path, tiny_llama(72, num_layers=8))
     with pytest.raises(CheckpointError, match="embedding is 48 wide where the head is 32"):
         load_drafter(tmp_path, tiny_llama(hidden_size=48))

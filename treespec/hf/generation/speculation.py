@@ -82,24 +82,14 @@ class TreeSpeculation:
         """The drafter of the options."""
         return self.options.drafter
 
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Output:
-        """What `generate` calls when everything is prepared: input_ids int64 [B, P] to sequences int64 [B, P + new].
+    def __call__(self, *prepared: Any, **kwargs: Any) -> Output:
+        """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
 
         Raises:
             TreespecError: see `check_mode` and `decode`.
         """
         with _ending(self.options.streamer):
-            return self._run(
-                self.options, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
-            )
+            return self._run(self.options, *prepared, **kwargs)
 
     def _run(
         self,
@@ -111,7 +101,7 @@ class TreeSpeculation:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Output:
-        """`__call__` with one call's own options; the streamer's end is left to the caller."""
+        """One call with its own options; the caller ends the streamer."""
         if self._is_running:
             raise ConfigError("this TreeSpeculation is decoding already: use one object, and one drafter, per thread")
         self._is_running = True

@@ -1,4 +1,4 @@
-"""Speculation from vLLM's words: the keys of its `speculative_config`, read strictly."""
+"""`from_config`: speculation from vLLM's `speculative_config`, of which no key is ignored."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from treespec.checks import check_count
 from treespec.drafters import DFlash, Eagle3, Medusa, SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
 from treespec.heads.files.build import KINDS
@@ -33,19 +34,17 @@ _COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
 
 
 def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = None, **options: Any) -> TreeSpeculation:
-    """Build a `TreeSpeculation` from a configuration in vLLM's words.
+    """A `TreeSpeculation` from a configuration with vLLM's keys.
 
     Args:
-        config: `method` ("draft_model", "eagle3", "dflash", "dspark", "medusa", "ngram", "suffix", or treespec's own
-            "token_recycling"), `model` (a name, a folder or a loaded model for "draft_model", the head's name or folder
-            for "eagle3", "dflash" and "dspark", the heads' folder or file for "medusa"), `num_speculative_tokens`
-            (draft tokens a step; a chain is no longer than a block) and optionally `speculative_token_tree` (a list of
-            rank paths as a literal, by default a chain); "ngram" also takes `prompt_lookup_max` and
-            `prompt_lookup_min`. A draft model with another tokenizer than the target's takes `tokenizer` (the target's)
-            and `assistant_tokenizer` (its own): transformers' words, names or tokenizers.
-        target: the model to be sped up, which "eagle3", "dflash" and "dspark" need: their heads read that model's
-            embedding and states.
-        options: keyword arguments of `TreeSpeculation` beside `tree`.
+        config: `method`, `num_speculative_tokens` (draft tokens per step), optionally
+            `speculative_token_tree` (a list of rank paths as a literal; a chain without it), and the method's own keys:
+            "draft_model": `model` (name, folder or model); with another tokenizer than the target's `tokenizer` (the
+            target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle3", "dflash", "dspark" and
+            "medusa": `model`, the head's name or folder. "ngram": `prompt_lookup_max`, `prompt_lookup_min`. "suffix"
+            and treespec's own "token_recycling" have none.
+        target: the target model, for "eagle3", "dflash" and "dspark": their heads read its embedding and states.
+        options: keyword arguments of `TreeSpeculation` except `tree`.
 
     Raises:
         ConfigError: an unknown method or key, a missing key, a head of another method, a tree whose size is not
@@ -55,7 +54,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
     if not isinstance(config, Mapping):
         raise ConfigError(f"config must be a mapping such as {{'method': 'ngram', ...}}, got {config!r}")
     if "tree" in options:
-        raise ConfigError("the configuration shapes the tree: use its speculative_token_tree in place of tree=")
+        raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
     method = config.get("method")
     if not isinstance(method, str) or method not in _KEYS:
         raise ConfigError(f"method must be one of {sorted(_KEYS)}, got {method!r}")
@@ -67,9 +66,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
 
 
 def _tree(config: Mapping[str, Any]) -> Chain | Paths:
-    count = config.get("num_speculative_tokens")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError(f"num_speculative_tokens must be a positive int, got {count!r}")
+    count = check_count("num_speculative_tokens", config.get("num_speculative_tokens", 0))
     literal = config.get("speculative_token_tree")
     if literal is None:
         return Chain(count)
@@ -108,7 +105,7 @@ def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Eag
     if not isinstance(name, (str, Path)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
     if target is None:
-        raise ConfigError(f"method {method!r} needs the model to be sped up: from_config(config, target=model)")
+        raise ConfigError(f"method {method!r} needs the target model: from_config(config, target=model)")
     drafter = load_drafter(name, target)
     found = drafter.head.config.algorithm
     if found != method:

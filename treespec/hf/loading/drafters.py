@@ -22,10 +22,10 @@ AnyDrafter = Drafter | PreTrainedModel
 
 INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
 SMALL_SHARE = 0.1
-"""A smaller part of the smaller vocabulary leaves a draft model little to say."""
+"""With a smaller share of the smaller vocabulary a draft model can propose few tokens, which a warning says."""
 
 MAX_SHAPES = 64
-"""PyTorch's own limit of 8 is soon reached by a batch whose rows finish one by one; beyond it passes run plainly."""
+"""A batch whose rows finish one by one soon exceeds PyTorch's own limit of 8, above which passes run uncompiled."""
 
 
 def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
@@ -113,15 +113,15 @@ def _scorer(model: PreTrainedModel, static_cache_len: int | None, compile: bool 
 
 
 def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:
-    """What the two tokenizers share, with a warning where that is little."""
+    """The shared tokens of two tokenizers, with a warning where these are few."""
     draft_ids = shared_tokens(target, draft)
     vocabulary = SharedVocabulary(draft_ids, Translator(target, draft, draft_ids))
     num_shared = int((draft_ids >= 0).sum())
     share = num_shared / min(len(target.pieces), len(draft.pieces))
     if share < SMALL_SHARE:
         warnings.warn(
-            f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary: the draft model can say "
-            "little by method='intersection'; when decoding greedily try method='re-encoding'",
+            f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary: the draft model can "
+            "propose few tokens by method='intersection'; when decoding greedily try method='re-encoding'",
             TreespecWarning,
             stacklevel=3,
         )

@@ -17,7 +17,7 @@ from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from treespec.hf.introspect import input_device, num_logits
+from treespec.hf.introspect import model_facts
 
 DATA, HEAD_SUFFIX = Path(treespec.data.__file__).parent, "-head"
 """The heads that come with treespec lie in folders named after their targets, with this suffix."""
@@ -30,7 +30,7 @@ def load_drafter(
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
 ) -> Eagle3 | DFlash:
-    """The drafter of a trained head for `target`; its configuration says which.
+    """The drafter of a trained head for `target`, of the kind in the head's configuration.
 
     EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
     library's. The head takes the target's dtype and device, and its embedding and head where the files have none.
@@ -39,8 +39,8 @@ def load_drafter(
     Args:
         name: a folder with `config.json` and `*.safetensors`, or a hub name.
         max_length: see `Eagle3`.
-        hidden_layers: the indices of the target's hidden states that the head fuses, where its configuration does not
-            say; None: what it says, else EAGLE-3's own (2, L // 2, L - 3).
+        hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
+            or EAGLE-3's own (2, L // 2, L - 3).
 
     Raises:
         CheckpointError: nothing there, a corrupt or truncated file, pickled weights only, no head of these kinds, or
@@ -64,19 +64,25 @@ def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | No
     Raises:
         CheckpointError, ConfigError: see `load_drafter`.
     """
-    # Not `PreTrainedModel`: wrappers of one (compiled, adapted) will do.
-    if not hasattr(target, "get_input_embeddings"):
-        raise ConfigError(f"expected the target model beside the head's name, got {type(target).__name__}")
+    facts = model_facts(target)
     checkpoint = find_checkpoint(name)
-    embedding, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
+    embedding, lm_head = facts.model.get_input_embeddings().weight, facts.model.get_output_embeddings()
     head = build_head(
         checkpoint,
         embedding=embedding,  # pyright: ignore[reportArgumentType]
         lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]
-        dtype=dtype or target.dtype,
-        device=input_device(target),
+        dtype=dtype or facts.dtype,
+        device=facts.device,
     )
-    _check_fit(head.config, target, name)
+    own, config = facts.config, head.config
+    for what, size, allowed in (
+        ("hidden states of size", config.target_hidden_size, (own.hidden_size,)),
+        ("a vocabulary of size", config.vocab_size, (own.vocab_size, facts.num_logits)),
+    ):
+        if size not in allowed:
+            raise CheckpointError(
+                f"{name} is for {what} {size}, {facts.name} has {allowed[0]}: it is the head of another model"
+            )
     return head
 
 
@@ -115,24 +121,10 @@ def find_checkpoint(name: str | Path) -> Checkpoint:
     return read_checkpoint(folder)
 
 
-def _check_fit(config: Eagle3Config | DFlashConfig, target: PreTrainedModel, name: str | Path) -> None:
-    text_config = target.config.get_text_config()
-    if config.target_hidden_size != text_config.hidden_size:
-        raise CheckpointError(
-            f"{name} reads hidden states of size {config.target_hidden_size}, {type(target).__name__} has "
-            f"{text_config.hidden_size}: it is the head of another model"
-        )
-    if config.vocab_size not in (text_config.vocab_size, num_logits(target)):
-        raise CheckpointError(
-            f"{name} is for a vocabulary of {config.vocab_size} tokens, {type(target).__name__} has "
-            f"{text_config.vocab_size}: it is the head of another model"
-        )
-
-
 def fused_layers(
     config: Eagle3Config | DFlashConfig, target: PreTrainedModel, name: str | Path, given: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The indices of `HiddenStates` that the head fuses; the last index is normed, which no file means.
+    """The indices of `HiddenStates` that the head fuses; files never mean the last one, which is normed.
 
     Args:
         config: the head's.
