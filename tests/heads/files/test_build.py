@@ -43,7 +43,7 @@ def test_a_head_of_another_model_is_refused(tmp_path, target, method):
         load_drafter(tmp_path, tiny_llama(hidden_size=48))
     with pytest.raises(CheckpointError, match="there is no folder /no/where"):
         load_drafter("/no/where", target)
-    with pytest.raises(ConfigError, match="the target model"):
+    with pytest.raises(ConfigError, match="expected a transformers model"):
         load_drafter(tmp_path, "target")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="give hidden_layers="):
         load_drafter(tmp_path, target, hidden_layers=range(len(made["hidden_layers"]) + 1))
