@@ -1,4 +1,4 @@
-"""Merge: the union of trees against a plain recomputation, and calibration that finds out who is right, and where."""
+"""Merge: the union of trees against a plain recomputation; calibration learns which drafter is right, and where."""
 
 import itertools
 import math
@@ -14,8 +14,8 @@ from planted import Planted
 from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.merge.calibration import MEMORY, PRIOR_TRIALS, Calibration, Offer, source_cells
-from treespec.drafters.merge.opinion_pool import LEAST, RATE, WITHHELD_SHARE, Family, OpinionPool
+from treespec.drafters.merge.calibration import MEMORY, PRIOR_TRIALS, Calibration, Vote, vote_cells
+from treespec.drafters.merge.opinion_pool import MIN_REST, OMITTED_SHARE, RATE, OpinionPool, SiblingGroup
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
@@ -50,7 +50,7 @@ def valued(paths, tokens, values):
     return TreeBatch(batch.tokens, batch.parents, values=torch.tensor([values]))
 
 
-def promised(*tokens, prob=0.5):
+def drafted(*tokens, prob=0.5):
     """A node per token below the root 0."""
     return valued([(rank,) for rank in range(len(tokens))], [0, *tokens], [1.0] + [prob] * len(tokens))
 
@@ -73,7 +73,7 @@ def test_merge_is_the_union_pruned_by_value():
     one, two, none = 0.6 * 0.5, 0.3 * 0.05, 0.1 * 0.5
     total = one + two + none
     # Below 1 the first says 3: .5, 4: a tenth of the rest, else .5; the second 3: .8, 4: .2, else next to nothing.
-    three, four, neither = 0.5 * 0.8, 0.05 * 0.2, 0.5 * LEAST
+    three, four, neither = 0.5 * 0.8, 0.05 * 0.2, 0.5 * MIN_REST
     expected = [1.0, one / total, one / total * three / (three + four + neither), two / total]
     torch.testing.assert_close(batch.values, torch.tensor([expected]))
     assert Loop(Merge([Fixed(first), Fixed(second)], num_nodes=9), [[9]], vocab_size=10).propose().max_nodes == 5
@@ -90,28 +90,28 @@ def draw_tree(data) -> HostTree:
     return HostTree(tokens, parents, values if data.draw(st.booleans()) else [])
 
 
-def promises_of(tree):
+def confidences_of(tree):
     """Token path to P(last token | the others), read off the tree one node at a time."""
-    paths, promises = [()], {}
+    paths, confidences = [()], {}
     for node in range(1, len(tree.tokens)):
         parent = tree.parents[node]
         paths.append((*paths[parent], tree.tokens[node]))
         above = tree.values[parent] if tree.values else 0
-        promises[paths[-1]] = tree.values[node] / above if above > 0 else 1.0
-    return promises
+        confidences[paths[-1]] = tree.values[node] / above if above > 0 else 1.0
+    return confidences
 
 
-def pooled(promises, weights, path):
-    """P(path's last token | the others), one source after the other, from what each says of every sibling."""
-    if len([part for part in promises if any(other[:-1] == path[:-1] for other in part)]) == 1:
+def pooled(confidences, weights, path):
+    """P(path's last token | the others), one drafter after the other, from each one's votes for all siblings."""
+    if len([part for part in confidences if any(other[:-1] == path[:-1] for other in part)]) == 1:
         weights = [1.0] * len(weights)
-    siblings = sorted({other for part in promises for other in part if other[:-1] == path[:-1]})
+    siblings = sorted({other for part in confidences for other in part if other[:-1] == path[:-1]})
     mass = dict.fromkeys([*siblings, None], 1.0)
-    for part, weight in zip(promises, weights, strict=True):
-        told = [part[other] for other in siblings if other in part]
-        rest = max(1 - sum(told), LEAST)
-        for other in mass if told else ():
-            prob = rest if other is None else max(part.get(other, rest * WITHHELD_SHARE), 1e-3)
+    for part, weight in zip(confidences, weights, strict=True):
+        votes = [part[other] for other in siblings if other in part]
+        rest = max(1 - sum(votes), MIN_REST)
+        for other in mass if votes else ():
+            prob = rest if other is None else max(part.get(other, rest * OMITTED_SHARE), 1e-3)
             mass[other] *= prob**weight
     return mass[path] / sum(mass.values())
 
@@ -123,15 +123,15 @@ def test_the_best_of_the_union_are_kept(data):
     union, num_nodes = UnionTree(7, sources), data.draw(st.integers(1, 9))
     weights = [data.draw(st.floats(0, 2)) for _ in sources]
     values = union.values(OpinionPool(weights))
-    promises = [promises_of(tree) for tree in sources]
+    confidences = [confidences_of(tree) for tree in sources]
     expected = {(): 1.0}
-    for path in sorted({path for part in promises for path in part}, key=len):
-        expected[path] = expected[path[:-1]] * pooled(promises, weights, path)
-    best = union.take(union.best_nodes(values, num_nodes), values)
+    for path in sorted({path for part in confidences for path in part}, key=len):
+        expected[path] = expected[path[:-1]] * pooled(confidences, weights, path)
+    best = union.subtree(union.best_nodes(values, num_nodes), values)
     TokenTree(torch.tensor(best.tokens), torch.tensor(best.parents))
     assert best.values == pytest.approx(sorted(expected.values(), reverse=True)[:num_nodes])
     assert len(values) == len(expected)
-    chain = union.take(union.best_chain(values, num_nodes), values)
+    chain = union.subtree(union.best_chain(values, num_nodes), values)
     assert chain.parents == list(range(-1, len(chain.tokens) - 1))
     chains = [path for path in expected if len(path) < num_nodes]
     sums = [sum(expected[path[:depth]] for depth in range(len(path) + 1)) for path in chains]
@@ -146,7 +146,7 @@ def test_values_never_rise_along_a_path_whatever_was_learned(data):
         union = UnionTree(7, [draw_tree(data) for _ in range(2)])
         values = union.values(pool)
         assert all(0 <= values[node] <= values[union.parents[node]] for node in range(1, len(values)))
-        union.judge(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), pool)
+        union.learn(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), pool)
 
 
 def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
@@ -167,25 +167,25 @@ def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
         assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(limit, abs=0.01)
 
 
-def test_every_source_rank_size_and_depth_has_its_cell():
-    promises = itertools.product((0, 1), (1, 2), (0, 1), (0.1, 0.3, 0.6, 0.9))
-    cells = [source_cells(source, depth, Offer(rank, promise)) for source, depth, rank, promise in promises]
+def test_every_voter_rank_confidence_and_depth_has_its_cell():
+    confidences = itertools.product((0, 1), (1, 2), (0, 1), (0.1, 0.3, 0.6, 0.9))
+    cells = [vote_cells(source, depth, Vote(rank, confidence)) for source, depth, rank, confidence in confidences]
     assert len({fine for _, fine in cells}) == len(cells)
     assert len({coarse for coarse, _ in cells}) == len(cells) / 2, "depths share the coarse one"
 
 
-def test_a_source_that_is_alone_is_its_own_distribution():
-    """Whatever it leaves over is what it gives to none of its offers; its weight is for where others speak too."""
-    family = Family([{0: Offer(0, 0.6)}, {0: Offer(1, 0.3)}], [0], 1)
+def test_a_voter_that_is_alone_is_its_own_distribution():
+    """Its remaining probability is that of none of the children; its weight matters only beside other voters."""
+    group = SiblingGroup([{0: Vote(0, 0.6)}, {0: Vote(1, 0.3)}], [0], 1)
     for weight in (1.0, 0.3):
-        assert OpinionPool([weight, 1.0]).probs(family) == pytest.approx([0.6, 0.3])
+        assert OpinionPool([weight, 1.0]).probs(group) == pytest.approx([0.6, 0.3])
 
 
-def test_what_a_source_leaves_out_counts_against_it():
-    """A token that one source offers is worth less where the other goes on without it, the more the surer that is."""
-    alone = OpinionPool([1.0, 1.0]).probs(Family([{1: Offer(0, 0.5)}], [1], 1))[0]
+def test_an_omission_counts_against_a_child():
+    """A token is worth less where another drafter votes for other children, the less the more confident that is."""
+    alone = OpinionPool([1.0, 1.0]).probs(SiblingGroup([{1: Vote(0, 0.5)}], [1], 1))[0]
     shares = [
-        OpinionPool([1.0, 1.0]).probs(Family([{1: Offer(0, 0.5)}, {0: Offer(0, prob)}], [0, 1], 1))[0]
+        OpinionPool([1.0, 1.0]).probs(SiblingGroup([{1: Vote(0, 0.5)}, {0: Vote(0, prob)}], [0, 1], 1))[0]
         for prob in (0.3, 0.6, 0.9)
     ]
     assert alone > shares[0] > shares[1] > shares[2]
@@ -193,36 +193,36 @@ def test_what_a_source_leaves_out_counts_against_it():
 
 def test_a_weight_follows_the_gradient_of_the_outcome():
     """Against a finite difference of the outcome's log probability, without calibration."""
-    family = Family([{0: Offer(0, 0.6), 1: Offer(0, 0.2)}, {1: Offer(1, 0.1)}], [0, 1], 1)
+    group = SiblingGroup([{0: Vote(0, 0.6), 1: Vote(0, 0.2)}, {1: Vote(1, 0.1)}], [0, 1], 1)
     for right in (0, 1, None):
         pool, step = OpinionPool([0.9, 0.7]), 1e-6
 
         def log_prob(weights, right=right):
-            probs = OpinionPool(weights).probs(family)
+            probs = OpinionPool(weights).probs(group)
             return math.log(1 - sum(probs) if right is None else probs[right])
 
         slopes = [
             (log_prob([0.9 + step * (source == 0), 0.7 + step * (source == 1)]) - log_prob([0.9, 0.7])) / step
             for source in (0, 1)
         ]
-        pool.learn(family, right)
+        pool.learn(group, right)
         moved = [(after - before) / RATE for after, before in zip(pool.weights, (0.9, 0.7), strict=True)]
         assert moved == pytest.approx(slopes, rel=1e-3)
 
 
-def test_merge_learns_whom_to_believe_and_keeps_it_across_calls():
-    good, bad = promised(1), valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
+def test_weights_are_learned_and_kept_across_calls():
+    good, bad = drafted(1), valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
     merge = Merge([Fixed(good), Fixed(bad)])
-    assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 2]], "taken at its word"
+    assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 2]], "as confident as it says"
     assert run(merge, lambda _: [1], 30).propose().tokens.tolist() == [[0, 1]]
     assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 1]]
 
 
-def test_a_merge_begins_with_a_copy_of_anothers_pool():
-    first = Merge([Fixed(promised(1)), Fixed(promised(2))])
+def test_a_merge_starts_with_a_copy_of_anothers_pool():
+    first = Merge([Fixed(drafted(1)), Fixed(drafted(2))])
     run(first, lambda _: [2], 40)
     known = list(first.pool.weights)
-    second = Merge([Fixed(promised(1)), Fixed(promised(2))], pool=first.pool)
+    second = Merge([Fixed(drafted(1)), Fixed(drafted(2))], pool=first.pool)
     assert second.pool.weights == known != [1.0, 1.0]
     run(second, lambda _: [1], 40)
     assert first.pool.weights == known != second.pool.weights
@@ -231,10 +231,10 @@ def test_a_merge_begins_with_a_copy_of_anothers_pool():
 
 
 def test_merge_learns_ranks_and_depths():
-    merge = Merge([Fixed(promised(1, 2, prob=0.4)), Fixed(promised(3, prob=0.6))])
+    merge = Merge([Fixed(drafted(1, 2, prob=0.4)), Fixed(drafted(3, prob=0.6))])
     assert run(merge, lambda _: [2], 30).propose().tokens.tolist() == [[0, 2]], "the second sibling is the right one"
     deep = valued([(0,), (0, 0)], [0, 1, 2], [1.0, 0.9, 0.81])
-    merge = Merge([Fixed(deep), Fixed(promised(3, prob=0.1))])
+    merge = Merge([Fixed(deep), Fixed(drafted(3, prob=0.1))])
     loop = Loop(merge, [[0]], BestFirst(3))
     assert loop.propose().tokens.tolist() == [[0, 1, 2]]
     for step in range(400):  # of the first source the first level is right, the second never
@@ -242,9 +242,9 @@ def test_merge_learns_ranks_and_depths():
     assert loop.propose().tokens.tolist() == [[0, 1, 3]]
 
 
-def test_pruned_tokens_are_judged():
-    """A source that never gets a node is still heard: it is compared with what came."""
-    merge = Merge([Fixed(promised(1, prob=0.9)), Fixed(promised(2, prob=0.1))])
+def test_pruned_tokens_are_learned_from():
+    """A drafter none of whose nodes is kept is still compared with the outcome."""
+    merge = Merge([Fixed(drafted(1, prob=0.9)), Fixed(drafted(2, prob=0.1))])
     loop = run(merge, lambda _: [1], 0)
     assert loop.propose().tokens.tolist() == [[0, 1]]
     for _ in range(30):
@@ -252,9 +252,9 @@ def test_pruned_tokens_are_judged():
     assert loop.propose().tokens.tolist() == [[0, 2]]
 
 
-def test_sources_that_err_together_are_not_counted_twice():
+def test_voters_that_err_together_are_not_counted_twice():
     """Two copies of a source that is right at .4 are worth .4 and not .64: the third, right at .55, goes first."""
-    first, twin, third = [promised(1), promised(2)], [promised(1), promised(2)], [promised(3, prob=0.6)]
+    first, twin, third = [drafted(1), drafted(2)], [drafted(1), drafted(2)], [drafted(3, prob=0.6)]
     calls = 400
     merge = Merge([Fixed(*first * calls), Fixed(*twin * calls), Fixed(*third)])
     random_ = random.Random(3)
@@ -287,7 +287,7 @@ def planted(miss_rate, seed, max_width=4):
 
 @pytest.mark.parametrize("is_useless_first", [True, False])
 @pytest.mark.parametrize(("policy", "width"), [(BestFirst(13), 4), (Chain(3), 1)], ids=["tree", "chain"])
-def test_a_useless_source_does_no_harm(monkeypatch, policy, width, is_useless_first):
+def test_a_useless_drafter_does_no_harm(monkeypatch, policy, width, is_useless_first):
     """13 nodes hold a planted tree of 3 levels of 4 whole, so every useless node that is kept costs a good one."""
 
     def parts():
@@ -302,7 +302,7 @@ def test_a_useless_source_does_no_harm(monkeypatch, policy, width, is_useless_fi
     assert uncalibrated < 0.9 * alone or (width == 1 and not is_useless_first)
 
 
-def test_two_half_good_sources_are_better_than_either():
+def test_two_half_good_drafters_are_better_than_either():
     alone = [accepted_per_step(planted(0.5, seed), TRUTH, 13) for seed in (1, 2)]
     assert accepted_per_step(Merge([planted(0.5, 1), planted(0.5, 2)]), TRUTH, 13) > 1.1 * max(alone)
 
@@ -322,7 +322,7 @@ def test_merge_passes_the_call_on():
             loop.keep_rows([0, 2])
 
 
-def test_rows_are_judged_each_on_its_own():
+def test_rows_are_learned_from_separately():
     trees = TreeBatch.from_trees([TokenTree.chain([0, 1]), TokenTree.chain([5, 2, 3])])
     bare = TreeBatch.from_trees([TokenTree.chain([0]), TokenTree.chain([5, 4])])
     merge = Merge([Fixed(trees), Fixed(bare)])
@@ -351,7 +351,7 @@ def test_under_a_chain_one_path_of_its_length_is_kept(policy, longest):
 def test_merge_reads_the_hidden_states_that_its_parts_read():
     class Features(Fixed):
         def __init__(self, *layers):
-            super().__init__(promised(1))
+            super().__init__(drafted(1))
             self.hidden_layers = layers
 
     assert Merge([SuffixLookup(), TokenRecycling()]).hidden_layers == ()
@@ -373,13 +373,13 @@ def test_merge_refuses_sampled_children():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_merge_refuses_values_that_are_no_numbers(value):
-    merge = Merge([Fixed(promised(1)), Fixed(valued([(0,), (1,)], [0, 1, 2], [1.0, 0.5, value]))])
+def test_merge_refuses_values_that_are_not_finite(value):
+    merge = Merge([Fixed(drafted(1)), Fixed(valued([(0,), (1,)], [0, 1, 2], [1.0, 0.5, value]))])
     with pytest.raises(InvalidTreeError, match="Fixed gave a node a value that is NaN or infinite"):
         Loop(merge, [[0]], BestFirst(3)).propose()
     padded = TreeBatch.from_trees([TokenTree.chain([0]), TokenTree.chain([0, 2])])
     padded = TreeBatch(padded.tokens, padded.parents, values=torch.tensor([[1.0, value], [1.0, 0.5]]))
-    Loop(Merge([Fixed(padded), Fixed(padded)]), [[0], [0]], BestFirst(3)).propose()  # What padding holds is no node's.
+    Loop(Merge([Fixed(padded), Fixed(padded)]), [[0], [0]], BestFirst(3)).propose()  # Values at padding are ignored.
 
 
 def test_the_snippet_of_the_docs_runs():

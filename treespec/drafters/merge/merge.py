@@ -1,4 +1,4 @@
-"""Several drafters in one tree: the union of their trees, each node worth what such promises have been worth so far."""
+"""Several drafters in one tree: the union of their trees, pruned by calibrated values."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from treespec.tree import PADDING_PARENT, TreeBatch
 class Merge:
     """The union of several drafters' trees, pruned to the most valuable nodes.
 
-    What every drafter promised along the emitted tokens, in its own tree and not only in the pruned one, is compared
-    with what came: P(right | parent right) is estimated for each drafter, depth, sibling rank and size of the promise,
-    and how much each drafter is heard where they differ is learned, see `OpinionPool`. Estimates begin as what the
-    drafters promise and stay across calls; another merge of such drafters can start from them.
+    Every drafter's confidence in the nodes along the emitted tokens, of its whole tree before pruning, is compared with
+    the outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
+    weights where they differ are learned, see `OpinionPool`. Estimates start from the confidence itself and persist
+    across calls; another merge of such drafters can start from them.
 
-    Under a `Chain` the most valuable path is kept. Only selected children can be merged, as pruning sampled ones would
-    change the output distribution: the drafters are told that the call does not sample, so children="auto" selects.
+    The call's policy shapes every drafter's part. Under a `Chain` the most valuable path is kept. Only selected
+    children can be merged, as pruning sampled ones would change the output distribution, so the parts draft as if the
+    call did not sample: children="auto" selects.
 
     Args:
-        drafters: two or more drafters; each one's own policy, or else the call's, shapes its part. A policy that learns
-            learns from the merged trees.
-        num_nodes: the most nodes of a merged tree, root included; None takes the call's policy's.
-        pool: another merge's `pool`, of as many drafters in the same order: a copy is where this one's begins.
+        drafters: two or more.
+        num_nodes: the most nodes of a merged tree, root included; None: as many as the call's policy allows.
+        pool: another merge's `pool`, of as many drafters in the same order, of which this one starts with a copy.
 
     Attributes:
-        pool: what was learned of the drafters.
+        pool: what was learned about the drafters.
 
     Raises:
-        ConfigError: fewer than two drafters, something that is no drafter, one of them twice, a pool of another number
+        ConfigError: fewer than two drafters, something else than a drafter, one drafter twice, a pool of another number
             of drafters, or a budget that is not a positive int.
     """
 
@@ -67,10 +67,10 @@ class Merge:
 
     @property
     def exit_layer(self) -> int | None:
-        """The early exit of the target that a drafter drafts with; see `EarlyExitDrafter`.
+        """The early exit of the target that a part drafts with; see `EarlyExitDrafter`.
 
         Raises:
-            ConfigError: two drafters with different exits.
+            ConfigError: two parts with different exits.
         """
         exits = {part.exit_layer for part in self._drafters if isinstance(part, EarlyExitDrafter)} - {None}
         if len(exits) > 1:
@@ -78,7 +78,7 @@ class Merge:
         return next(iter(exits), None)
 
     def start(self, session: Session) -> None:
-        """Start every part, told that the call does not sample; what was learned of them stays."""
+        """Start every part as if the call did not sample; what was learned stays."""
         self._session = session
         self._num_nodes = self._own_num_nodes or policy_of_call(session).max_nodes
         self._proposed: list[UnionTree] = []
@@ -97,9 +97,9 @@ class Merge:
         return stack_trees([self._prune(union) for union in self._proposed], self._session.device)
 
     def update(self, step: VerifiedStep) -> None:
-        """Compare what every part promised along the emitted tokens with what came."""
+        """Compare every part's confidence along the emitted tokens with the outcome."""
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
-            union.judge(emitted, self.pool)
+            union.learn(emitted, self.pool)
         self._proposed = []
         for drafter in self._drafters:
             drafter.update(step)
@@ -112,16 +112,16 @@ class Merge:
     def _prune(self, union: UnionTree) -> HostTree:
         values = union.values(self.pool)
         keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
-        return union.take(keep(values, self._num_nodes), values)
+        return union.subtree(keep(values, self._num_nodes), values)
 
 
 def confidence_weight(drafter: Drafter) -> float:
-    """How much a drafter's promises weigh to begin with: its `confidence_weight`, else as much as a distribution's."""
+    """A drafter's initial weight in the pool: its `confidence_weight`, else that of a distribution."""
     return getattr(drafter, "confidence_weight", 1.0)
 
 
 def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
-    """A drafter's trees on the host, one per row; without values where it gave none.
+    """A drafter's trees on the host, one per row; without values if the batch has none.
 
     Raises:
         ConfigError: they hold sampled children.
@@ -130,7 +130,7 @@ def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
     if batch.draft_probs is not None:
         raise ConfigError(
             f"{type(drafter).__name__} proposed sampled children, which cannot be merged without changing the "
-            'output distribution: give it a policy with children="selected"'
+            'output distribution: use a policy with children="selected"'
         )
     tokens, parents = batch.tokens.tolist(), batch.parents.tolist()
     values = [[]] * batch.num_rows if batch.values is None else batch.values.tolist()

@@ -1,10 +1,10 @@
-"""What several sources say of one token, as one probability: a logarithmic opinion pool (Genest and Zidek 1986).
+"""One probability from several drafters' votes: a logarithmic opinion pool (Genest and Zidek 1986).
 
-    P(child) proportional to prod over sources s of P_s(child) ^ weight_s
+    P(child) proportional to prod over voters d of P_d(child) ^ weight_d
 
-over a node's children and "none of them". Unlike 1 - prod (1 - P_s), which takes sources to err independently, it hears
-what a source leaves out as well, and siblings' probabilities never add up to more than one. A source that alone goes on
-after a node is taken at its word, whatever its weight.
+over a node's children and "none of them". Unlike 1 - prod (1 - P_d), which assumes independent errors, it counts the
+children that a drafter omits against them, and siblings' probabilities never sum to more than one. A drafter that alone
+has children below a node is believed, whatever its weight.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from treespec.drafters.merge.calibration import Calibration, Offer, source_cells
+from treespec.drafters.merge.calibration import Calibration, Vote, vote_cells
 
-WITHHELD_SHARE = 0.1
-"""A source that goes on after a node without offering some child gives it this share of what its offers leave over."""
-LEAST = 0.02
-"""What a source leaves over at least: none is ever sure that nothing else comes."""
-FLOOR = 1e-3
-"""No child is less probable to a source: the logarithm of zero would let one source veto a child for good."""
+OMITTED_SHARE = 0.1
+"""The share of a voter's remaining probability that each child gets which it does not vote for."""
+MIN_REST = 0.02
+"""The least remaining probability: no voter is certain that nothing else comes."""
+MIN_PROB = 1e-3
+"""The least probability of a child to a voter: log 0 would let one voter exclude a child for good."""
 RATE, STEADY = 0.05, 50
-"""Weights move by RATE at first, and by less and less after about so many outcomes."""
+"""The learning rate of the weights, which falls with the square root of outcomes / STEADY."""
 
 
-class Family(NamedTuple):
-    """What the sources say of a node's children: offers by source per child, and the sources that say anything."""
+class SiblingGroup(NamedTuple):
+    """The children of a node: per child the votes by drafter; the drafters that vote for any of them; their depth."""
 
-    offers: Sequence[Mapping[int, Offer]]
-    holders: Sequence[int]
+    votes: Sequence[Mapping[int, Vote]]
+    voters: Sequence[int]
     depth: int
 
 
 class OpinionPool:
-    """Pools the calibrated promises of several sources; weights are learned as outcomes become known.
+    """Pools the calibrated votes of several drafters; weights are learned as outcomes become known.
 
     Args:
-        weights: one per source to begin with: 1 takes its promises as a distribution, 0 does not hear it.
+        weights: initial ones, one per drafter: 1 takes its confidence for a distribution, 0 ignores it.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -45,48 +45,46 @@ class OpinionPool:
         self.calibration = Calibration()
         self._num_outcomes = 0
 
-    def probs(self, family: Family) -> list[float]:
-        """P(child is right | the node is), one per child."""
-        return self._probs(self._log_probs(family), self._heard(family))[:-1]
+    def probs(self, group: SiblingGroup) -> list[float]:
+        """P(child is right | its parent is), one per child."""
+        return self._probs(self._log_probs(group), group)[:-1]
 
-    def learn(self, family: Family, right: int | None) -> None:
-        """Take notice that child number `right` came, or none of them.
+    def learn(self, group: SiblingGroup, right: int | None) -> None:
+        """Learn that child number `right` was right, or none of them.
 
-        A step up the gradient of the outcome's log probability, by every source's weight.
+        Weights move along the gradient of the outcome's log probability.
         """
-        if len(family.holders) > 1:
-            self._weigh(family, -1 if right is None else right)
-        for child, offers in enumerate(family.offers):
-            for source, offer in offers.items():
-                self.calibration.record(child == right, source_cells(source, family.depth, offer))
+        if len(group.voters) > 1:
+            self._update_weights(group, -1 if right is None else right)
+        for child, votes in enumerate(group.votes):
+            for voter, vote in votes.items():
+                self.calibration.record(child == right, vote_cells(voter, group.depth, vote))
 
-    def _weigh(self, family: Family, outcome: int) -> None:
-        logs = self._log_probs(family)
-        probs = self._probs(logs, self._heard(family))
+    def _update_weights(self, group: SiblingGroup, outcome: int) -> None:
+        logs = self._log_probs(group)
+        probs = self._probs(logs, group)
         rate = RATE / math.sqrt(1 + self._num_outcomes / STEADY)
         self._num_outcomes += 1
-        for source in family.holders:
-            expected = sum(prob * log[source] for prob, log in zip(probs, logs, strict=True))
-            self.weights[source] = max(self.weights[source] + rate * (logs[outcome][source] - expected), 0.0)
+        for voter in group.voters:
+            expected = sum(prob * log[voter] for prob, log in zip(probs, logs, strict=True))
+            self.weights[voter] = max(self.weights[voter] + rate * (logs[outcome][voter] - expected), 0.0)
 
-    def _heard(self, family: Family) -> Mapping[int, float]:
-        sources = family.holders
-        return {source: self.weights[source] for source in sources} if len(sources) > 1 else dict.fromkeys(sources, 1.0)
-
-    def _probs(self, logs: Sequence[Mapping[int, float]], weights: Mapping[int, float]) -> list[float]:
-        scores = [sum(weights[source] * value for source, value in log.items()) for log in logs]
+    def _probs(self, logs: Sequence[Mapping[int, float]], group: SiblingGroup) -> list[float]:
+        """Pooled probabilities of every child, and of none of them."""
+        weights = {voter: self.weights[voter] if len(group.voters) > 1 else 1.0 for voter in group.voters}
+        scores = [sum(weights[voter] * value for voter, value in log.items()) for log in logs]
         top = max(scores)
         masses = [math.exp(score - top) for score in scores]
         total = sum(masses)
         return [mass / total for mass in masses]
 
-    def _log_probs(self, family: Family) -> list[dict[int, float]]:
-        """Every source's log probability of every child, and of none of them."""
-        promised = [
-            {s: self.calibration.estimate(o.promise, source_cells(s, family.depth, o)) for s, o in offers.items()}
-            for offers in family.offers
+    def _log_probs(self, group: SiblingGroup) -> list[dict[int, float]]:
+        """Every voter's log probability of every child, and of none of them."""
+        calibrated = [
+            {d: self.calibration.estimate(v.confidence, vote_cells(d, group.depth, v)) for d, v in votes.items()}
+            for votes in group.votes
         ]
-        rest = {s: max(1.0 - sum(probs.get(s, 0.0) for probs in promised), LEAST) for s in family.holders}
-        others = {s: left * WITHHELD_SHARE for s, left in rest.items()}
-        outcomes = [*({s: max(probs.get(s, others[s]), FLOOR) for s in rest} for probs in promised), rest]
-        return [{s: math.log(prob) for s, prob in outcome.items()} for outcome in outcomes]
+        rest = {d: max(1.0 - sum(probs.get(d, 0.0) for probs in calibrated), MIN_REST) for d in group.voters}
+        omitted = {d: left * OMITTED_SHARE for d, left in rest.items()}
+        outcomes = [*({d: max(probs.get(d, omitted[d]), MIN_PROB) for d in rest} for probs in calibrated), rest]
+        return [{d: math.log(prob) for d, prob in outcome.items()} for outcome in outcomes]
