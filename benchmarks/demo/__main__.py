@@ -1,0 +1,5 @@
+"""`python -m benchmarks.demo`."""
+
+from benchmarks.demo.run import main
+
+main()

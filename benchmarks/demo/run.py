@@ -1,0 +1,241 @@
+"""The demo: SmolLM2-135M on prompts of different kinds, plain, by prompt lookup, by a chain and by a tree.
+
+Prompt lookup is transformers' own. All contestants share the model, its packed linear layers, threads, arguments and stopping criteria. Rounds are paired
+and interleaved: each round decodes every prompt once with every contestant, in rotating order. Drafts come from the
+head that ships for the model (`treespec train`), merged with token recycling and suffix lookup; in every round these
+two start from text that the model wrote by itself (`treespec warm-up`), and learn over the round's prompts. No prompt
+of the demo took part in either. Chain and tree have the sizes that a full run found fastest; with --full all nine
+prompts are decoded, and the fastest of a few sizes on the first three prompts take part. Pictures go to demo/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from benchmarks.common import prompts, smollm2
+from benchmarks.common.progress import progress_bar
+from benchmarks.common.prompts import Prompt
+from benchmarks.common.reference import TIE, Agreement, Plain, compare, plain_greedy
+from benchmarks.common.settings import load_average, parser, settings, write_json
+from benchmarks.demo.picture import node_probs, telling_step, terminal_tree
+from benchmarks.demo.report import PLAIN, Agreements, Run, Runs, measured_of, prompt_table, speeds, summary_table
+from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
+from treespec.hf.cpu import prepack_linears
+from treespec.viz import draw_tree, plot_comparison
+
+QUICK = ("chat", "code", "maths", "summary")
+NUM_CHAIN, NUM_TREE = 4, 8
+CHAINS, TREES, NUM_TRIAL_PROMPTS = (4, 10), (8, 16, 32), 3
+PICTURED_PROMPT, PICTURED_NODES = "code", 16
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way of decoding: `options()` makes the arguments of `generate` that set it apart, fresh for every round."""
+
+    name: str
+    options: Callable[[], dict[str, Any]]
+
+
+@dataclass
+class Bench:
+    """The model, the prompts and what every contestant gets alike."""
+
+    model: Any
+    tokenizer: Any
+    prompts: list[Prompt]
+    num_new: int
+    num_passes: int = 0
+    inputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._head = load_drafter(shipped_head(smollm2.NAME), self.model)
+        prepack_linears(self._head.head)
+        self.inputs = {prompt.name: prompts.encode(self.tokenizer, [prompt]) for prompt in self.prompts}
+        self.model.register_forward_pre_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.num_passes += 1
+
+    def decode(self, prompt: str, options: dict[str, Any]) -> Run:
+        """Decode greedily and time it; passes of the target are counted, the prompt's included."""
+        inputs, before, start = self.inputs[prompt], self.num_passes, time.perf_counter()
+        out = self.model.generate(**inputs, max_new_tokens=self.num_new, do_sample=False, **options)
+        seconds = time.perf_counter() - start
+        return Run(out[0, inputs["input_ids"].shape[1] :].tolist(), seconds, self.num_passes - before)
+
+    def drafters(self) -> list[Any]:
+        """The head, and two fresh lookups that know what the model wrote by itself, and nothing of the prompts."""
+        return [self._head, *WarmStart.shipped(smollm2.NAME).drafters()]
+
+    def speculating(self, name: str, tree: Any) -> Contestant:
+        return Contestant(name, lambda: {"custom_generate": TreeSpeculation(self.drafters(), tree=tree)})
+
+    def chain(self, num_drafted: int) -> Contestant:
+        return self.speculating(f"chain of {num_drafted}", Chain(num_drafted))
+
+    def tree(self, num_nodes: int) -> Contestant:
+        return self.speculating(f"tree of {num_nodes} nodes", num_nodes)
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    console = Console()
+    try:
+        model, tokenizer = smollm2.load(say=console.print)
+    except smollm2.ModelUnavailableError as error:
+        sys.exit(str(error))
+    warn_of_load(console)
+    prepack_linears(model)
+    bench = Bench(model, tokenizer, [p for p in prompts.DEMO if args.full or p.name in QUICK], args.new_tokens)
+    with progress_bar(console) as progress:
+        plains = references(bench, progress)
+        chain, tree = bench.chain(NUM_CHAIN), bench.tree(NUM_TREE)
+        if args.full:
+            chain = fastest([bench.chain(k) for k in CHAINS], bench, progress, "choosing a chain")
+            tree = fastest([bench.tree(n) for n in TREES], bench, progress, "choosing a tree")
+        lookup = Contestant("prompt lookup", lambda: {"prompt_lookup_num_tokens": 10})
+        load_before = load_average()
+        runs = measure([Contestant(PLAIN, dict), lookup, chain, tree], bench, args.rounds, progress)
+    agreements = {name: agreements_of(bench, plains, mine) for name, mine in runs.items()}
+    load = f"load average {load_before} before, {load_average()} after"
+    setting = f"{args.threads} threads, {args.rounds} rounds, {args.new_tokens} new tokens, {load}"
+    args.folder.mkdir(parents=True, exist_ok=True)
+    picture_step(bench, args.folder / "token_tree.png", console)
+    print_numbers(runs, agreements, tree.name, setting, console)
+    title = f"{smollm2.NAME}, greedy, float32, {_cores()} CPU cores"
+    plot_comparison([measured_of(runs, name) for name in runs], args.folder / "comparison.png", title, setting + ".")
+    console.print(f"Pictures: [bold]{args.folder}/token_tree.png[/], [bold]{args.folder}/comparison.png[/]")
+    save_numbers(runs, agreements, load_before, args)
+    if not all(agreement.is_right for rows in agreements.values() for agreement in rows.values()):
+        sys.exit("An output differs from plain greedy decoding: this is a bug, please report it.")
+
+
+def references(bench: Bench, progress: Progress) -> dict[str, Plain]:
+    """Plain continuations with their logit gaps; untimed, so they warm the model up as well."""
+    task = progress.add_task("plain reference", total=len(bench.inputs))
+    plains = {}
+    for name, inputs in bench.inputs.items():
+        plains[name] = plain_greedy(bench.model, inputs, bench.num_new)
+        progress.advance(task)
+    return plains
+
+
+def fastest(candidates: list[Contestant], bench: Bench, progress: Progress, description: str) -> Contestant:
+    """The candidate with the lowest time per token over the first prompts."""
+    names = list(bench.inputs)[:NUM_TRIAL_PROMPTS]
+    task = progress.add_task(description, total=len(candidates) * len(names))
+    options = [candidate.options() for candidate in candidates]
+    bench.decode(names[0], candidates[0].options())
+    times = [0.0] * len(candidates)
+    for name in names:
+        for index, option in enumerate(options):
+            times[index] += bench.decode(name, option).ms_per_token
+            progress.advance(task)
+    return candidates[times.index(min(times))]
+
+
+def measure(contestants: list[Contestant], bench: Bench, num_rounds: int, progress: Progress) -> Runs:
+    """Every prompt by every contestant, once per round, after one decoding each that does not count."""
+    task = progress.add_task("measuring", total=(num_rounds * len(bench.inputs) + 1) * len(contestants))
+    runs: Runs = {c.name: {name: [] for name in bench.inputs} for c in contestants}
+    for contestant in contestants:
+        bench.decode(next(iter(bench.inputs)), contestant.options())
+        progress.advance(task)
+    for round_number in range(num_rounds):
+        options = [contestant.options() for contestant in contestants]
+        for number, name in enumerate(bench.inputs):
+            for turn in range(len(contestants)):
+                index = (turn + number + round_number) % len(contestants)
+                runs[contestants[index].name][name].append(bench.decode(name, options[index]))
+                progress.advance(task)
+    return runs
+
+
+def agreements_of(bench: Bench, plains: dict[str, Plain], runs: dict[str, list[Run]]) -> dict[str, Agreement]:
+    """By prompt: the agreement with plain decoding, the worst over the rounds."""
+    agreements = {}
+    for name, rounds in runs.items():
+        ids = bench.inputs[name]["input_ids"][0]
+        found = [compare(bench.model, ids, plains[name], run.tokens) for run in rounds]
+        agreements[name] = min(found, key=lambda agreement: (agreement.is_right, agreement.is_identical))
+    return agreements
+
+
+def picture_step(bench: Bench, path: Path, console: Console) -> None:
+    """Show a real step in the terminal and draw it to `path`."""
+    speculation = TreeSpeculation(bench.drafters(), tree=PICTURED_NODES, record_steps=True)
+    bench.decode(PICTURED_PROMPT, {"custom_generate": speculation})
+    index = telling_step(speculation.steps)
+    tree, verdict = speculation.steps[index].trees[0], speculation.steps[index].verdicts[0]
+    before = [token for earlier in speculation.steps[:index] for token in earlier.emitted[0]]
+    prefix = torch.cat([bench.inputs[PICTURED_PROMPT]["input_ids"][0], torch.tensor(before, dtype=torch.int64)])
+    probs = node_probs(bench.model, prefix[:-1], tree, verdict)
+    title = f"One step of {smollm2.NAME} on “{PICTURED_PROMPT}”: {verdict.num_accepted + 1} tokens in one pass"
+    texts = [str(bench.tokenizer.decode([token])) for token in [*tree.tokens.tolist(), verdict.next_token]]
+    console.print(f"[bold]{title}[/] (green: accepted; numbers: the target's probabilities)")
+    console.print(terminal_tree(tree, verdict, texts, probs))
+    draw_tree(tree, verdict, lambda token: str(bench.tokenizer.decode([token])), probs, path, title)
+
+
+def print_numbers(runs: Runs, agreements: Agreements, tree: str, setting: str, console: Console) -> None:
+    console.print(summary_table(runs, agreements, f"{smollm2.NAME}, {len(runs[PLAIN])} prompts"))
+    console.print(prompt_table(runs))
+    console.print(
+        f"Greedy, float32 with packed linear layers, {setting}. ms per token: median over prompts of the median over "
+        f"rounds; speed: median of paired ratios. A tie is a top-two gap of plain's logits of at most {TIE:g}.\n"
+        f"[bold]{tree}: {median(speeds(runs, tree)):.2f} times as fast as plain generate.[/]"
+    )
+
+
+def save_numbers(runs: Runs, agreements: Agreements, load_before: float, args: argparse.Namespace) -> None:
+    """Every run's time, length and passes, for who wants to reckon again."""
+    raw = {
+        name: {
+            prompt: {
+                "seconds": [run.seconds for run in rounds],
+                "num_tokens": len(rounds[0].tokens),
+                "num_passes": [run.num_passes for run in rounds],
+                **vars(agreements[name][prompt]),
+            }
+            for prompt, rounds in mine.items()
+        }
+        for name, mine in runs.items()
+    }
+    data = settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens, load_average_before=load_before)
+    write_json(args.folder / "results.json", data | {"runs": raw})
+
+
+def warn_of_load(console: Console) -> None:
+    if load_average() > 0.5 * _cores():
+        console.print(f"[yellow]Load average {load_average()}: other work on this machine will disturb the times.[/]")
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _arguments() -> argparse.Namespace:
+    options = parser(__doc__ or "")
+    options.add_argument("--full", action="store_true", help="nine prompts, 64 tokens, 3 rounds, sizes chosen here")
+    options.add_argument("--new-tokens", type=int, help="default: 48")
+    options.add_argument("--rounds", type=int, help="default: 2")
+    options.add_argument("--folder", type=Path, default=Path("demo"), help="for the pictures (default: %(default)s)")
+    args = options.parse_args()
+    args.new_tokens = args.new_tokens or (64 if args.full else 48)
+    args.rounds = args.rounds or (3 if args.full else 2)
+    return args
