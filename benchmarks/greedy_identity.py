@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.common import prompts, smollm2
 from benchmarks.common.progress import progress_bar
-from benchmarks.common.reference import TIE, Plain, compare, plain_greedy
+from benchmarks.common.reference import TIE, Plain, compare, plain_greedy, strip_padding
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -80,7 +80,7 @@ def decode(
     plains: dict[str, Plain],
     num_new: int,
 ) -> dict[str, Any]:
-    """One batch by speculation, every row judged: what is kept of it in the result file."""
+    """One batch by speculation, every row compared: what is kept of it in the result file."""
     inputs = prompts.encode(tokenizer, group)
     begin = time.perf_counter()
     sequences = model.generate(**inputs, max_new_tokens=num_new, do_sample=False, custom_generate=speculation)
@@ -94,11 +94,6 @@ def decode(
     ranks = {str(rank): count for rank, count in sorted(stats.num_accepted_at_rank.items())}
     counters = {name: getattr(stats, name) for name in COUNTERS}
     return {"rows": rows, "seconds": seconds, "num_accepted_at_rank": ranks, **counters}
-
-
-def strip_padding(tokens: list[int], end: int) -> list[int]:
-    """The tokens up to the first end-of-sequence token, which pads the rest of a batch's shorter rows here."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def summary(batches: dict[str, Any], size: int, batch_size: int) -> dict[str, Any]:
@@ -124,7 +119,7 @@ def summary(batches: dict[str, Any], size: int, batch_size: int) -> dict[str, An
 
 
 def finish(state: _State, args: argparse.Namespace, console: Console) -> None:
-    """Write and print the result; the exit status tells whether every output was right."""
+    """Write and print the result; the exit status says whether every output was right."""
     totals = [summary(state.data["batches"], size, batch_size) for size, batch_size in CONFIGURATIONS]
     is_right = all(
         row["num_identical"] + row["num_excused"] == row["num_prompts"] and row["num_accepted_beyond_rank_0"] > 0

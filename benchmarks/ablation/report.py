@@ -1,4 +1,4 @@
-"""Paired statistics, a table and a picture of what `ablate.py` measured."""
+"""Paired statistics, a table and a picture of what `benchmarks.ablation` measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANEL = ("draft", "temperature", "top_p", "nodes")
 COLOURS = (REFERENCE, NEXT_EDGE, ACCEPTED, INK, "#7b5ea7", "#b04a5a", "#3d7fb5", "#8a8a3d", GREY)
 
 ROUNDING = 1e-4
-"""Gains below it are none: equal rules add in other orders."""
+"""Smaller gains count as zero: equal rules sum in different orders."""
 
 
 class Cell(NamedTuple):
@@ -159,5 +159,5 @@ def _about(run: Mapping[str, Any], reference: str) -> str:
         "texts that SmolLM2-135M sampled at that temperature. Exact in the rules' coins; the number of drafted trees "
         f"per context is {run['draws']} where children are sampled. Drafts are the target without some of its layers. "
         f"The gain is the mean paired difference to the baseline ({reference}, other factors alike), with a 95 % "
-        "bootstrap interval over contexts. Rules that do not admit a tree are left out."
+        "bootstrap interval over contexts. Rules that do not support a tree are left out."
     )

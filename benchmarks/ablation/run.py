@@ -87,9 +87,9 @@ class _WarpedModel(ModelDistributions):
 
 
 def accepted_lengths(trees: Sequence[TokenTree], probs: WarpedDistributions, rules: Sequence[str]) -> dict[str, float]:
-    """Mean acceptance length over some trees of one context, for the rules that admit all of them."""
+    """Mean acceptance length over some trees of one context, for the rules that support all of them."""
     found: dict[str, list[float]] = {name: [] for name in rules}
-    after_leaf = torch.ones(1)  # What follows a leaf decides nothing that is counted.
+    after_leaf = torch.ones(1)  # What follows a leaf does not change what is counted.
     for tree in trees:
         contexts = inner_contexts(tree)
         known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
@@ -142,7 +142,7 @@ def measure(args: argparse.Namespace, model: PreTrainedModel, tokenizer: Any, pr
                 scorers = TreeScorer(model), TreeScorer(drafts[draft])
                 for number, text in enumerate(texts):
                     count = (number + 1) * args.contexts // len(texts) - number * args.contexts // len(texts)
-                    names = [f"T={temperature:g}, text {number}, place {place}" for place in range(count)]
+                    names = [f"T={temperature:g}, text {number}, position {i}" for i in range(count)]
                     if names:
                         rows += measure_text(scorers, text, names, levels, args)
                         progress.advance(task, count)
@@ -150,7 +150,7 @@ def measure(args: argparse.Namespace, model: PreTrainedModel, tokenizer: Any, pr
 
 
 def whole_cells(rows: Sequence[Row]) -> list[Row]:
-    """Without the cells of rules that admit only some of a policy's trees, such as the few that are chains by chance.
+    """Without the cells of rules that support only some of a policy's trees, such as the few that are chains by chance.
 
     Those would be measured in contexts that were chosen by what was drafted there.
     """

@@ -102,7 +102,7 @@ TREES: dict[str, Kind] = {
 
 
 class TreeSource:
-    """Serves a policy with the draft's distributions, one row per text; sampling is its own generator's business."""
+    """Serves a policy with the draft's distributions, one row per text; children are drawn with its own generator."""
 
     is_sampling = True
 
@@ -113,7 +113,7 @@ class TreeSource:
         self.root_tokens = torch.tensor(texts)
 
     def expand(self, frontier: Frontier) -> Proposal:
-        # Padding reads the root's distribution, which nobody looks at.
+        # Padding reads the root's distribution, which is not used.
         paths = zip(self.root_tokens.tolist(), frontier.path_tokens(), strict=True)
         contexts = [(root, *(path or ())) for root, row in paths for path in row]
         probs = torch.stack(self._probs.draft(contexts)).unflatten(0, tuple(frontier.tokens.shape))
@@ -133,11 +133,11 @@ def inner_contexts(tree: TokenTree) -> dict[int, Context]:
 
 
 def accepted_by_rule(tree: TokenTree, probs: Distributions) -> dict[str, float]:
-    """Mean number of accepted draft tokens for every rule that admits the tree."""
+    """Mean number of accepted draft tokens for every rule that supports the tree."""
     batch = TreeBatch.from_trees([tree])
     contexts = inner_contexts(tree)
     known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
-    # The distribution after a leaf decides nothing that is counted here.
+    # The distribution after a leaf does not change what is counted here.
     after_leaf = torch.ones(1)
     cached = CachedTree(tree)
     return {
@@ -159,18 +159,18 @@ class CachedTree:
 BOTTOM_UP = {"block", "traversal", "transport_traversal"}
 """Rules that end where a coin accepts and go on otherwise."""
 WHOLE = {"typical_acceptance"}
-"""Rules that compare paths. All others start anew at every node that they accept."""
+"""Rules that compare paths. All others start again at every node that they accept."""
 
 
 def mean_accepted(rule: VerificationRule, tree: Any, target_probs: Callable[[int], Tensor]) -> float:
     """Mean number of accepted draft tokens over all coins and draws of a rule on one tree, by enumeration.
 
-    One walk visits all outcomes of a bottom-up rule; those that start anew are enumerated node by node.
+    One run visits all outcomes of a bottom-up rule; rules that start again at every node are enumerated node by node.
     """
     if rule.name in WHOLE:
         return sum(weight * verdict.num_accepted for weight, verdict in outcomes(rule, tree, target_probs))
     if rule.name in BOTTOM_UP:
-        refusing = RefusingChooser(tree.depths)
+        refusing = RefusingSource(tree.depths)
         rule.verify(tree, target_probs, refusing)
         return refusing.mean_depth
     reached = {0: 1.0}
@@ -212,10 +212,10 @@ def accepted_children(rule: VerificationRule, star: Star, target_probs: Callable
 def outcomes(
     rule: VerificationRule, tree: Any, target_probs: Callable[[int], Tensor]
 ) -> Iterator[tuple[float, Verdict]]:
-    """Every outcome of a rule with its probability, draws that decide nothing left out."""
+    """Every outcome of a rule with its probability, draws without consequence left out."""
     script: list[int] = []
     while True:
-        rng = CountingChooser(tree, script)
+        rng = CountingSource(tree, script)
         verdict = rule.verify(tree, target_probs, rng)
         yield rng.weight, verdict
         script, is_last = rng.taken, rng.is_last
@@ -226,8 +226,8 @@ def outcomes(
         script[-1] += 1
 
 
-class RefusingChooser:
-    """Refuses every coin and sums up what would have been accepted: the mean depth at which the walk ends."""
+class RefusingSource:
+    """Refuses every coin and sums up what would have been accepted: the mean depth at which the rule ends."""
 
     def __init__(self, depths: Sequence[int]) -> None:
         self._depths = depths
@@ -242,7 +242,7 @@ class RefusingChooser:
         return 0
 
 
-class CountingChooser:
+class CountingSource:
     """Enumerates a rule's outcomes as far as acceptance depends on them: see `treespec.testing.EnumeratingSource`.
 
     A token drawn at a node matters only where it is a child's, and only for rules that descend by it. Those flip no
@@ -315,23 +315,23 @@ def sampled_bound(kind: Kind, num_nodes: int, distributions: Distributions, path
         if start == end:
             return 1.0
         below = [held(child, start + 1, end) for child in children[node]]
-        slots = slot_probs(kind.siblings, drafts[start], path[start], len(below))
+        drawn = sibling_probs(kind.siblings, drafts[start], path[start], len(below))
         if kind.siblings == IID:
             missed = 1.0
-            for slot, rest in zip(slots, below, strict=True):
-                missed *= 1 - slot * rest
+            for prob, rest in zip(drawn, below, strict=True):
+                missed *= 1 - prob * rest
             return 1 - missed
-        return sum(slot * rest for slot, rest in zip(slots, below, strict=True))
+        return sum(prob * rest for prob, rest in zip(drawn, below, strict=True))
 
     inclusion = [held(0, 0, end) for end in range(1, depth + 1)]
     return float(path_bound(probs, torch.tensor(inclusion, dtype=torch.float64)))
 
 
-def slot_probs(siblings: str | None, draft: Tensor, token: int, num_slots: int) -> list[float]:
+def sibling_probs(siblings: str | None, draft: Tensor, token: int, num_siblings: int) -> list[float]:
     """The probability that each of at most two siblings is `token`; i.i.d. ones are independent, others exclusive."""
     prob = float(draft[token])
-    if num_slots < 2:
-        return [prob] * num_slots
+    if num_siblings < 2:
+        return [prob] * num_siblings
     if siblings == IID:
         return [prob, prob]
     if siblings == MIXED:

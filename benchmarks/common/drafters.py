@@ -1,8 +1,8 @@
 """The drafters that the benchmarks compare, by name.
 
-Cold drafters know nothing at the start of a prompt; warm ones start from what ships with treespec for this model, which
-was written by the model itself and holds no benchmark prompt. Warm merges know from other prompts what their parts are
-worth, as an object does that has served some calls.
+Cold drafters are empty at the start of a prompt; warm ones start from what ships with treespec for this model, which
+was written by the model itself and holds no benchmark prompt. Warm merges have learned the weights
+of their parts on other prompts, like an object that has served some calls.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from treespec.protocols import CausalScorer, Drafter
 
 DRAFT, EXIT = "draft", "exit"
 EXIT_LAYERS = 24
-"""Where early exit leaves: the head, never trained for it, agrees there with the last layer's in two of five places."""
+"""Where early exit leaves: the untrained head agrees there with the last layer's at two of five positions."""
 
 
 class Kit(Protocol):
     """What drafters are made of, for one call of generation at a time.
 
     Attributes:
-        pool: what a warm merge has learned of its parts before; None: nothing.
+        pool: what a warm merge has learned of its parts before, None without any.
     """
 
     pool: OpinionPool | None
@@ -64,7 +64,7 @@ class FrozenStore(SuffixStore):
     """Texts that stay as they are: one store serves all prompts, and none learns from another."""
 
     def follow(self, text: SuffixText, num_before: int) -> None:
-        """Take nothing."""
+        """Add nothing."""
 
 
 @cache

@@ -3,8 +3,8 @@
 No other small model shares SmolLM2's vocabulary, so its draft is made from it, without training: layers 14 to 16
 (counted from 0) are left out, the residual stream passes them by. The layers were chosen among a few sets for a
 resemblance like a trained draft model's: at temperature 1 `sum min(P, q)` between .55 and .7 and the same most likely
-token at 50 to 70 % of the places (the report says what it was on the recorded texts). Its speed is no draft model's,
-and is not measured.
+token at 50 to 70 % of the positions (the report says what it was on the recorded texts). Its speed is not that of a
+draft model, and is not measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from treespec.tree import PADDING_PARENT, ROOT_PARENT
 LEFT_OUT = (14, 15, 16)
 NODES_PER_PASS = 64
 MANY_PENDING = 128
-"""Beyond so many pending nodes per text a scorer starts anew: a mask grows with their square."""
+"""Beyond so many pending nodes per text a scorer starts again: a mask grows with their square."""
 
 
 def without_layers(model: PreTrainedModel, left_out: Sequence[int] = LEFT_OUT) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Plain greedy decoding as the reference, and the judgement of another decoder's output against it."""
+"""Plain greedy decoding as the reference, and the comparison of another decoder's output with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 TIE = 1e-4
-"""Two logits closer than this may change places by rounding alone: sums of another pass shape are ordered otherwise."""
+"""Two logits closer than this may swap by rounding alone: passes of other shapes sum in another order."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def plain_greedy(model: Any, inputs: dict[str, Tensor], num_new: int) -> Plain:
 
 
 def compare(model: Any, prompt_ids: Tensor, plain: Plain, output: Sequence[int]) -> Agreement:
-    """Judge `output`, the new tokens of the prompt int64 [P]: identical, or different only where plain had a tie.
+    """Compare `output`, the new tokens of the prompt int64 [P]: identical, or different only where plain had a tie.
 
-    After a tie the texts part, so the rest of the output is checked against plain logits of its own prefix: every
+    After a tie the texts differ, so the rest of the output is checked against plain logits of its own prefix: every
     token must be the most likely one there, again up to a tie.
     """
     output = list(output)
@@ -71,3 +71,8 @@ def largest_shortfall(model: Any, prompt_ids: Tensor, output: Sequence[int]) -> 
     new = torch.tensor(output, device=prompt_ids.device)
     logits = model(torch.cat([prompt_ids, new])[None], logits_to_keep=len(output) + 1).logits[0, :-1].float()
     return float((logits.amax(-1) - logits.gather(1, new[:, None])[:, 0]).max())
+
+
+def strip_padding(tokens: list[int], end: int) -> list[int]:
+    """The tokens up to the first end-of-sequence token, which pads the rest of a batch's shorter rows here."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens

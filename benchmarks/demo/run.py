@@ -1,11 +1,12 @@
 """The demo: SmolLM2-135M on prompts of different kinds, plain, by prompt lookup, by a chain and by a tree.
 
-Prompt lookup is transformers' own. All contestants share the model, its packed linear layers, threads, arguments and stopping criteria. Rounds are paired
-and interleaved: each round decodes every prompt once with every contestant, in rotating order. Drafts come from the
-head that ships for the model (`treespec train`), merged with token recycling and suffix lookup; in every round these
-two start from text that the model wrote by itself (`treespec warm-up`), and learn over the round's prompts. No prompt
-of the demo took part in either. Chain and tree have the sizes that a full run found fastest; with --full all nine
-prompts are decoded, and the fastest of a few sizes on the first three prompts take part. Pictures go to demo/.
+Prompt lookup is transformers' own. All contestants share the model, its packed linear layers, threads, arguments and
+stopping criteria. Rounds are paired and interleaved: each round decodes every prompt once with every contestant, in
+rotating order. Drafts come from the head that ships for the model (`treespec train`), merged with token recycling and
+suffix lookup; in every round these two start from text that the model wrote by itself (`treespec warm-up`), and learn
+over the round's prompts. No prompt of the demo took part in either. Chain and tree have the sizes that a full run found
+fastest; with --full all nine prompts are decoded, by the fastest of a few sizes on the first three. Pictures go to
+demo/.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def print_numbers(runs: Runs, agreements: Agreements, tree: str, setting: str, c
 
 
 def save_numbers(runs: Runs, agreements: Agreements, load_before: float, args: argparse.Namespace) -> None:
-    """Every run's time, length and passes, for who wants to reckon again."""
+    """Every run's time, length and passes, to compute the tables from."""
     raw = {
         name: {
             prompt: {

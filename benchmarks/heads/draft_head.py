@@ -2,7 +2,7 @@
 
 No target runs: the heads read random states, so only times mean anything. EAGLE-3: "after a step" is a step's first
 pass, over three emitted tokens whose states it fuses; "level of n" a pass over n more nodes; "bookkeeping" the same
-with a head so small that only the work around it is left. Block-parallel heads (two layers, blocks of seven tokens)
+with a head so small that only the work around it is left. DFlash heads (two layers, blocks of seven tokens)
 have one pass per step, over three emitted tokens and the block: their times are of that pass and a whole tree of 16
 nodes, best first. Times are the process's CPU time in one thread, so other load disturbs them little.
 
@@ -55,8 +55,8 @@ def random_head(layer: LayerConfig, draft_vocab_size: int) -> Eagle3Head:
     return Eagle3Head(config, torch.randn(VOCAB_SIZE, layer.hidden_size), torch.arange(draft_vocab_size)).eval()
 
 
-def random_block(draft_vocab_size: int, markov_rank: int) -> DFlashHead:
-    """A block-parallel head of two layers with random weights."""
+def random_dflash(draft_vocab_size: int, markov_rank: int) -> DFlashHead:
+    """A DFlash head of two layers with random weights."""
     config = DFlashConfig(
         layer=replace(SMOLLM2, has_head_norms=True),
         vocab_size=VOCAB_SIZE,
@@ -83,7 +83,7 @@ def start(drafter: Eagle3 | DFlash, length: int, is_sampling: bool) -> History:
 
 
 def step(drafter: Eagle3 | DFlash, history: History) -> None:
-    """Tell the drafter of some emitted tokens."""
+    """Update the drafter with some emitted tokens."""
     tokens = torch.randint(0, VOCAB_SIZE, (NUM_EMITTED,)).tolist()
     tree = TreeBatch.from_trees([TokenTree.chain([0, *tokens[:-1]])])
     states = {layer: torch.randn(1, NUM_EMITTED, HIDDEN_SIZE) for layer in LAYERS}
@@ -128,7 +128,7 @@ def measure(head: Eagle3Head, length: int, is_sampling: bool, repeats: int) -> d
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure_block(head: DFlashHead, length: int, is_sampling: bool, repeats: int) -> dict[str, float]:
+def measure_dflash(head: DFlashHead, length: int, is_sampling: bool, repeats: int) -> dict[str, float]:
     """Median milliseconds of a whole step, the pass and the tree."""
     drafter = DFlash(head, LAYERS)
     history = start(drafter, length, is_sampling)
@@ -144,7 +144,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     data = settings(repeats=args.repeats, length=args.length, seed=args.seed)
-    results, blocks = [], []
+    results, dflash = [], []
     cases = [("bookkeeping", SMALL, 64, False)]
     cases += [(f"{size // 1024}k", SMOLLM2, size, packed) for packed in (False, True) for size in args.sizes]
     for name, layer, size, is_packed in cases:
@@ -154,13 +154,13 @@ def main() -> None:
                 found = measure(head, args.length, is_sampling, args.repeats)
                 results.append({"head": name, "packed": is_packed, "sampling": is_sampling, **found})
     for size, rank, is_packed in product(args.sizes, (0, MARKOV_RANK), (False, True)):
-        block = random_block(size, rank)
-        with prepack_linears(block) if is_packed else contextlib.nullcontext():
+        head = random_dflash(size, rank)
+        with prepack_linears(head) if is_packed else contextlib.nullcontext():
             for is_sampling in (False, True):
-                found = measure_block(block, args.length, is_sampling, args.repeats)
+                found = measure_dflash(head, args.length, is_sampling, args.repeats)
                 shape = {"head": f"{size // 1024}k", "rank": rank}
-                blocks.append(shape | {"packed": is_packed, "sampling": is_sampling, **found})
-    data |= {"results": results, "blocks": blocks, "load_average_after": load_average()}
+                dflash.append(shape | {"packed": is_packed, "sampling": is_sampling, **found})
+    data |= {"results": results, "dflash": dflash, "load_average_after": load_average()}
     write_json(args.output, data)
     table = report(data)
     args.output.with_suffix(".md").write_text(table)
@@ -180,10 +180,10 @@ def report(data: dict) -> str:
         for result in data["results"]
     ]
     cells = {}
-    for block in data["blocks"]:
-        columns_of = cells.setdefault((block["head"], block["rank"], block["packed"]), {})
-        columns_of[block["sampling"]] = f"{block['step']:.2f}"
-    block_rows = [
+    for found in data["dflash"]:
+        columns_of = cells.setdefault((found["head"], found["rank"], found["packed"]), {})
+        columns_of[found["sampling"]] = f"{found['step']:.2f}"
+    dflash_rows = [
         [head, str(rank or "none"), "packed" if is_packed else "plain", times[False], times[True]]
         for (head, rank, is_packed), times in cells.items()
     ]
@@ -194,9 +194,9 @@ def report(data: dict) -> str:
         "`treespec.hf.cpu.prepack_linears(drafter.head)`; distributions: what sampled children are drawn from, over "
         f"{VOCAB_SIZE} tokens.\n\n"
         + markdown_table(["head", "weights", "gives", *columns], rows)
-        + f"\n## Block-parallel, two layers, blocks of {BLOCK_SIZE}: ms per step\n\nThe only pass of a step and a tree "
+        + f"\n## DFlash, two layers, blocks of {BLOCK_SIZE}: ms per step\n\nThe only pass of a step and a tree "
         f"of {NUM_NODES} nodes, best first, of selected or sampled children.\n\n"
-        + markdown_table(["head", "Markov rank", "weights", "selected", "sampled"], block_rows)
+        + markdown_table(["head", "Markov rank", "weights", "selected", "sampled"], dflash_rows)
         + f"\nLoad average {data['load_average']} before, {data['load_average_after']} after. {settings_lines(data)}\n"
     )
 

@@ -3,7 +3,7 @@
 The model continues the demo's prompts greedily. One pass over each text then gives the hidden state behind every layer;
 the final norm and the head on that of layer k say what an early exit there would have drafted. As drafting greedily
 along the text is all that counts for a chain, its acceptance length follows from the same record. Written to
-benchmarks/results/early_exit.{json,md}.
+benchmarks/results/heads/early_exit.{json,md}.
 
     python -m benchmarks.heads.early_exit [--tokens 64]
 """
@@ -50,14 +50,14 @@ def ranks_of_text(model: Any, text: Tensor, num_prompt: int) -> dict[int, list[i
 
 def chain_acceptance(ranks: Sequence[int]) -> list[int]:
     """Acceptance length of every step of a greedy chain over a text: accepted draft tokens + 1."""
-    lengths, place = [], 0
-    while place < len(ranks):
+    lengths, position = [], 0
+    while position < len(ranks):
         accepted = 0
         # The draft begins at the root's next token; the last token of a step is the model's own.
-        while accepted < CHAIN and place + accepted < len(ranks) - 1 and ranks[place + accepted] == 0:
+        while accepted < CHAIN and position + accepted < len(ranks) - 1 and ranks[position + accepted] == 0:
             accepted += 1
         lengths.append(accepted + 1)
-        place += accepted + 1
+        position += accepted + 1
     return lengths
 
 

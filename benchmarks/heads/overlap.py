@@ -1,7 +1,7 @@
-"""Whether training text shares eight consecutive words with the prompts that drafters are judged on.
+"""Whether training text shares eight consecutive words with the prompts that drafters are measured on.
 
 Looked at are whole texts, message and answer, of every folder that `treespec write` filled; words are runs
-of letters, so that counting up is nobody's. The prompts are those of `trained_heads`.
+of letters, so that numbers do not count. The prompts are those of `trained_heads`.
 
     python -m benchmarks.heads.overlap --texts prompted --texts own --spec-bench question.jsonl
 """

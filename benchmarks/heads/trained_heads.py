@@ -2,7 +2,7 @@
 
 A quarter of the prompts each is HumanEval's and GSM8K's, half is Spec-Bench's (without --spec-bench: half and half);
 no training text begins with any of them. Every prompt is decoded by all contestants, one after the other in rotating
-order, with `model.generate` from the bare prompt. No drafter knows of one prompt when it drafts for another. Time per
+order, with `model.generate` from the bare prompt. No drafter learns from one prompt for another. Time per
 token is counted from the end of the first step on, so that reading the prompt is left out for all alike. Finished
 prompts are kept in the user's cache folder: started again, a run goes on where it stopped, and temperatures that were
 measured one by one come together.
@@ -30,10 +30,9 @@ from benchmarks.common import smollm2
 from benchmarks.common.drafters import warm_start
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spec_bench, spread
-from benchmarks.common.reference import Plain, compare, plain_greedy
+from benchmarks.common.reference import Plain, compare, plain_greedy, strip_padding
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.common.store import Store, digest
-from benchmarks.greedy_identity import strip_padding
 from benchmarks.heads.trained_report import PLAIN, Measurement, Runs, picture, report
 from treespec import Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.hf import make_scorer
@@ -46,9 +45,9 @@ SHAPES: dict[str, Any] = {CHAIN: Chain(4), "tree of 16": 16, "tree of 32": 32}
 
 
 class FirstStep:
-    """A stopping criterion that never stops and notes when the first step ended, and with how many new tokens.
+    """A stopping criterion that never stops and records when the first step ended, and with how many new tokens.
 
-    It may be asked after every token of a step: `num_passes()` tells the steps apart.
+    It may be asked after every token of a step: `num_passes()` distinguishes the steps.
     """
 
     def __init__(self, num_prompt: int, num_passes: Callable[[], int]) -> None:
@@ -66,12 +65,12 @@ class FirstStep:
 
 
 class Bench:
-    """The model, its passes counted, and plain greedy decoding to judge by."""
+    """The model, its passes counted, and plain greedy decoding to compare with."""
 
     def __init__(self, model: Any, tokenizer: Any, num_new: int) -> None:
         self.model, self._tokenizer, self._num_new, self.num_passes = model, tokenizer, num_new, 0
         self._plains: dict[str, Plain] = {}
-        make_scorer(model)  # The self-check of a model's first use is no pass of anybody's.
+        make_scorer(model)  # The self-check of a model's first use is not counted.
         model.register_forward_pre_hook(self._count)
 
     def _count(self, *_: Any) -> None:
@@ -89,7 +88,7 @@ class Bench:
             **inputs, **options, max_new_tokens=self._num_new, stopping_criteria=StoppingCriteriaList([first])
         )
         end = time.perf_counter()
-        # treespec reads the prompt but for its last token in a pass that decides nothing.
+        # treespec reads the prompt but for its last token in a pass of its own, whose logits are not used.
         num_passes = self.num_passes - before - ("custom_generate" in options)
         tokens = strip_padding(out[0, width:].tolist(), self._tokenizer.eos_token_id)
         # A text that ends within the first step may do so before the criterion is asked.
@@ -114,7 +113,7 @@ def held_out(spec_bench_path: Path | None, count: int) -> list[Prompt]:
 
 
 class Contestant(NamedTuple):
-    """A way of decoding: `options()` gives `generate`'s arguments that set it apart, anew for every prompt."""
+    """A way of decoding: `options()` gives `generate`'s arguments that set it apart, fresh for every prompt."""
 
     name: str
     options: Callable[[], dict[str, Any]]

@@ -63,7 +63,7 @@ def report(runs: Runs, data: dict[str, Any]) -> str:
 
 
 def table(runs: dict[str, list[Measurement]]) -> str:
-    """Rows: contestants; where outputs were compared with plain decoding's, what came of it."""
+    """Rows: contestants; where outputs were compared with plain decoding's, the result."""
     is_compared = any(run.is_right is not None for found in runs.values() for run in found)
     header = ["", "tokens per target pass", "ms per token", "speed"] + ["identical to plain"] * is_compared
     rows = []
@@ -88,4 +88,4 @@ def _times(plain: Sequence[Measurement], found: Sequence[Measurement]) -> tuple[
 def _verdict(found: Sequence[Measurement]) -> str:
     same, wrong = sum(bool(run.is_identical) for run in found), sum(not run.is_right for run in found)
     ties = len(found) - same - wrong
-    return f"{same} of {len(found)}" + f", {ties} part at a tie" * (ties > 0) + f", {wrong} WRONG" * (wrong > 0)
+    return f"{same} of {len(found)}" + f", {ties} differ after a tie" * (ties > 0) + f", {wrong} WRONG" * (wrong > 0)

@@ -1,5 +1,5 @@
-"""What the joint-distribution benchmark runs: tiny models, their exact distribution, and every rule on the trees that
-it admits."""
+"""What the joint-distribution benchmark runs: tiny models, their exact distribution, and every rule on the trees
+that it supports."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Models(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One rule on one family of trees under one set of processors.
+    """One rule on one kind of trees under one set of processors.
 
     Args:
         rule: by name or itself.
         policy: shapes the trees.
-        family: what the trees are called in the tables.
+        trees: what they are called in the tables.
         options: of `generate`.
         drafter: from the draft model to what drafts.
         bug: the name of the mistake that was planted, None for the library as it is.
-        planted: plants it for the time of a `with` block, where it is no part of the rule, policy or drafter.
+        planted: plants it during a `with` block, where it is not part of the rule, policy or drafter.
     """
 
     rule: str | VerificationRule
     policy: TreePolicy
-    family: str
+    trees: str
     options: dict[str, Any]
     drafter: Callable[[LlamaForCausalLM], Any] = lambda draft: draft
     bug: str | None = None
@@ -64,13 +64,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        parts = [self.rule_name, self.family, self.processors]
+        parts = [self.rule_name, self.trees, self.processors]
         return " / ".join(parts if self.bug is None else [self.bug, *parts])
 
 
 @dataclass(frozen=True)
 class InNumpy:
-    """A rule whose walk gets numpy arrays in place of tensors, which cost ten times as much at eight tokens."""
+    """A rule that gets numpy arrays in place of tensors, which cost ten times as much at eight tokens."""
 
     rule: VerificationRule
 
@@ -187,16 +187,16 @@ def right_cases() -> list[Case]:
         ("target_walk", "selected"),
         ("target_walk", "best-first selected"),
     ]
-    for family in ("without_replacement", "mixed", "iid", "best-first without_replacement"):
-        pairs += [("recursive", family), ("traversal", family)]
+    for kind in ("without_replacement", "mixed", "iid", "best-first without_replacement"):
+        pairs += [("recursive", kind), ("traversal", kind)]
     pairs += [("k_seq", "iid"), ("optimal_transport", "iid"), ("transport_traversal", "without_replacement")]
     merged = [Case("target_walk", BestFirst(8), "merged tables", options, tables) for options in (PLAIN, WARPED)]
     return merged + _cases(pairs)
 
 
 def more_cases() -> list[Case]:
-    """The same rules on more trees that they admit."""
-    pairs = [(rule, family) for rule in ("recursive", "traversal") for family in ("selected", "best-first iid")]
+    """The same rules on more trees that they support."""
+    pairs = [(rule, kind) for rule in ("recursive", "traversal") for kind in ("selected", "best-first iid")]
     return _cases([*pairs, ("optimal_transport", "without_replacement"), ("transport_traversal", "iid")])
 
 
@@ -206,9 +206,7 @@ def _cases(pairs: list[tuple[str, str]]) -> list[Case]:
         trees[children] = kary(children)
     for children in ("iid", "without_replacement", "selected"):
         trees[f"best-first {children}"] = BestFirst(6, children=children)
-    return [
-        Case(fast_form(rule), trees[family], family, options) for rule, family in pairs for options in (PLAIN, WARPED)
-    ]
+    return [Case(fast_form(rule), trees[kind], kind, options) for rule, kind in pairs for options in (PLAIN, WARPED)]
 
 
 def fast_form(name: str) -> str | VerificationRule:

@@ -1,8 +1,8 @@
 """Known mistakes of speculative decoding, each planted into the whole engine: what the joint-distribution test has to
 find.
 
-Mistakes of rules are rules with a walk of their own, mistakes about trees change what a policy has grown, and mistakes
-of the engine stand in for one of its functions for the time of a run.
+Mistakes of rules are rules with a `verify` of their own, mistakes about trees change what a policy has grown, and
+mistakes of the engine replace one of its functions during a run.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FreshSamplePerPath:
         """None: it verifies every tree."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        assert isinstance(tree, TokenTree), "the engine walks token trees"
+        assert isinstance(tree, TokenTree), "the engine verifies token trees"
         verdicts = [self._match(tree, path, target_probs) for path in tree.leaf_paths()]
         return max(verdicts, key=lambda verdict: verdict.num_accepted)
 
@@ -161,15 +161,15 @@ def _draft_probs(batch: TreeBatch) -> Tensor:
 
 
 def _without(batch: TreeBatch, is_dropped: Tensor) -> TreeBatch:
-    """The batch less some nodes, bool [B, N], and all that stands below them."""
+    """The batch less some nodes, bool [B, N], and all their descendants."""
     is_lost = (batch.ancestors & is_dropped.unsqueeze(1)).any(-1)
     return batch.keep_nodes((batch.parents != PADDING_PARENT) & ~is_lost)
 
 
 def _permute(batch: TreeBatch, order: Tensor) -> TreeBatch:
     """The batch with its nodes renumbered: `order` int64 [B, N] lists the old ids."""
-    places = order.argsort(1)
-    parents = torch.where(batch.parents >= 0, places.gather(1, batch.parents.clamp(min=0)), batch.parents)
+    new_ids = order.argsort(1)
+    parents = torch.where(batch.parents >= 0, new_ids.gather(1, batch.parents.clamp(min=0)), batch.parents)
 
     def take(values: Tensor | None) -> Tensor | None:
         return None if values is None else values.gather(1, order)
@@ -273,9 +273,7 @@ def _tree_bugs(rule: str) -> list[Case]:
         ("sampled siblings sorted by probability", "without_replacement", resort),
         ("unlikely sampled siblings pruned", "iid", drop_unlikely),
     ]
-    return [
-        Case(rule, Altered(wide(family), alter), f"wide {family}", PLAIN, bug=bug) for bug, family, alter in alterations
-    ]
+    return [Case(rule, Altered(wide(kind), alter), f"wide {kind}", PLAIN, bug=bug) for bug, kind, alter in alterations]
 
 
 def _engine_bugs(rule: str) -> list[Case]:
@@ -288,12 +286,12 @@ def _engine_bugs(rule: str) -> list[Case]:
         ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", _one_noise),
     ]
     cases = [
-        Case(rule, kary(family), family, options, bug=bug, planted=partial(swapped, *swap))
-        for bug, family, options, *swap in swaps
+        Case(rule, kary(kind), kind, options, bug=bug, planted=partial(swapped, *swap))
+        for bug, kind, options, *swap in swaps
     ]
     forgotten = partial(swapped, slot_cache_module, "keep_paths", _keep_first_slots)
-    family = "without_replacement"
-    cases.append(Case(rule, wide(family), f"wide {family}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
+    kind = "without_replacement"
+    cases.append(Case(rule, wide(kind), f"wide {kind}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
     raw = "draft distribution stored before its processors"
     return [*cases, Case(rule, kary("iid"), "iid", WARPED, drafter=raw_probs_drafter, bug=raw)]
 

@@ -3,10 +3,10 @@ engine.
 
 A real tiny target and draft model with a vocabulary of 8 decode batches of 2,000 rows from one prompt; the 512 possible
 continuations are counted and compared with their exact probabilities, which plain uncached passes and transformers'
-own processors give. Every rule is tried on sampling schemes of trees that it admits, plain and with temperature, top-p
+own processors give. Every rule is tried on the sampling schemes that it supports, plain and with temperature, top-p
 and a repetition penalty, and every planted bug must be found.
 
-Beside the p-value stands an estimate of the total variation that noise does not inflate: one half of the batches says
+Next to the p-value is an estimate of the total variation that noise does not inflate: one half of the batches says
 which continuations come too often, and the other half by how much (see `cross_fitted_distance`).
 
 Both result files, benchmarks/results/joint_distribution.{json,md}, are written after every case and name the cases that
@@ -64,7 +64,7 @@ LEVEL = 0.01
 SMALL = 0.01
 """Planted bugs of a total variation below this need not be found."""
 MIN_BUG_BATCHES = 4
-"""A bug that is found at once runs for as many batches, so that its total variation can be told."""
+"""A bug that is found at once runs for as many batches, so that its total variation can be estimated."""
 
 
 def g_test(counts: np.ndarray, probs: np.ndarray) -> float:
@@ -105,7 +105,7 @@ def cross_fitted_distance(halves: np.ndarray, probs: np.ndarray) -> tuple[float,
 def run_case(
     case: Case, models: Models, num_batches: int, num_rows: int, seed: int = 0, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Sample a case and judge it; a planted bug only until it is found.
+    """Sample a case and test it; a planted bug only until it is found.
 
     Returns:
         name, bug, samples, p, total_variation and its standard_error, block_efficiency and seconds.
@@ -128,7 +128,7 @@ def run_case(
         "name": case.name,
         "bug": case.bug,
         "rule": case.rule_name,
-        "trees": case.family,
+        "trees": case.trees,
         "processors": case.processors,
         "samples": int(halves.sum()),
         "p": g_test(halves.sum(0), probs),

@@ -1,7 +1,8 @@
-"""How often what always followed an ending so far comes again, by the number of tokens that match.
+"""How well suffix lookup's confidence is calibrated: how often the only known continuation of an ending comes again, by
+the number of tokens that match.
 
-The longest ending is looked up at every place of texts that SmolLM2-135M continued greedily, in the text so far and in
-those that ship with treespec. Along the text's own path every only continuation is compared with what came.
+The longest ending is looked up at every position of texts that SmolLM2-135M continued greedily, in the text so far and
+in those that ship with treespec. Along the text's own path every only continuation is compared with what came.
 
     python -m benchmarks.lookup.suffix_confidence --spec-bench question.jsonl
 """
@@ -27,12 +28,12 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
-from benchmarks.tree_vs_chain.acceptance import Models
+from benchmarks.tree_vs_chain.cells import Models
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText, TrieNode
 
 MAX_MATCH, MAX_LENGTH, NUM_LEVELS = 16, 6, 8
-"""The longest ending looked up; longer ones than `MAX_LENGTH` count together; levels below every place."""
+"""The longest ending looked up; longer ones than `MAX_LENGTH` count together; levels below every position."""
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
     texts = models.texts(chosen, 0.0, args.new_tokens, args.seed)
     hits, trials = Counter[int](), Counter[int]()
     for text in track(texts, "looking up"):
-        for length, is_hit in certain_promises(text.ids.tolist(), text.start, warm_store()):
+        for length, is_hit in only_continuations(text.ids.tolist(), text.start, warm_store()):
             hits[min(length, MAX_LENGTH)] += is_hit
             trials[min(length, MAX_LENGTH)] += 1
     run["load_average_after"] = load_average()
@@ -54,16 +55,16 @@ def main() -> None:
     print(text)
 
 
-def certain_promises(ids: Sequence[int], start: int, store: SuffixStore) -> Iterator[tuple[int, bool]]:
-    """(matching tokens, whether it came again) of only continuations, below every place of a text from `start` on."""
-    for place in range(start, len(ids)):
-        row = SuffixText(ids[:place])
+def only_continuations(ids: Sequence[int], start: int, store: SuffixStore) -> Iterator[tuple[int, bool]]:
+    """(matching tokens, whether it came again) of only continuations at every position of a text from `start` on."""
+    for position in range(start, len(ids)):
+        row = SuffixText(ids[:position])
         ending = row.ending(MAX_MATCH)
         for text, found in ((row, row.find(ending, len(row) - 1)), (store.text, store.find(ending))):
             if not found:
                 continue
             at = TrieNode(text, text.ends(found[-1]), len(found), smoothing=0.0)
-            for token in ids[place : place + NUM_LEVELS]:
+            for token in ids[position : position + NUM_LEVELS]:
                 children = {child: (prob, behind) for prob, child, behind in at.children()}
                 if len(children) == 1:
                     yield at.length, token in children
@@ -83,7 +84,7 @@ def report(hits: Counter[int], trials: Counter[int]) -> str:
         for m in sorted(trials)
     ]
     table = markdown_table(["matching tokens m", "only continuations", "came again", "m / (m + 1)"], rows)
-    return f"# What an only continuation is worth\n\n{table}"
+    return f"# How often an only continuation comes again\n\n{table}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""What suffix lookup costs per step: looking up, growing the tree and taking the new tokens, by length of the context.
+"""What suffix lookup costs per step: looking up, growing the tree and adding the new tokens, by length of the context.
 
 The context and what follows it are text that SmolLM2-135M-Instruct wrote by itself (the set that treespec ships); the
 steps are those of greedy decoding, which goes on with the text whatever is proposed. The store holds the rest of the
@@ -75,7 +75,7 @@ def replay(
     lookup.start(
         Session(history, False, NoProcessors(), generator, cpu, vocab_size, row_ids=[0], policy=BestFirst(NUM_NODES))
     )
-    times, num_emitted, nothing = [], [], Scores(torch.empty(0))
+    times, num_emitted, no_scores = [], [], Scores(torch.empty(0))
     while (end := history.lengths[0]) < len(text):
         begun = time.thread_time()
         trees = lookup.propose(NUM_NODES)
@@ -83,7 +83,7 @@ def replay(
         path = accepted_path(trees.trees[0], text[end:])
         emitted = list(text[end : end + len(path)])
         history.append(0, emitted)
-        step = VerifiedStep(trees, [Verdict(tuple(path), emitted[-1], True)], nothing, [emitted])
+        step = VerifiedStep(trees, [Verdict(tuple(path), emitted[-1], True)], no_scores, [emitted])
         begun = time.thread_time()
         lookup.update(step)
         times.append(1e3 * (spent + time.thread_time() - begun))

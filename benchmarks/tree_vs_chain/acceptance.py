@@ -1,9 +1,9 @@
-"""Acceptance length of every drafter with every policy and budget, by replay: a part of `tree_vs_chain.py`.
+"""Acceptance length of every drafter with every policy and budget, by replay: a part of `benchmarks.tree_vs_chain`.
 
 Three measurements. `selected`: the engine's loop along texts of the target, greedy and sampled at temperature 1, for
 policies with selected children; warm merges have learned what their parts are worth along the texts that Sequoia's
 tables are measured on. `sampled`: sampled children at temperature 1, for the drafters that have a distribution, at
-evenly spaced places of the sampled texts, exactly in the rule's coins. `warm`: one tree of 24 nodes over all the
+evenly spaced positions of the sampled texts, exactly in the rule's coins. `warm`: one tree of 24 nodes over all the
 prompts of the wall-clock benchmark.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.tree_vs_chain.cells import (
     Models,
     RecordedKit,
     measure_cells,
-    measure_places,
+    measure_positions,
     measure_table,
 )
 from benchmarks.tree_vs_chain.replay import MARGIN
@@ -136,11 +136,11 @@ class Run:
         return self._stores[name].get(f"{KEYS[temperature]}, {self._sets.replayed[number].name}", compute)
 
     def sampled(self, name: str, number: int) -> dict[str, Any]:
-        """See `measure_places`."""
+        """See `measure_positions`."""
         scorer, text = DRAFTERS[name].scorer, self._texts(self._sets.replayed, 1.0)[number]
         assert scorer is not None
-        compute = partial(measure_places, self._models, scorer, text, self._args.places, self._args.seed + number)
-        return self._stores[name].get(f"{self._args.places} places, {self._sets.replayed[number].name}", compute)
+        compute = partial(measure_positions, self._models, scorer, text, self._args.positions, self._args.seed + number)
+        return self._stores[name].get(f"{self._args.positions} positions, {self._sets.replayed[number].name}", compute)
 
     def warm(self, name: str, number: int) -> float:
         """Acceptance length of best-first trees of 24 nodes at temperature zero along one of the timed prompts."""

@@ -1,4 +1,4 @@
-"""What is measured of one drafter along recorded texts: see `tree_acceptance.py`."""
+"""What is measured of one drafter along recorded texts: see `acceptance.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.common.acceptance import CachedTree, Kind, grow, inner_contexts,
 from benchmarks.common.drafters import DRAFT, EXIT, EXIT_LAYERS, Entry
 from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
-from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED, measuring_policy
 from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
 from treespec.drafters import Merge
 from treespec.drafters.merge.opinion_pool import OpinionPool
@@ -98,7 +98,7 @@ class RecordedKit:
         pool: OpinionPool | None = None,
     ) -> Played:
         """One fresh drafter along the text; a merge begins with a copy of the pool."""
-        # A merged tree is shaped by what the draft model promised beside the text, whatever the policy.
+        # A merged tree is shaped by the draft model's confidence in nodes off the text, whatever the policy.
         self._is_text_enough = is_fixed and entry.scorer is not None
         self.target.is_text_enough = not entry.reads_logits
         self.pool = pool
@@ -114,20 +114,20 @@ class Learned:
         self._kits, self._entry, self._num_new, self._is_sampling = kits, entry, num_new, is_sampling
         self._pools: dict[tuple[str, int], OpinionPool | None] = {}
 
-    def pool(self, family: str, num_drafted: int, table: AcceptanceTable) -> OpinionPool | None:
-        """For one of `FAMILIES` with so many drafted tokens; None for drafters that begin with nothing."""
+    def pool(self, name: str, num_drafted: int, table: AcceptanceTable) -> OpinionPool | None:
+        """For one of `POLICIES` with so many drafted tokens; None for drafters that do not learn."""
         if not self._entry.is_learning:
             return None
-        if (family, num_drafted) not in self._pools:
-            policy, is_fixed, _ = FAMILIES[family]
+        if (name, num_drafted) not in self._pools:
+            policy, is_fixed, _ = POLICIES[name]
             pool = None
             for kit in self._kits:
                 played = kit.run(
                     self._entry, policy(num_drafted, table), is_fixed, self._num_new, self._is_sampling, pool
                 )
                 pool = played.pool
-            self._pools[family, num_drafted] = pool
-        return self._pools[family, num_drafted]
+            self._pools[name, num_drafted] = pool
+        return self._pools[name, num_drafted]
 
 
 def measure_cells(
@@ -135,11 +135,11 @@ def measure_cells(
 ) -> Counts:
     """Every policy at every budget along one text. The largest trees come first: the others find their nodes scored."""
     found: Counts = {}
-    for name, family in FAMILIES.items():
+    for name, shape in POLICIES.items():
         found[name] = {}
         for n in sorted(BUDGETS[1:] if name != CHAIN else BUDGETS, reverse=True):
             pool = learned.pool(name, n, table)
-            stats = kit.run(entry, family.policy(n, table), family.is_fixed, num_new, is_sampling, pool).stats
+            stats = kit.run(entry, shape.policy(n, table), shape.is_fixed, num_new, is_sampling, pool).stats
             found[name][str(n)] = [stats.num_accepted_tokens + stats.num_drafts, stats.num_drafts]
     for cells in found.values():  # A tree of one drafted token is a chain.
         cells["1"] = found[CHAIN]["1"]
@@ -157,16 +157,19 @@ def measure_table(
     return {"probs": [[max(prob, RARELY * 0.5**rank) for rank, prob in enumerate(row)] for row in rows]}
 
 
-def measure_places(models: Models, name: str, text: Text, num_places: int, seed: int) -> dict[str, dict[str, float]]:
-    """By policy and drafted tokens: the mean number of accepted tokens plus one, at places of a text, temperature 1."""
-    sampling_schemes = SAMPLED | {key: FAMILIES[key] for key in (CHAIN, "best first")}
+def measure_positions(
+    models: Models, name: str, text: Text, num_positions: int, seed: int
+) -> dict[str, dict[str, float]]:
+    """By policy and drafted tokens: mean accepted tokens plus one at positions of a text, temperature 1."""
+    sampling_schemes = SAMPLED | {key: POLICIES[key] for key in (CHAIN, "best first")}
     scorers = TreeScorer(models.target), TreeScorer(models.drafts[name])
-    probs = RecordedDistributions(*scorers, text.contexts(num_places), 1.0)
+    probs = RecordedDistributions(*scorers, text.contexts(num_positions), 1.0)
     found: dict[str, dict[str, float]] = {}
-    for key, family in sampling_schemes.items():
-        kind = Kind(lambda n, family=family: family.policy(n, []))
+    for key, shape in sampling_schemes.items():
+        kind = Kind(lambda n, shape=shape: shape.policy(n, []))
         found[key] = {
-            str(n): 1 + fmean(expected_accepted(tree, probs) for tree in grow(kind, n, probs, range(num_places), seed))
+            str(n): 1
+            + fmean(expected_accepted(tree, probs) for tree in grow(kind, n, probs, range(num_positions), seed))
             for n in BUDGETS
         }
     return found

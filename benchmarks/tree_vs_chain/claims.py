@@ -1,4 +1,4 @@
-"""What was claimed of trees, answered by the numbers of `tree_vs_chain.py acceptance`."""
+"""What was claimed of trees, answered by the numbers of `benchmarks.tree_vs_chain acceptance`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tree_claim(found: dict[str, Any]) -> str:
 
 
 def sequoia_claim(found: dict[str, Any]) -> str:
-    """Sequoia's tree beside the complete binary one."""
+    """Sequoia's tree against the complete binary one."""
     gains = sequoia_gains(found)
     wins = sum(gain.value > 0 for gain in gains.values())
     sure = sum(gain.low > 0 for gain in gains.values())

@@ -28,7 +28,7 @@ MAX_SAMPLED_CHAIN = 16
 """What a sampled chain of more tokens adds is below one in a thousand here, and each token costs a draft pass."""
 
 
-class Family(NamedTuple):
+class Shape(NamedTuple):
     """`policy(n, table)` is the policy of at most n drafted tokens; the table is measured acceptance.
 
     `is_fixed`: the shape depends on no probability. `is_sampled`: children are drawn.
@@ -55,24 +55,24 @@ def beam(num_drafted: int, children: str) -> TreePolicy:
     return StochasticBeam(width, num_drafted // width, children)
 
 
-FAMILIES: dict[str, Family] = {
-    CHAIN: Family(lambda n, _: Chain(n, SELECTED), is_fixed=True),
-    BINARY: Family(lambda n, _: Paths(binary_paths(n + 1), SELECTED), is_fixed=True),
-    SEQUOIA: Family(lambda n, table: Sequoia(table, n + 1, children=SELECTED), is_fixed=True),
-    "delayed branching": Family(lambda n, _: delayed(n), is_fixed=True),
-    "best first": Family(lambda n, _: BestFirst(n + 1, SELECTED)),
-    "eagle2": Family(lambda n, _: eagle2(n + 1)),
-    "opt_tree": Family(lambda n, _: opt_tree(n + 1, min_gain=0.05)),
-    "specexec": Family(lambda n, _: SpecExec(n + 1)),
-    "beam": Family(lambda n, _: beam(n, SELECTED)),
+POLICIES: dict[str, Shape] = {
+    CHAIN: Shape(lambda n, _: Chain(n, SELECTED), is_fixed=True),
+    BINARY: Shape(lambda n, _: Paths(binary_paths(n + 1), SELECTED), is_fixed=True),
+    SEQUOIA: Shape(lambda n, table: Sequoia(table, n + 1, children=SELECTED), is_fixed=True),
+    "delayed branching": Shape(lambda n, _: delayed(n), is_fixed=True),
+    "best first": Shape(lambda n, _: BestFirst(n + 1, SELECTED)),
+    "eagle2": Shape(lambda n, _: eagle2(n + 1)),
+    "opt_tree": Shape(lambda n, _: opt_tree(n + 1, min_gain=0.05)),
+    "specexec": Shape(lambda n, _: SpecExec(n + 1)),
+    "beam": Shape(lambda n, _: beam(n, SELECTED)),
 }
 """Selected children: for every drafter and temperature."""
 
-SAMPLED: dict[str, Family] = {
-    "chain, sampled": Family(lambda n, _: Chain(min(n, MAX_SAMPLED_CHAIN)), is_fixed=True, is_sampled=True),
-    "by rank, sampled": Family(lambda n, _: Paths(rank_paths(n + 1), WITHOUT_REPLACEMENT), True, True),
-    "dyspec": Family(lambda n, _: dyspec(n + 1), is_sampled=True),
-    "stochastic beam": Family(lambda n, _: beam(n, WITHOUT_REPLACEMENT), is_sampled=True),
+SAMPLED: dict[str, Shape] = {
+    "chain, sampled": Shape(lambda n, _: Chain(min(n, MAX_SAMPLED_CHAIN)), is_fixed=True, is_sampled=True),
+    "by rank, sampled": Shape(lambda n, _: Paths(rank_paths(n + 1), WITHOUT_REPLACEMENT), True, True),
+    "dyspec": Shape(lambda n, _: dyspec(n + 1), is_sampled=True),
+    "stochastic beam": Shape(lambda n, _: beam(n, WITHOUT_REPLACEMENT), is_sampled=True),
 }
 """Sampled children: for drafters that have a distribution, above temperature zero."""
 

@@ -1,7 +1,7 @@
 """Replay: a drafter and a policy along a known text, with every pass of the models done once for all of them.
 
-When all children are selected, verification emits what the target says whatever was drafted, and keeps the longest
-drafted path that says the same. So the engine's own loop along a text of the target, greedy or sampled, accepts just
+When all children are selected, verification emits the target's own tokens whatever was drafted, and keeps the longest
+drafted path of those tokens. So the engine's own loop along a text of the target, greedy or sampled, accepts just
 what it would have accepted when the text was written: `TextWalk` is that verification. The models' logits come from
 `RecordedScorer`, which runs a model only for nodes that it has not seen below the same text before.
 
@@ -38,10 +38,9 @@ from treespec.protocols import (
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 
 MARGIN = 32
-"""Texts go on this long behind the last place that counts, so that no tree there is cut short."""
+"""Texts go on this many tokens beyond the last one that counts, so that no tree there is cut short."""
 
-
-MAX_HOMES = 16
+MAX_SCORERS = 16
 """More caches of one text are not kept: each may hold as many keys as the text, and a step needs one of them."""
 
 
@@ -57,8 +56,8 @@ class Node:
         self.states: dict[int, Tensor] = {}
 
 
-class Home(NamedTuple):
-    """Nodes hanging off one place of the text: their scorer, whose cache ends there, and their pending numbers."""
+class BranchScorer(NamedTuple):
+    """Of the nodes below one token of the text: a scorer whose cache ends there, and the nodes' pending numbers."""
 
     scorer: TreeScorer
     numbers: dict[Node, int]
@@ -70,13 +69,13 @@ class RecordedScorer:
     Args:
         model: on the CPU, its attention able to run trees.
         text: the text that will be committed, prompt included.
-        num_kept: logits kept of a node beside the text, the highest; the others come back as -inf. None keeps all.
+        num_kept: the highest logits kept of a node off the text; the others come back as -inf. None keeps all.
         hidden_layers: see `HiddenStates`.
 
     Attributes:
-        is_text_enough: nodes beside the text get logits of zero and cost no pass. For trees whose shape depends on no
+        is_text_enough: nodes off the text get logits of zero and cost no pass. For trees whose shape depends on no
             probability this changes nothing that is accepted: below such a node nothing is.
-        num_scored: nodes beside the text that were computed.
+        num_scored: nodes off the text that were computed.
     """
 
     capability = Capability.TREE
@@ -101,7 +100,7 @@ class RecordedScorer:
         self._zeros = torch.zeros(self.vocab_size)
         self._states = {layer: output.hidden_states[layer][0] for layer in self.hidden_layers}
         self._text = self._follow(text, output.logits[0])
-        self._homes: dict[int, Home] = {}
+        self._scorers: dict[int, BranchScorer] = {}
         self._committed, self._pending = self._text[0], list[Node | None]()
 
     def _follow(self, text: Text, logits: Tensor) -> list[Node]:
@@ -158,31 +157,33 @@ class RecordedScorer:
         return parent.children[token]
 
     def _compute(self, missing: list[Node]) -> None:
-        """Score nodes of this step, with those of their ancestors that hang off no known place, in one pass."""
+        """Score nodes of this step, with those of their ancestors that have no number yet, in one pass."""
         if not missing:
             return
-        home = self._home(self._committed.index)
+        branch_scorer = self._scorer_at(self._committed.index)
         batch: list[Node] = []
         for node in missing:
             branch: list[Node] = []
             above: Node | None = node
-            while above is not None and above is not self._committed and above not in home.numbers:
+            while above is not None and above is not self._committed and above not in branch_scorer.numbers:
                 branch.append(above)
                 above = above.parent
             for unknown in reversed(branch):
-                home.numbers[unknown] = len(home.numbers)
+                branch_scorer.numbers[unknown] = len(branch_scorer.numbers)
                 batch.append(unknown)
         tokens = torch.tensor([[node.token for node in batch]])
-        above_of = [home.numbers.get(node.parent, ROOT_PARENT) if node.parent else ROOT_PARENT for node in batch]
-        logits, states = home.scorer.extend(tokens, torch.tensor([above_of]))
+        above_of = [
+            branch_scorer.numbers.get(node.parent, ROOT_PARENT) if node.parent else ROOT_PARENT for node in batch
+        ]
+        logits, states = branch_scorer.scorer.extend(tokens, torch.tensor([above_of]))
         self.num_scored += len(missing)
-        for slot, node in enumerate(batch):
+        for column, node in enumerate(batch):
             if node.kept is None:
-                node.kept = self._keep(logits[0, slot])
-                node.states = {layer: values[0, slot].clone() for layer, values in states.items()}
+                node.kept = self._keep(logits[0, column])
+                node.states = {layer: values[0, column].clone() for layer, values in states.items()}
 
     def _keep(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A node's logits [V] as they are kept: values, and whose they are (None: everybody's)."""
+        """A node's logits [V] as they are kept: values, and their tokens (None: the whole vocabulary)."""
         if self._num_kept is None:
             return logits.clone(), None
         values, tokens = logits.topk(self._num_kept)
@@ -198,25 +199,25 @@ class RecordedScorer:
         empty = torch.zeros_like(self._states[layer][0])
         return torch.stack([empty if node is None else node.states.get(layer, empty) for node in nodes])[None]
 
-    def _home(self, index: int) -> Home:
+    def _scorer_at(self, index: int) -> BranchScorer:
         """The scorer whose cache ends with the text's token `index`."""
-        if index not in self._homes:
+        if index not in self._scorers:
             cache: Any = twin_cache(self._cache)
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, : index + 1], layer.values[:, :, : index + 1]
             scorer = TreeScorer(self._model, cache=cache, hidden_layers=self.hidden_layers)
             ids = self._ids[None, : index + 1]
             scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-            # What hangs off a forgotten place and is needed again is put below it anew: `_compute` goes up that far.
-            while len(self._homes) >= MAX_HOMES:
-                del self._homes[next(iter(self._homes))]
-            self._homes[index] = Home(scorer, {})
-        return self._homes[index]
+            # `_compute` gives the nodes of a dropped scorer new numbers when they are needed again.
+            while len(self._scorers) >= MAX_SCORERS:
+                del self._scorers[next(iter(self._scorers))]
+            self._scorers[index] = BranchScorer(scorer, {})
+        return self._scorers[index]
 
 
 @dataclass
 class TextWalk:
-    """Verification against a known text: descends while a child says the text's next token, then emits that token."""
+    """Verification against a known text: descends while a child has the text's next token, then emits that token."""
 
     text: Sequence[int]
     position: int
@@ -266,7 +267,7 @@ def replay(
     Args:
         target: a scorer of this very text.
         drafter: a fresh one; its trees must be of selected children.
-        is_sampling: what the drafter is told of the call.
+        is_sampling: passed on to the drafter.
     """
     end = min(text.start + num_new, len(text.ids) - 1)
     request = Request(

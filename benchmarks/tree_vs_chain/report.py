@@ -1,4 +1,4 @@
-"""Tables and pictures of what `tree_vs_chain.py` measured, and its answers to what was claimed."""
+"""Tables and pictures of what `benchmarks.tree_vs_chain` measured, and its answers to what was claimed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.common.drafters import EXIT_LAYERS
 from benchmarks.common.paired import difference
 from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
-from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, FAMILIES, SAMPLED, SEQUOIA
+from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
 from benchmarks.tree_vs_chain.wall_clock_report import draw_time, time_lines
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
@@ -45,10 +45,10 @@ def acceptance_lines(found: dict[str, Any]) -> list[str]:
     ]
     lines += ["### What was claimed", "", *claim_lines(found), ""]
     for key, drafters in found["selected"].items():
-        lines += [f"### Best tree beside the chain, {key}", "", _ABOUT_BEST, ""]
+        lines += [f"### Best tree against the chain, {key}", "", _ABOUT_BEST, ""]
         lines += [best_table({name: lengths_of(cells) for name, cells in drafters.items()})]
     if found.get("sampled"):
-        lines += ["### Sampled children beside selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
+        lines += ["### Sampled children against selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
     for key, drafters in found["selected"].items():
         lines += [f"### Every policy, {key}", "", policy_table(drafters)]
     return [*lines, *map(run_text, found["calls"])]
@@ -70,8 +70,8 @@ def best_table(drafters: dict[str, Lengths]) -> str:
 def policy_table(drafters: dict[str, list[Any]]) -> str:
     rows = []
     for name, cells in drafters.items():
-        for family, by_size in lengths_of(cells).items():
-            rows.append([name if family == CHAIN else "", family, *(f"{fmean(by_size[n]):.2f}" for n in BUDGETS)])
+        for policy, by_size in lengths_of(cells).items():
+            rows.append([name if policy == CHAIN else "", policy, *(f"{fmean(by_size[n]):.2f}" for n in BUDGETS)])
     return markdown_table(["drafter", "policy", *map(str, BUDGETS)], rows)
 
 
@@ -79,14 +79,14 @@ def sampled_table(found: dict[str, Any]) -> str:
     """Means over prompts; in brackets the mean paired difference to the selected chain's."""
     rows = []
     for name, cells in found["sampled"].items():
-        for family in cells[0]:
-            kind = "sampled" if family in SAMPLED else "selected"
+        for policy in cells[0]:
+            kind = "sampled" if policy in SAMPLED else "selected"
             texts = []
             for n in BUDGETS:
-                values, chain = ([prompt[f][str(n)] for prompt in cells] for f in (family, CHAIN))
-                gain = "" if family == CHAIN else f" ({difference(values, chain).value:+.2f})"
+                values, chain = ([prompt[f][str(n)] for prompt in cells] for f in (policy, CHAIN))
+                gain = "" if policy == CHAIN else f" ({difference(values, chain).value:+.2f})"
                 texts.append(f"{fmean(values):.2f}{gain}")
-            rows.append([name, family, kind, *texts])
+            rows.append([name, policy, kind, *texts])
     return markdown_table(["drafter", "policy", "children", *map(str, BUDGETS)], rows)
 
 
@@ -109,9 +109,9 @@ def draw_acceptance(found: dict[str, Any], path: Path) -> Figure:
 
 
 def _draw_lengths(axes: Axes, lengths: Lengths) -> None:
-    for family in lengths:
-        if family not in (CHAIN, SEQUOIA, BINARY):
-            axes.plot(BUDGETS, [fmean(lengths[family][n]) for n in BUDGETS], color="#d5dce2", linewidth=0.8, zorder=1)
+    for policy in lengths:
+        if policy not in (CHAIN, SEQUOIA, BINARY):
+            axes.plot(BUDGETS, [fmean(lengths[policy][n]) for n in BUDGETS], color="#d5dce2", linewidth=0.8, zorder=1)
     best = [best_tree(lengths, n)[0] for n in BUDGETS]
     gains = [difference(values, lengths[CHAIN][n]) for values, n in zip(best, BUDGETS, strict=True)]
     chain = np.array([fmean(lengths[CHAIN][n]) for n in BUDGETS])
@@ -124,9 +124,9 @@ def _draw_lengths(axes: Axes, lengths: Lengths) -> None:
         linewidth=0,
     )
     axes.plot(BUDGETS, chain, color=REFERENCE, marker="o", markersize=3, label="chain", zorder=3)
-    for family, colour in ((BINARY, INK), (SEQUOIA, NEXT_EDGE)):
-        means = [fmean(lengths[family][n]) for n in BUDGETS]
-        axes.plot(BUDGETS, means, color=colour, linestyle=":", label=family, zorder=2)
+    for policy, colour in ((BINARY, INK), (SEQUOIA, NEXT_EDGE)):
+        means = [fmean(lengths[policy][n]) for n in BUDGETS]
+        axes.plot(BUDGETS, means, color=colour, linestyle=":", label=policy, zorder=2)
     axes.plot(BUDGETS, [fmean(v) for v in best], color=ACCEPTED, marker="o", markersize=3, label="best tree", zorder=4)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BUDGETS, [str(n) for n in BUDGETS])
@@ -137,7 +137,7 @@ def _about_acceptance(found: dict[str, Any]) -> str:
     run, names = found["run"], found["prompts"]
     return (
         f"Emitted tokens per target pass, means over prompts ({', '.join(names)}), {run['new_tokens']} "
-        f"tokens each. {_ABOUT_REPLAY} Policies: {', '.join(FAMILIES)}; Sequoia's tables come from other prompts. "
+        f"tokens each. {_ABOUT_REPLAY} Policies: {', '.join(POLICIES)}; Sequoia's tables come from other prompts. "
         "Intervals: 95 %, bootstrap over prompts."
     )
 
@@ -145,9 +145,9 @@ def _about_acceptance(found: dict[str, Any]) -> str:
 _ABOUT_REPLAY = (
     "Sizes count the nodes below the root. The engine's loop is replayed along texts of the target (greedy at T=0, "
     "one sample per prompt at T=1): with selected children and the target walk this accepts what it would have "
-    "accepted when the text was written. Drafters are fresh for every prompt: cold ones know nothing, warm ones what "
-    "ships with treespec, warm merges also what their parts are worth along the texts of Sequoia's tables. The draft "
-    "model is SmolLM2 without three of its thirty layers, early exit its first "
+    "accepted when the text was written. Drafters are fresh for every prompt: cold ones start empty, warm ones from "
+    "what ships with treespec, warm merges also with weights of their parts, learned along the texts of Sequoia's "
+    "tables. The draft model is SmolLM2 without three of its thirty layers, early exit its first "
     f"{EXIT_LAYERS} layers and its own head; neither was trained for it. There are no trained Medusa heads for this "
     "model."
 )
@@ -156,7 +156,7 @@ _ABOUT_BEST = (
     "its gain is free of hindsight; the gain is paired."
 )
 _ABOUT_SAMPLED = (
-    "Expected tokens per pass at evenly spaced places of the sampled texts, exact in the coins of the default rule "
-    "(traversal for sampled children, target walk for selected ones), one drafted tree per place; in brackets the "
+    "Expected tokens per pass at evenly spaced positions of the sampled texts, exact in the coins of the default rule "
+    "(traversal for sampled children, target walk for selected ones), one drafted tree per position; in brackets the "
     "paired difference to the selected chain. Sampled chains end at 16 tokens."
 )

@@ -1,8 +1,8 @@
 """Trees against chains: acceptance of every drafter with every policy, and wall-clock time of the best of them.
 
-`acceptance` replays drafters along recorded texts of SmolLM2-135M (see `tree_acceptance.py`): a measurement of what is
+`acceptance` replays drafters along recorded texts of SmolLM2-135M (see `acceptance.py`): a measurement of what is
 accepted, on any machine, whatever else runs there. `time` decodes prompts with every drafter's best chain and best tree
-(see `tree_time.py`), and wants a quiet machine. Finished prompts are kept in the user's cache folder: started again, a
+(see `wall_clock.py`), and wants a quiet machine. Finished prompts are kept in the user's cache folder: started again, a
 run goes on where it stopped. Results: benchmarks/results/tree_vs_chain/tree_vs_chain.md, its pictures and raw numbers.
 
     python -m benchmarks.tree_vs_chain acceptance --spec-bench question.jsonl
@@ -75,7 +75,7 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--prompts", type=int, default=60, help="timed prompts (default: %(default)s)")
     options.add_argument("--replayed", type=int, default=8, help="replayed prompts (default: %(default)s)")
     options.add_argument("--new-tokens", type=int, default=24)
-    options.add_argument("--places", type=int, default=4, help="places per text for sampled children")
+    options.add_argument("--positions", type=int, default=4, help="positions per text for sampled children")
     options.add_argument("--drafters", nargs="+", choices=list(DRAFTERS), default=None, metavar="NAME")
     options.add_argument(
         "--measurements",

@@ -1,4 +1,4 @@
-"""Milliseconds per token of every drafter's best chain and best tree: a part of `tree_vs_chain.py`.
+"""Milliseconds per token of every drafter's best chain and best tree: a part of `benchmarks.tree_vs_chain`.
 
 All contestants share the model, its packed linear layers, threads, `generate`, and a cache that holds the prompt
 already: reading the prompt, the target's part and the draft model's, is not counted. Drafters are fresh for every
@@ -23,12 +23,11 @@ from transformers import DynamicCache
 
 from benchmarks.common.drafters import DRAFTERS
 from benchmarks.common.prompts import Prompt, PromptSets, encode
-from benchmarks.common.reference import Plain, compare, plain_greedy
+from benchmarks.common.reference import Plain, compare, plain_greedy, strip_padding
 from benchmarks.common.settings import load_average
 from benchmarks.common.store import Store, digest
-from benchmarks.greedy_identity import strip_padding
 from benchmarks.tree_vs_chain.cells import Models
-from benchmarks.tree_vs_chain.policies import CHAIN, FAMILIES
+from benchmarks.tree_vs_chain.policies import CHAIN, POLICIES
 from treespec import TreeSpeculation
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.hf import TreeScorer, make_scorer
@@ -42,17 +41,17 @@ class Contestant(NamedTuple):
     """A drafter with a policy of `num_drafted` nodes below the root; without a drafter a way of transformers' own."""
 
     drafter: str | None
-    family: str
+    policy: str
     num_drafted: int = 0
 
     @property
     def name(self) -> str:
-        return self.family if self.drafter is None else f"{self.drafter}: {self.family} of {self.num_drafted}"
+        return self.policy if self.drafter is None else f"{self.drafter}: {self.policy} of {self.num_drafted}"
 
 
 class Group(NamedTuple):
-    """Prompts decoded together: their arguments, the filled cache and the time that filling it took, and what plain
-    greedy decoding says of each."""
+    """Prompts decoded together: their arguments, the filled cache and the time that filling it took, and plain
+    greedy decoding of each."""
 
     prompts: list[Prompt]
     inputs: dict[str, Tensor]
@@ -79,7 +78,7 @@ class Bench:
     def __init__(self, models: Models, acceptance: dict[str, Any], num_new: int) -> None:
         self.models, self.num_new, self._acceptance = models, num_new, acceptance
         self._plains: dict[str, Plain] = {}
-        make_scorer(models.target)  # The self-check of a model's first use is nobody's time.
+        make_scorer(models.target)  # Runs the self-check of a model's first use, which is not timed.
 
     @torch.no_grad()
     def group(self, prompts: list[Prompt], num_new: int) -> Group:
@@ -106,9 +105,9 @@ class Bench:
         return Group(prompts, inputs, cache, seconds, [self._plains[prompt.name] for prompt in prompts])
 
     def decode(self, contestant: Contestant, group: Group, num_new: int) -> dict[str, Any]:
-        """One timed call, its outputs judged against plain greedy decoding of the single prompts."""
+        """One timed call, its outputs compared with plain greedy decoding of the single prompts."""
         options, speculation = self._options(contestant)
-        is_lookup = contestant.family == LOOKUP
+        is_lookup = contestant.policy == LOOKUP
         if not is_lookup:
             options["past_key_values"] = copy.deepcopy(group.cache)
         called: Any = self.models.target
@@ -120,7 +119,7 @@ class Bench:
         reading = group.prefill_seconds if is_lookup else stats.seconds["prefill"] if stats else 0.0
         width, eos = group.inputs["input_ids"].shape[1], self.models.end
         rows = [strip_padding(row[width:].tolist(), eos) for row in out]
-        judged = [
+        agreements = [
             compare(called, ids[len(ids) - int(mask.sum()) :], shortened(plain, num_new), row)
             for ids, mask, plain, row in zip(
                 group.inputs["input_ids"], group.inputs["attention_mask"], group.plains, rows, strict=True
@@ -131,36 +130,36 @@ class Bench:
             "tokens": sum(map(len, rows)),
             "acceptance_length": stats.mean_acceptance_length if stats else None,
             "rows": len(rows),
-            "identical": sum(found.is_identical for found in judged),
-            "right": sum(found.is_right for found in judged),
+            "identical": sum(found.is_identical for found in agreements),
+            "right": sum(found.is_right for found in agreements),
         }
 
     def _options(self, contestant: Contestant) -> tuple[dict[str, Any], TreeSpeculation | None]:
         """The arguments of `generate` that set a contestant apart."""
         if contestant.drafter is None:
-            return ({"prompt_lookup_num_tokens": 10} if contestant.family == LOOKUP else {}), None
+            return ({"prompt_lookup_num_tokens": 10} if contestant.policy == LOOKUP else {}), None
         entry = DRAFTERS[contestant.drafter]
         drafter = entry.timed() if entry.timed else entry.make(TimedKit(self.models))
         table = self._acceptance["tables"]["T=0"].get(contestant.drafter, [])
-        policy = FAMILIES[contestant.family].policy(contestant.num_drafted, table)
+        policy = POLICIES[contestant.policy].policy(contestant.num_drafted, table)
         speculation = TreeSpeculation(drafter, tree=policy, seed=0)
         return {"custom_generate": speculation}, speculation
 
-    def best_family(self, drafter: str, num_drafted: int) -> str:
+    def best_policy(self, drafter: str, num_drafted: int) -> str:
         """The policy of proper trees that accepted most in the replay at temperature zero."""
         cells = self._acceptance["selected"]["T=0"].get(drafter)
         if not cells:
             return "best first"
         lengths = {
             name: fmean(prompt[name][str(num_drafted)][0] / prompt[name][str(num_drafted)][1] for prompt in cells)
-            for name in FAMILIES
+            for name in POLICIES
             if name != CHAIN
         }
         return max(lengths, key=lambda name: lengths[name])
 
     def candidates(self, drafter: str) -> list[Contestant]:
         chains = [Contestant(drafter, CHAIN, n) for n in CHAIN_LENGTHS]
-        return chains + [Contestant(drafter, self.best_family(drafter, n), n) for n in TREE_SIZES]
+        return chains + [Contestant(drafter, self.best_policy(drafter, n), n) for n in TREE_SIZES]
 
 
 def shortened(plain: Plain, num_new: int) -> Plain:
@@ -183,8 +182,8 @@ def finalists(bench: Bench, drafter: str, pilots: Sequence[dict[str, float]]) ->
     for budget in BUDGETS:
         fitting = [candidate for candidate in cost if candidate.num_drafted <= budget]
         found[str(budget)] = {
-            "chain": min((c for c in fitting if c.family == CHAIN), key=lambda c: cost[c]),
-            "tree": min((c for c in fitting if c.family != CHAIN), key=lambda c: cost[c]),
+            "chain": min((c for c in fitting if c.policy == CHAIN), key=lambda c: cost[c]),
+            "tree": min((c for c in fitting if c.policy != CHAIN), key=lambda c: cost[c]),
             "best": min(fitting, key=lambda c: cost[c]),
         }
     return found

@@ -1,4 +1,4 @@
-"""What `tree_vs_chain.py time` measured, as tables and a picture."""
+"""What `benchmarks.tree_vs_chain time` measured, as tables and a picture."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def pilot_table(tried: dict[str, list[dict[str, float]]]) -> str:
 
 def _sized(name: str) -> str:
     """`chain of 4`, or the size alone of a tree whose policy is any."""
-    family, size = name.rsplit(" of ", 1)
-    return name if family == CHAIN else f"tree of {size}"
+    policy, size = name.rsplit(" of ", 1)
+    return name if policy == CHAIN else f"tree of {size}"
 
 
 def _short(name: str) -> str:

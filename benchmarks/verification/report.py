@@ -138,8 +138,8 @@ def factor_table(results: dict[str, Any]) -> str:
     return markdown_table([*header, "factor, tokens per pass", "factor, accepted draft tokens"], rows)
 
 
-def probs_table(results: dict[str, Any]) -> str:
-    """The default's factor where the target is sure, in between, and where it is not: contexts in thirds by entropy."""
+def entropy_table(results: dict[str, Any]) -> str:
+    """The default's factor for low, middle and high entropy of the target: contexts in thirds by entropy."""
     rows, header = [], ["distributions", "target", "contexts", "entropy, nats", "sum min(P, q)"]
     for case in (case for case in results if case.startswith("trees, ")):
         sizes, kinds = cells_of(results[case], "n")
@@ -194,15 +194,16 @@ def report(data: dict[str, Any]) -> str:
     results = data["results"]
     lines = ["# Verification rules: acceptance, share of the optimum, cost", ""]
     for case, found in results.items():
-        if case.startswith("distributions, "):
+        kind, _, temperature = case.partition(", ")
+        if kind == "distributions":
             lines += [
-                f"Draft and target at {case.removeprefix('probs, ')}: mean sum min(P, q) {found['overlap']:.3f}, the "
+                f"Draft and target at {temperature}: mean sum min(P, q) {found['overlap']:.3f}, the "
                 f"same most likely token at {100 * found['top-1 agreement']:.1f} % of {found['positions']} positions.",
                 "",
             ]
     if any(case.startswith("trees, ") for case in results):
-        lines += ["## Sampled trees beside the deterministic tree", "", _FACTOR_TEXT, "", factor_table(results)]
-        lines += [_LAW_TEXT, "", probs_table(results)]
+        lines += ["## Sampled trees against the deterministic tree", "", _FACTOR_TEXT, "", factor_table(results)]
+        lines += [_THIRDS_TEXT, "", entropy_table(results)]
     for prefix, letter, header, about in (
         ("node, ", "k", "children", _NODE_TEXT),
         ("trees, ", "n", "tree", _TREE_TEXT),
@@ -234,7 +235,7 @@ _FACTOR_TEXT = (
     "round, so no context chooses for itself; two pairs where the halves choose differently. In brackets 95 % of a "
     f"bootstrap over whole texts, paired. The aim at T = 1 is {AIM} times the tokens per pass."
 )
-_LAW_TEXT = (
+_THIRDS_TEXT = (
     "The default's factor in accepted draft tokens, contexts in thirds by the mean entropy of the target along paths "
     "drawn from it (the thirds look at the distributions and not at what was accepted):"
 )

@@ -66,7 +66,7 @@ DISTRIBUTIONS = "distributions"
 
 Rules = dict[str, float]
 Samples = dict[str, list[float]]
-"""One number per context, by rule; `optimum` and `bound` stand beside the rules."""
+"""One number per context, by rule; `optimum` and `bound` are keys next to the rules."""
 
 NODES: dict[str, Kind] = {
     SELECTED: Kind(lambda k: KAry((k,), SELECTED), siblings=SELECTED, is_deterministic=True),
@@ -141,7 +141,7 @@ def likeness(probs: Distributions, paths: Sequence[Context]) -> Rules:
 def _mean_accepted(
     kind: Kind, size: int, probs: Distributions, num_texts: int, num_draws: int, seed: int
 ) -> list[dict[str, float]]:
-    """Of the rules that admit every tree: a distribution may by chance have few tokens, or a tree a single path."""
+    """Of the rules that support every tree: a distribution may by chance have few tokens, or a tree a single path."""
     num_trees = 1 if kind.is_deterministic else num_draws
     trees = grow(kind, size, probs, [text for text in range(num_texts) for _ in range(num_trees)], seed)
     probs.target([context for tree in trees for context in inner_contexts(tree).values()])  # All in one pass.
@@ -154,7 +154,7 @@ def _common_means(found: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def gather(found: Iterable[dict[str, dict[str, float]]]) -> dict[str, Samples]:
-    """Contexts side by side: cell, rule, one number per context; rules that do not serve all contexts are left out."""
+    """By cell and rule, one number per context; rules that do not support all contexts are left out."""
     cells: dict[str, Samples] = {}
     for cell_of_context in found:
         for cell, rules in cell_of_context.items():
@@ -213,8 +213,8 @@ def measure_case(
     """The contexts of a case side by side.
 
     Args:
-        all_distributions: distributions below `sizes[i]` contexts each; nothing is computed before they are asked for.
-        texts: which text each context is from, kept with the trees, beside how alike the distributions are there.
+        all_distributions: distributions below `sizes[i]` contexts each; they are computed when they are asked for.
+        texts: which text each context is from, kept with the trees and with how alike the distributions are there.
     """
     found: list[dict[str, Rules]] = []
     for number, (probs, size) in enumerate(zip(track(all_distributions, case, len(sizes)), sizes, strict=True)):

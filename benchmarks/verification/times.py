@@ -1,10 +1,10 @@
-"""What verification costs beside the target pass that scored the tree, paired within one process.
+"""What verification costs, relative to the target pass that scored the tree, paired within one process.
 
-Every round takes the next context and drafts a tree of 32 nodes of every kind. Each rule that admits it verifies it
+Every round takes the next context and drafts a tree of 32 nodes of every kind. Each rule that supports it verifies it
 right after a pass over it, as in the engine: with whatever the pass left in the processor's caches, the processors on
-demand, then the rule's walk. That pass runs from packed weights, the fastest that there is here; a pass of plain linear
-layers over the same tree is timed beside it. Temperature and top-p are the caller's processors, so both the draft's and
-the target's distributions went through them.
+demand, then the rule itself. That pass runs from packed weights, the fastest that there is here; a pass of plain linear
+layers over the same tree is timed next to it. Temperature and top-p are the caller's processors, applied to both the
+draft's and the target's distributions.
 
 Finished rounds can be kept, so that a run that was stopped goes on where it was.
 """
@@ -82,7 +82,7 @@ class Bench:
         self.generator, self._seed = torch.Generator(), seed
 
     def start(self, number: int) -> History:
-        """Prefill both targets with a prompt, and give each round its own chance."""
+        """Prefill both targets with a prompt, and seed the round."""
         self.generator.manual_seed(self._seed * 1000 + number)
         ids = self._prompts[number % len(self._prompts)]
         for target in (self.plain, self.packed):
@@ -99,9 +99,9 @@ class Bench:
 
 
 def rules_for(trees: TreeBatch, support: int | None) -> list[str]:
-    """The rules that admit the trees; those of small supports only where the draft was cut on purpose."""
-    admitted = [name for name, rule in RULES.items() if rule.reason_against(trees) is None]
-    return [name for name in admitted if RULES[name].requirements.max_support is None or support is not None]
+    """The rules that support the trees; those of small supports only where the draft was cut on purpose."""
+    supported = [name for name, rule in RULES.items() if rule.reason_against(trees) is None]
+    return [name for name in supported if RULES[name].requirements.max_support is None or support is not None]
 
 
 def timed_pass(target: CausalScorer, trees: TreeBatch) -> tuple[Tensor, float]:
@@ -117,7 +117,7 @@ def timed_verification(
     rule: str, trees: TreeBatch, logits: Tensor, history: History, bench: Bench
 ) -> tuple[float, int]:
     """Milliseconds of what the engine calls verification, and the accepted tokens."""
-    fresh = replace(trees)  # Nothing derived is cached yet.
+    fresh = replace(trees)  # Without cached derived values.
     coins, draws = (torch.rand(fresh.tokens.shape, dtype=torch.float64, generator=bench.generator) for _ in range(2))
     start = time.perf_counter()
     probs = TargetProbs(fresh, logits, history, bench.processors, [0], is_sampling=True)
@@ -173,7 +173,7 @@ def _rounds(bench: Bench, num_rounds: int, num_threads: int, keep: Keep) -> dict
 
 
 def _round(bench: Bench, number: int) -> Round:
-    """One context: trees of every kind, each scored and verified by every rule that admits it."""
+    """One context: trees of every kind, each scored and verified by every rule that supports it."""
     passes: dict[str, list[float]] = {}
     rules: dict[str, dict[str, float]] = {}
     history, load = bench.start(number), load_average()

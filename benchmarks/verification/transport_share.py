@@ -34,11 +34,10 @@ PARENTS = [-1, 0, 0, 1, 1, 2, 2]
 Context = tuple[int, ...]
 Distributions = dict[Context, list[float]]
 Pair = tuple[int, int]
-Judge = Callable[[list[float], list[float], float, bool], dict[Pair, tuple[float, float]]]
-"""From a target distribution, a draft distribution, the mass a node is entered with and whether siblings are drawn
-without replacement to the masses that the two siblings of every ordered pair are entered with, the second one's given
-that the first was
-rejected."""
+NodeRule = Callable[[list[float], list[float], float, bool], dict[Pair, tuple[float, float]]]
+"""Maps (target distribution, draft distribution, the mass that a node is entered with, whether siblings are drawn
+without replacement) to the masses that the two siblings of every ordered pair are entered with; the second one's is
+given that the first was rejected."""
 
 
 def random_toy(rng: np.random.Generator, is_correlated: bool) -> tuple[Distributions, Distributions]:
@@ -62,7 +61,7 @@ def pair_distributions(draft: list[float], is_without_replacement: bool) -> dict
     return {(x, y): draft[x] * draft[y] / (1 - draft[x]) for x in tokens for y in tokens if x != y}
 
 
-def judge_in_turn(
+def accept_in_turn(
     target: list[float], draft: list[float], mass: float, is_without: bool
 ) -> dict[Pair, tuple[float, float]]:
     """Traversal; with mass one, recursive rejection."""
@@ -78,7 +77,7 @@ def judge_in_turn(
     return masses
 
 
-def judge_by_transport(
+def accept_by_transport(
     target: list[float], draft: list[float], mass: float, is_without: bool
 ) -> dict[Pair, tuple[float, float]]:
     supply = pair_supply(draft, is_without)
@@ -91,7 +90,7 @@ def judge_by_transport(
     return masses
 
 
-def judge_by_k_seq(
+def accept_by_k_seq(
     target: list[float], draft: list[float], mass: float, is_without: bool
 ) -> dict[Pair, tuple[float, float]]:
     ratio = float(kseq.tightening(np.array(target), np.array(draft), 2, 40))
@@ -100,7 +99,7 @@ def judge_by_k_seq(
 
 
 def mean_accepted(
-    judge: Judge,
+    accept: NodeRule,
     is_joint: bool,
     is_without: bool,
     target: Distributions,
@@ -117,12 +116,12 @@ def mean_accepted(
         return 0.0
 
     def gain(token: int, child_mass: float) -> float:
-        below = partial(mean_accepted, judge, is_joint, is_without, target, draft, (*context, token))
+        below = partial(mean_accepted, accept, is_joint, is_without, target, draft, (*context, token))
         return child_mass + (below(child_mass) if is_joint else child_mass * below(1.0))
 
     total = 0.0
     gains: dict[tuple[int, float], float] = {}
-    masses = judge(target[context], draft[context], mass, is_without)
+    masses = accept(target[context], draft[context], mass, is_without)
     for pair, prob in pair_distributions(draft[context], is_without).items():
         reached = prob
         for token, child_mass in zip(pair, masses[pair], strict=True):
@@ -134,7 +133,9 @@ def mean_accepted(
     return total
 
 
-def accepted_by_walk(is_without: bool, target: Distributions, draft: Distributions, context: Context = ()) -> float:
+def accepted_by_target_walk(
+    is_without: bool, target: Distributions, draft: Distributions, context: Context = ()
+) -> float:
     """The target walk descends to every token that is among the children; of two equal ones it takes the first."""
     if len(context) == DEPTH:
         return 0.0
@@ -143,17 +144,18 @@ def accepted_by_walk(is_without: bool, target: Distributions, draft: Distributio
         for x in range(VOCAB_SIZE)
     }
     return sum(
-        target[context][x] * held[x] * (1 + accepted_by_walk(is_without, target, draft, (*context, x))) for x in held
+        target[context][x] * held[x] * (1 + accepted_by_target_walk(is_without, target, draft, (*context, x)))
+        for x in held
     )
 
 
 RULES: dict[str, Callable[[bool, Distributions, Distributions], float]] = {
-    "target_walk": accepted_by_walk,
-    "recursive": partial(mean_accepted, judge_in_turn, False),
-    "k_seq": partial(mean_accepted, judge_by_k_seq, False),
-    "traversal": partial(mean_accepted, judge_in_turn, True),
-    "optimal_transport": partial(mean_accepted, judge_by_transport, False),
-    "transport_traversal": partial(mean_accepted, judge_by_transport, True),
+    "target_walk": accepted_by_target_walk,
+    "recursive": partial(mean_accepted, accept_in_turn, False),
+    "k_seq": partial(mean_accepted, accept_by_k_seq, False),
+    "traversal": partial(mean_accepted, accept_in_turn, True),
+    "optimal_transport": partial(mean_accepted, accept_by_transport, False),
+    "transport_traversal": partial(mean_accepted, accept_by_transport, True),
 }
 
 
@@ -197,16 +199,16 @@ def whole_tree_optimum(is_without: bool, target: Distributions, draft: Distribut
 
 
 def measure(num_toys: int, seed: int) -> dict[str, dict[str, list[float]]]:
-    """Shares of the whole-tree optimum by family and kind of distributions, then by rule; `bound` is the optimum
+    """Shares of the whole-tree optimum by scheme and kind of distributions, then by rule; `bound` is the optimum
     over U."""
     shares: dict[str, dict[str, list[float]]] = {}
     for number in range(num_toys):
         rng = np.random.default_rng([seed, number])
         kind = "correlated" if number % 2 else "independent"
         target, draft = random_toy(rng, kind == "correlated")
-        for family in (IID, WITHOUT_REPLACEMENT):
-            is_without = family == WITHOUT_REPLACEMENT
-            found = shares.setdefault(f"{family}, {kind}", defaultdict(list))
+        for scheme in (IID, WITHOUT_REPLACEMENT):
+            is_without = scheme == WITHOUT_REPLACEMENT
+            found = shares.setdefault(f"{scheme}, {kind}", defaultdict(list))
             optimum = whole_tree_optimum(is_without, target, draft)
             for name, accepted in RULES.items():
                 if name != "k_seq" or not is_without:

@@ -22,7 +22,7 @@ from benchmarks.tree_vs_chain import claims as tree_claims
 from benchmarks.tree_vs_chain import replay as replay_module
 from benchmarks.tree_vs_chain import report as tree_report
 from benchmarks.tree_vs_chain import wall_clock as tree_time
-from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, FAMILIES, SAMPLED, measuring_policy
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED, measuring_policy
 from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
 from treespec.hf import TreeScorer
@@ -148,24 +148,24 @@ def test_states_are_the_models(pair, text):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "family"),
-    [*(("draft model", family) for family in FAMILIES), ("merged", CHAIN), ("merged", "best first")],
+    ("drafter", "shape"),
+    [*(("draft model", shape) for shape in POLICIES), ("merged", CHAIN), ("merged", "best first")],
 )
-def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, family):
+def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     model, draft = pair
 
     def make(scorer):
         model_drafter = DraftModel(scorer)
         return model_drafter if drafter == "draft model" else Merge([model_drafter, TokenRecycling(), SuffixLookup()])
 
-    policy = FAMILIES[family].policy(6, TABLE)
+    policy = POLICIES[shape].policy(6, TABLE)
     speculation = TreeSpeculation(make(TreeScorer(draft)), tree=policy, record_steps=True)
     ids = text.ids[None, : text.start]
     # The engine goes on behind the last place that is replayed: a tree that is cut where generation ends is another.
     out = model.generate(ids, max_new_tokens=24 + 32, do_sample=False, custom_generate=speculation)
     assert torch.equal(out[0], text.ids[: text.start + 24 + 32])
     target, recorded = RecordedScorer(model, text, num_kept=16), RecordedScorer(draft, text)
-    recorded.is_text_enough = FAMILIES[family].is_fixed and drafter == "draft model"
+    recorded.is_text_enough = POLICIES[shape].is_fixed and drafter == "draft model"
     stats = replay(target, make(recorded), policy, text, num_new=24)
     emitted = [len(step.emitted[0]) for step in speculation.steps]
     num_drafts = next(n for n in range(len(emitted) + 1) if sum(emitted[:n]) >= 24)
@@ -182,11 +182,11 @@ def test_text_walk_follows_the_text():
     assert walk.position == 4
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *SAMPLED])
+@pytest.mark.parametrize("name", [*POLICIES, *SAMPLED])
 def test_no_policy_drafts_more_than_its_budget(name):
-    family = (FAMILIES | SAMPLED)[name]
+    shape = (POLICIES | SAMPLED)[name]
     for n in BUDGETS:
-        assert family.policy(n, TABLE).max_nodes <= n + 1
+        assert shape.policy(n, TABLE).max_nodes <= n + 1
     assert measuring_policy().max_nodes == 65
 
 
@@ -228,9 +228,9 @@ def tiny_models(pair, monkeypatch):
     for module in (tree_cells, tree_time):
         monkeypatch.setattr(module, "encode", encode)
         monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4] if module is tree_cells else (8,))
-    few = {name: FAMILIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
-    monkeypatch.setattr(tree_cells, "FAMILIES", few)
-    monkeypatch.setattr(tree_time, "FAMILIES", few)
+    few = {name: POLICIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
+    monkeypatch.setattr(tree_cells, "POLICIES", few)
+    monkeypatch.setattr(tree_time, "POLICIES", few)
     for module in (tree_report, tree_claims):
         monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4])
     monkeypatch.setattr(tree_claims, "SEQUOIA_BUDGETS", (4, 8))

@@ -22,7 +22,7 @@ from benchmarks.common.acceptance import (
     inner_contexts,
     rank_paths,
     sampled_bound,
-    slot_probs,
+    sibling_probs,
     target_paths,
 )
 from benchmarks.common.recorded import RecordedDistributions, Text, scorers, without_layers
@@ -84,10 +84,10 @@ def test_slot_probabilities_are_frequencies():
     pairs, _ = draw_without_replacement(probs.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
     for token in range(4):
         drawn = (pairs == token).double().mean(0).tolist()
-        assert slot_probs(WITHOUT_REPLACEMENT, probs, token, 2) == pytest.approx(drawn, abs=0.01)
-    assert slot_probs(MIXED, probs, 0, 2) == [0.0, 1.0]
-    assert slot_probs(MIXED, probs, 1, 2) == pytest.approx([0.6, 0.0])
-    assert slot_probs(WITHOUT_REPLACEMENT, probs, 1, 1) == pytest.approx([0.3])
+        assert sibling_probs(WITHOUT_REPLACEMENT, probs, token, 2) == pytest.approx(drawn, abs=0.01)
+    assert sibling_probs(MIXED, probs, 0, 2) == [0.0, 1.0]
+    assert sibling_probs(MIXED, probs, 1, 2) == pytest.approx([0.6, 0.0])
+    assert sibling_probs(WITHOUT_REPLACEMENT, probs, 1, 1) == pytest.approx([0.3])
 
 
 @torch.no_grad()
