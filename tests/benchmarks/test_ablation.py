@@ -82,7 +82,7 @@ def test_gains_are_paired_within_a_temperature():
     assert varied(ROWS) == ["temperature", "rule"]
 
 
-def test_rules_that_admit_only_some_trees_of_a_policy_are_left_out():
+def test_rules_that_support_only_some_trees_of_a_policy_are_left_out():
     cells = {(1.0, "tree", "traversal"): [2.0, 3.0], (1.0, "tree", "block"): [9.0], (1.0, "chain", "block"): [1.0]}
     assert {(row.policy, row.rule) for row in whole_cells(rows_of(cells))} == {
         ("tree", "traversal"),

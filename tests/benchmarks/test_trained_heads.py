@@ -107,7 +107,7 @@ def test_without_time_nothing_is_written(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_first_step_is_told_from_those_behind_it(monkeypatch):
+def test_the_first_step_ends_with_its_last_token(monkeypatch):
     """Steps of three and two tokens, asked about one by one."""
     clock, passes = iter(range(100)), iter([2, 2, 2, 2, 3, 3])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))

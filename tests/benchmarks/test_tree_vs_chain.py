@@ -71,9 +71,9 @@ def test_recorded_logits_are_those_of_plain_passes(pair, text):
     assert torch.allclose(again[1], model(ids).logits[0, -1], atol=1e-4)
 
 
-def test_forgotten_caches_change_nothing(pair, text, monkeypatch):
-    def walk(scorer):
-        """Three times along the text, deeper beside it every time."""
+def test_dropped_caches_change_no_logits(pair, text, monkeypatch):
+    def follow(scorer):
+        """Three times along the text, with deeper branches every time."""
         found = []
         for depth in range(1, 4):
             scorer.prefill(text.ids[None, : text.start - 1], torch.ones(1, text.start - 1, dtype=torch.bool))
@@ -84,12 +84,12 @@ def test_forgotten_caches_change_nothing(pair, text, monkeypatch):
         return found
 
     many, few = (RecordedScorer(pair[0], text) for _ in range(2))
-    expected = walk(many)
-    assert len(many._homes) == 6
-    monkeypatch.setattr(replay_module, "MAX_HOMES", 1)
-    for logits, others in zip(walk(few), expected, strict=True):
+    expected = follow(many)
+    assert len(many._scorers) == 6
+    monkeypatch.setattr(replay_module, "MAX_SCORERS", 1)
+    for logits, others in zip(follow(few), expected, strict=True):
         assert torch.allclose(logits, others, atol=1e-4)
-    assert len(few._homes) == 1
+    assert len(few._scorers) == 1
     assert few.num_scored == many.num_scored == 6 * 3, "no node's logits are computed twice"
 
 
@@ -136,17 +136,6 @@ def test_highest_logits_are_kept(pair, text):
     assert ((few > -torch.inf).sum(-1) == 4).all()
 
 
-def test_states_are_the_models(pair, text):
-    scorer = RecordedScorer(pair[0], text, hidden_layers=(1,))
-    prefix = text.ids[None, : text.start - 1]
-    states = scorer.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1]
-    real = TreeScorer(pair[0], hidden_layers=(1,))
-    assert torch.allclose(states, real.prefill(prefix, torch.ones_like(prefix, dtype=torch.bool))[1], atol=1e-5)
-    tokens, parents = torch.tensor([[int(text.ids[text.start - 1]), 9]]), torch.tensor([[-1, 0]])
-    found, expected = scorer.extend(tokens, parents), real.extend(tokens, parents)
-    assert torch.allclose(found.hidden_states[1], expected.hidden_states[1], atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("drafter", "shape"),
     [*(("draft model", shape) for shape in POLICIES), ("merged", CHAIN), ("merged", "best first")],
@@ -161,7 +150,7 @@ def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     policy = POLICIES[shape].policy(6, TABLE)
     speculation = TreeSpeculation(make(TreeScorer(draft)), tree=policy, record_steps=True)
     ids = text.ids[None, : text.start]
-    # The engine goes on behind the last place that is replayed: a tree that is cut where generation ends is another.
+    # The engine goes on beyond what is replayed: the end of generation would cut the last trees.
     out = model.generate(ids, max_new_tokens=24 + 32, do_sample=False, custom_generate=speculation)
     assert torch.equal(out[0], text.ids[: text.start + 24 + 32])
     target, recorded = RecordedScorer(model, text, num_kept=16), RecordedScorer(draft, text)

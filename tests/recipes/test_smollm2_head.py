@@ -1,15 +1,22 @@
 """Prompts to train on: many, different, the same for a seed, with true examples, and none of a benchmark's."""
 
 import doctest
+import shlex
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+import typer
 
+import recipes.smollm2_head as recipe
 from benchmarks.common import prompts
 from benchmarks.heads.overlap import shared, word_runs
 from recipes.smollm2_head import build, build_openings, code, passages
 from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import QUARTERS, draw_new
+from treespec.cli import app
+from treespec.training import TrainingConfig, parse_settings
 from treespec.training.text.chat import read_prompts
 
 MESSAGES = build()
@@ -87,3 +94,16 @@ def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--openings"])
     main()
     assert read_prompts(path) == build_openings(40)
+
+
+def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path):
+    script = Path(recipe.__file__).with_name("head.sh").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith("treespec ")]
+    assert [name for name, *_ in commands] == ["write"] * 3 + ["train"] * 4
+    monkeypatch.chdir(tmp_path)
+    for name in ("prompts", "openings"):
+        (tmp_path / f"{name}.jsonl").touch()
+    group: Any = typer.main.get_command(app)
+    for name, *arguments in commands:
+        given = group.commands[name].make_context(name, arguments).params
+        TrainingConfig(**parse_settings(given.get("settings") or []))
