@@ -235,7 +235,7 @@ def tiny_models(pair, monkeypatch):
 def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,), (7,))))
     names = ["suffix, request only", "recycling, cold", "recycling + suffix, cold", "draft model"]
-    args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, places=2, minutes=5.0, threads=1)
+    args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, positions=2, minutes=5.0, threads=1)
     args.measurements = tree_acceptance.MEASUREMENTS
     progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
     found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
