@@ -1,4 +1,4 @@
-"""Random block-parallel heads written in the public formats, and a slow plain reading of the same files."""
+"""Random DFlash and DSpark heads written in the public formats, and a slow plain reading of the same files."""
 
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def shape(**options):
     """What a head is made of; `extras` names what not every file has, `flags` further configuration keys.
 
-    `hidden_layers` are indices of the target's hidden states; `is_anchored`: slot 0 of a block guesses too.
+    `hidden_layers` are indices of the target's hidden states; `is_anchored`: position 0 of a block guesses too.
     """
     sizes = {"vocab": 64, "draft_vocab": 40, "hidden": 32, "intermediate": 40, "heads": 4, "key_heads": 2}
     sizes |= {"head_dim": 6, "layers": 2, "hidden_layers": (1, 2), "block": 4, "mask_token": 63}
@@ -102,7 +102,7 @@ class PlainDFlash(PlainHead):
         return self.over_vocabulary(values)
 
     def _pass(self, states, anchor, first):
-        """Outputs of all slots [K, H]."""
+        """Outputs at all positions [K, H]."""
         context = self.norm(self.linear(states, "fc"), "hidden_norm")
         block = self.embedding[[anchor, *[self.made["mask_token"]] * (self.made["block"] - 1)]]
         for i in range(self.made["layers"]):
@@ -113,11 +113,11 @@ class PlainDFlash(PlainHead):
             block = self.mlp(block + mixed, name)
         return self.norm(block, "norm")
 
-    def _is_seen(self, layer, num_context, slot, key):
-        """Whether a slot sees a key, counted over [context; block]."""
+    def _is_seen(self, layer, num_context, position, key):
+        """Whether a position sees a key, counted over [context; block]."""
         kind = self.made["llama"].get("layer_types", [FULL] * self.made["layers"])[layer]
         is_all_causal = self.made["flags"].get("dflash_config", {}).get("causal", False)
         is_causal = is_all_causal or (kind == SLIDING and not self.made["flags"].get("sliding_window_non_causal"))
         if key >= num_context:
-            return key - num_context <= slot or not is_causal
+            return key - num_context <= position or not is_causal
         return kind == FULL or num_context - key <= self.made["llama"]["sliding_window"]

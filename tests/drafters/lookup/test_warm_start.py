@@ -34,12 +34,12 @@ def random_table(seed=0, vocab_size=VOCAB, width=3):
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.permutations(range(5)), st.booleans()), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_counted_tables_equal_a_loop(places):
-    tokens = torch.tensor([token for token, _, _ in places])
-    top = torch.tensor([order[:3] if is_asked else [-1] * 3 for _, order, is_asked in places])
+def test_counted_tables_equal_a_loop(samples):
+    tokens = torch.tensor([token for token, _, _ in samples])
+    top = torch.tensor([order[:3] if is_asked else [-1] * 3 for _, order, is_asked in samples])
     table = count_table(tokens, top, 5)
     votes, asked = np.zeros((5, 5)), 0
-    for token, order, is_asked in places:
+    for token, order, is_asked in samples:
         for rank, candidate in enumerate(order[:3] if is_asked else []):
             votes[token, candidate] += 0.5**rank
         asked += is_asked
@@ -50,7 +50,7 @@ def test_counted_tables_equal_a_loop(places):
         assert len(set(known)) == len(known) == min(3, (votes[token] > 0).sum())
         assert row[len(known) :] == [-1] * (3 - len(known))
         assert votes[token][known].tolist() == sorted(votes[token], reverse=True)[: len(known)]
-    for token, order, is_asked in places:
+    for token, order, is_asked in samples:
         if is_asked:
             hits[:3] += table.candidates[token].numpy() == order[0]
             hits[3] += 1
@@ -208,7 +208,7 @@ DAMAGE = {
     "no vocabulary": (lambda path: rewrite(path, vocab_size="many"), "vocab_size, got 'many'"),
     "a smaller vocabulary": (lambda path: rewrite(path, vocab_size="3"), "in a vocabulary of 3 tokens"),
     "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "hits [K + 1], got"),
-    "hits that are no numbers": (
+    "hits of NaN": (
         lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}),
         "hits must be counts",
     ),

@@ -30,17 +30,17 @@ def check(mixing, mask, queries, keys, values):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_blocks_see_their_context_and_themselves(is_causal):
     num_blocks, size = 5, 3
-    num_slots = num_blocks * size
+    num_positions = num_blocks * size
     anchors = torch.tensor([[0, 2, 4, 4, 8], [1, 3, 5, 7, 8]])
-    mask = torch.zeros(ROWS, num_slots, TOKENS + num_slots, dtype=torch.bool)
+    mask = torch.zeros(ROWS, num_positions, TOKENS + num_positions, dtype=torch.bool)
     for row in range(ROWS):
-        for slot in range(num_slots):
-            block = slot // size
-            mask[row, slot, : anchors[row, block]] = True
-            last = slot + 1 if is_causal else (block + 1) * size
-            mask[row, slot, TOKENS + block * size : TOKENS + last] = True
+        for position in range(num_positions):
+            block = position // size
+            mask[row, position, : anchors[row, block]] = True
+            last = position + 1 if is_causal else (block + 1) * size
+            mask[row, position, TOKENS + block * size : TOKENS + last] = True
     mixing = AnchoredAttention(mask[..., :TOKENS], size, is_causal)
-    check(mixing, mask, *random_parts(num_slots, TOKENS + num_slots))
+    check(mixing, mask, *random_parts(num_positions, TOKENS + num_positions))
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])

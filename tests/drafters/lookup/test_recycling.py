@@ -1,0 +1,98 @@
+"""Token recycling: the table equals a plain loop, ranks learn how often they are right, wrong tables are refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from drafter_loop import VOCAB, Loop
+
+from treespec.drafters import TokenRecycling
+from treespec.drafters.lookup.recycling_table import Table
+from treespec.errors import ConfigError, VocabularyMismatchError
+from treespec.policies import BestFirst, Chain, KAry
+
+PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
+
+
+def numpy_table(table, batch, logits, k):
+    for row in range(batch.num_rows):
+        for node in range(batch.max_nodes):
+            if batch.parents[row, node] != -2:
+                order = np.argsort(-logits[row, node].numpy(), kind="stable")
+                table[int(batch.tokens[row, node])] = order[:k]
+
+
+@pytest.mark.parametrize("policy", [BestFirst(8), KAry((2, 2)), Chain(3), BestFirst(8, beam=8)])
+def test_recycling_table_equals_a_loop(policy):
+    drafter, table = TokenRecycling(num_candidates=3), np.full((VOCAB, 3), -1)
+    generator = torch.Generator().manual_seed(5)
+    for call in range(2):
+        loop = Loop(drafter, PROMPTS, policy, is_sampling=bool(call), seed=call)
+        assert (drafter.table.numpy() == table).all(), "the table stays across calls"
+        for step in range(10):
+            batch = loop.propose()
+            for tree in batch.trees:
+                for node in range(tree.num_nodes):
+                    children = [tree.token(i) for i in tree.children(node)]
+                    assert children == [t for t in table[tree.token(node)] if t >= 0][: len(children)]
+            logits = torch.randn(*batch.tokens.shape, VOCAB, generator=generator)
+            loop.step(batch, logits)
+            numpy_table(table, batch, logits, 3)
+            assert (drafter.table.numpy() == table).all()
+            if step == 6:
+                loop.keep_rows([1])
+    assert (np.diff(drafter.rank_probs.numpy()) <= 0).all()
+
+
+def test_recycling_ranks_learn_how_often_they_are_right():
+    drafter = TokenRecycling(num_candidates=4)
+    loop = Loop(drafter, [[1]], BestFirst(6))
+    logits = torch.zeros(1, 6, VOCAB)
+    logits[..., :4] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    before = drafter.rank_probs.clone()
+    for _ in range(60):
+        batch = loop.propose()
+        loop.step(batch, logits[:, : batch.max_nodes])
+    assert drafter.rank_probs[0] > 0.9 > before[0]
+    assert drafter.rank_probs[1] < before[1]
+
+
+def test_recycling_counts_are_halved_before_float32_stops_counting():
+    table = Table(
+        torch.tensor([[1, 2], [2, 0], [0, 1], [1, 0], [0, 1], [3, 4]]), torch.tensor([2.0**23, 2.0**22, 2.0**24])
+    )
+    drafter = TokenRecycling(table=table)
+    loop = Loop(drafter, [[1]], BestFirst(2))
+    loop.step(loop.propose())
+    assert drafter.rank_probs.tolist() == pytest.approx([0.5, 0.25], abs=1e-4), "what is estimated stays"
+    before = drafter.rank_probs
+    for _ in range(40):
+        loop.step(loop.propose())
+    assert not torch.equal(drafter.rank_probs, before), "and goes on learning"
+
+
+@pytest.mark.parametrize(
+    ("candidates", "hits", "words"),
+    [
+        ([[1], [2]], [0.0, 0.0], "tokens of its 2 rows"),
+        ([[1], [-2]], [0.0, 0.0], "tokens of its 2 rows"),
+        ([[1], [0]], [math.nan, 0.0], "hits must be counts"),
+        ([[1], [0]], [-1.0, 1.0], "hits must be counts"),
+        ([[1], [0]], [2.0, 1.0], "hits must be counts"),
+    ],
+)
+def test_wrong_tables_are_refused(candidates, hits, words):
+    with pytest.raises(ConfigError, match=words):
+        TokenRecycling(table=Table(torch.tensor(candidates), torch.tensor(hits)))
+
+
+def test_recycling_serves_one_vocabulary():
+    drafter = TokenRecycling()
+    with pytest.raises(ConfigError, match="first call"):
+        _ = drafter.table
+    Loop(drafter, [[1]], Chain(3))
+    with pytest.raises(VocabularyMismatchError, match="6 tokens and the model has 9"):
+        Loop(drafter, [[1]], Chain(3), vocab_size=9)
+    with pytest.raises(ConfigError, match="num_candidates"):
+        TokenRecycling(0)
