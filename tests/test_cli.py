@@ -66,7 +66,7 @@ def test_the_command_that_only_writes(saved, tmp_path):
     last.unlink()
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert last.is_file()
-    assert torch.equal(read_folder(out).tokens, texts.tokens), "it goes on where it stopped"
+    assert torch.equal(read_folder(out).tokens, texts.tokens), "an interrupted run is resumed"
     prompts.write_text(json.dumps({"prompt": "Why?"}))
     refused = CliRunner().invoke(app, arguments)
     assert isinstance(refused.exception, CheckpointError), "answers to other prompts are in that folder"
@@ -88,7 +88,7 @@ def test_the_command_takes_openings_and_temperatures(saved, tmp_path):
     assert CliRunner().invoke(app, [*arguments[:-1], "-1"]).exit_code != 0
 
 
-def test_the_command_says_what_is_wrong(tmp_path, monkeypatch):
+def test_errors_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["treespec", "warm-up", str(tmp_path), "--out", str(tmp_path / "x.safetensors")])
     with pytest.raises(SystemExit, match="treespec: cannot load"):
         main()
@@ -132,7 +132,7 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     assert again.exit_code == 0, again.output
 
 
-def test_a_kind_that_is_set_is_the_kind_everywhere(folders):
+def test_a_kind_given_by_set_is_used_everywhere(folders):
     target, texts, out = (str(folders / name) for name in ("target", "texts", "run"))
     settings = ("--set=kind=draft_model", "--set=num_layers=1", "--set=num_held_out=2")
     found = CliRunner().invoke(app, ["train", target, "--texts", texts, "--out", out, "--steps", "1", *settings])

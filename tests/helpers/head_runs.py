@@ -87,13 +87,13 @@ def check_distributions(target, drafter, plain, process=lambda text, logits: log
             text = step.texts[row]
             with torch.no_grad():
                 states = target(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
-            beside = torch.cat([states[i][0, first : len(text) - 1] for i in drafter.hidden_layers], -1)
+            fused = torch.cat([states[i][0, first : len(text) - 1] for i in drafter.hidden_layers], -1)
             distributions = {}
             for node in range(1, tree.num_nodes):
                 parent = tree.parent_list[node]
                 path = tuple(tree.token(i) for i in tree.path_to(parent)[1:])
                 if path not in distributions:
-                    logits = plain.logits(beside, text, path, first)
+                    logits = plain.logits(fused, text, path, first)
                     distributions[path] = process([*text, *path], logits).softmax(-1)
                 distribution = distributions[path]
                 if tree.draft_probs is None:

@@ -35,7 +35,7 @@ class KilledError(RuntimeError):
 
 
 @pytest.mark.parametrize("step", [3, 14])
-def test_a_killed_run_goes_on_bit_by_bit(trained, target, texts, tmp_path, step):
+def test_a_killed_run_is_resumed_bit_by_bit(trained, target, texts, tmp_path, step):
     def kill(run):
         if run.progress.step == step:
             raise KilledError

@@ -69,4 +69,4 @@ def test_too_few_texts_are_refused(target, tmp_path):
 )
 def test_settings_that_do_not_fit_the_target_are_refused_before_it_reads(target, texts, tmp_path, options, words):
     with pytest.raises(ConfigError, match=words):
-        train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("it reads"))
+        train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("the target reads"))

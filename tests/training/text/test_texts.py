@@ -19,7 +19,7 @@ from treespec.training.text.texts import FORMAT, Texts, read_folder, save_texts
         ("top", [1] * 6),
     ],
 )
-def test_texts_that_do_not_fit_themselves_are_refused(tmp_path, name, values):
+def test_texts_whose_tensors_do_not_fit_are_refused(tmp_path, name, values):
     parts = {"tokens": [1, 2, 3, 4, 5, 6], "lengths": [2, 4], "top": [[1, 2]] * 6} | {name: values}
     path = tmp_path / "text-00000.safetensors"
     write_tensors(path, FORMAT, {part: torch.tensor(given) for part, given in parts.items()}, {})

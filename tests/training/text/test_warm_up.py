@@ -11,7 +11,7 @@ from treespec.training.text.warm_up import warm_up
 from treespec.training.text.writing import Writing
 
 
-def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path):
+def test_an_interrupted_run_is_resumed_and_gives_the_same(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     start = warm_up(TARGET, TOKENIZER, 500, whole, writing=WRITING)
     shards = sorted(whole.iterdir())
@@ -31,7 +31,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path):
         warm_up(TARGET, TOKENIZER, 500, parts, writing=Writing(seed=1))
 
 
-def test_the_table_knows_what_the_model_thinks(tmp_path):
+def test_the_table_holds_the_models_candidates(tmp_path):
     start = warm_up(TARGET, TOKENIZER, 300, tmp_path, prompts=["Why?", "Who grants what?"], writing=WRITING)
     assert start.about["num_prompts"] == 2
     assert start.vocab_size == len(TOKENIZER)

@@ -34,10 +34,10 @@ def test_texts_are_the_models_own():
         assert ids[: len(turns.opening)] == turns.opening
         assert len(ids) <= WRITING.max_length
         plain = TARGET(text.unsqueeze(0)).logits[0]
-        asked = top[:, 0] >= 0
-        assert torch.equal(top[asked], plain.topk(3).indices[asked])
+        generated = top[:, 0] >= 0
+        assert torch.equal(top[generated], plain.topk(3).indices[generated])
         prompt = [*turns.opening, *given, *turns.reply] if number == 0 else turns.opening
-        assert asked.tolist() == [len(prompt) - 1 <= i < len(ids) - 1 for i in range(len(ids))]
+        assert generated.tolist() == [len(prompt) - 1 <= i < len(ids) - 1 for i in range(len(ids))]
         if number:
             message = re.match(r"<s>user\n(.*?)</s>\n<s>assistant\n", TOKENIZER.decode(ids), flags=re.DOTALL)[1]
             start = next(i for i in range(len(ids)) if ids[i : i + len(turns.reply)] == turns.reply)
@@ -53,7 +53,7 @@ def test_texts_are_the_models_own():
         assert len(ids) == WRITING.max_length or ids[-1] == END
 
 
-def test_the_model_goes_on_with_openings(tmp_path):
+def test_the_model_continues_openings(tmp_path):
     turns = chat_turns(TOKENIZER)
     writing = replace(WRITING, batch_size=4, temperatures=(1.0,), max_message=12)
     openings, given = ["Translate", "What is a"], "Hello there"
@@ -61,21 +61,21 @@ def test_the_model_goes_on_with_openings(tmp_path):
     written = [text.tolist() for text, _ in split(texts)]
     assert len(written) > 4
     assert starts_with(written[0], [*turns.opening, *spell(given), *turns.reply])
-    went_on = False
+    continued = False
     for number, ids in enumerate(written[1:]):
         opening = [*turns.opening, *spell(openings[number % 2])]
         assert starts_with(ids, opening)
         replies = [i for i in range(len(ids)) if ids[i : i + len(turns.reply)] == turns.reply]
         assert not replies or replies[0] - len(turns.opening) <= writing.max_message
-        went_on |= bool(replies) and replies[0] > len(opening)
-    assert went_on
+        continued |= bool(replies) and replies[0] > len(opening)
+    assert continued
     again = write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings, writing=writing)
     assert torch.equal(again.tokens, texts.tokens)
     with pytest.raises(CheckpointError):
         write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings[::-1], writing=writing)
 
 
-def test_text_of_another_model_is_not_gone_on_with(tmp_path):
+def test_text_of_another_model_is_not_continued(tmp_path):
     write_texts(TARGET, TOKENIZER, 50, tmp_path, writing=WRITING)
     other = tiny_llama(vocab_size=len(TOKENIZER), seed=6, eos_token_id=END)
     with pytest.raises(CheckpointError, match="another model"):
@@ -92,7 +92,7 @@ def starts_with(ids, beginning):
     return ids[: len(beginning)] == beginning
 
 
-def test_rows_that_leave_do_not_disturb_the_others():
+def test_rows_that_leave_do_not_change_the_others():
     """A scorer that rejects holes and repeated work; texts of a model without a template end one by one."""
     scorer = ToyScorer(TableLM(6))
     writing = Writing(temperatures=(1.0,), max_length=40, batch_size=1, num_candidates=2)
