@@ -27,7 +27,7 @@ from treespec.hf.cache import slot_cache as slot_cache_module
 from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
 from treespec.protocols import DraftSource, Frontier, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
-from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, Path, TokenTree, TreeBatch, Verdict
 from treespec.verification.walks import likelihood_ratio, residual_weights
 
 UNLIKELY = 0.15
@@ -224,8 +224,8 @@ def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.Children:
     return _select(proposal, k)._replace(draft_probs=proposal.probs, num_sampled=k)
 
 
-def _no_drafted_ids(probs: TargetProbs, rows: list[int], nodes: list[int], depth: int) -> Tensor:
-    return torch.empty(len(rows), 0, dtype=torch.int64)
+def _empty_paths(probs: TargetProbs) -> list[list[Path]]:
+    return [[()] * tree.num_nodes for tree in probs.trees.trees]
 
 
 def _keys_without_ancestors(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tensor:
@@ -280,7 +280,7 @@ def _engine_bugs(rule: str) -> list[Case]:
     """Mistakes that stand in for a function: (bug, trees, options, owner, name, stand-in)."""
     swaps: list[tuple[str, str, dict[str, Any], Any, str, Any]] = [
         ("top-k children treated as sampled", "selected", PLAIN, children_module, "_select", _select_as_if_drawn),
-        ("processors see the root's ids", "iid", WARPED, TargetProbs, "_drafted", _no_drafted_ids),
+        ("processors see the root's ids", "iid", WARPED, TargetProbs, "_paths", _empty_paths),
         ("tree mask without ancestors", "iid", PLAIN, mask_module, "_attended_keys", _keys_without_ancestors),
         ("positions by slot, not by depth", "iid", PLAIN, causal_lm_module, "pending_attention", _slot_positions),
         ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", _one_noise),
