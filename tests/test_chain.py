@@ -87,7 +87,7 @@ def probs(num_tokens: int, with_bonus: bool) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows) / 4, np.array(QUARTERS[:num_tokens]) / 4
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+@pytest.mark.parametrize("num_tokens", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_speculative_decode_has_exactly_the_targets_distribution(num_tokens):
     target, draft = probs(num_tokens, with_bonus=False)
     joint = probs_of_joint(

@@ -21,12 +21,15 @@ from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES, GivenUniforms, verify_dense
 from treespec.verification.dense import has_dense_form
 
-NUM_EXAMPLES, NUM_ROWS = 250, 40
+NUM_ROWS = 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")
 DENSE_ON_CHAINS = (*DENSE_ON_TREES, "token", "block")
 KINDS: tuple[Callable, ...] = (random_drafted, random_chain, random_pairs)
 DISTRIBUTIONS = given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
-options = settings(max_examples=NUM_EXAMPLES, deadline=None, database=None)
+
+
+def examples(num_trees: int) -> settings:
+    return settings(max_examples=num_trees // NUM_ROWS, deadline=None, database=None)
 
 
 def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor]:
@@ -35,15 +38,31 @@ def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor
     return coins, draws
 
 
+@seed(1)
+@examples(1_000)
+@DISTRIBUTIONS
+def test_dense_forms_on_1_000_trees(random_seed: int, vocab_size: int) -> None:
+    check_dense_forms(DENSE_ON_TREES, random_drafted, random_seed, vocab_size)
+
+
+@seed(1)
+@examples(1_000)
+@DISTRIBUTIONS
+def test_dense_forms_on_1_000_chains(random_seed: int, vocab_size: int) -> None:
+    check_dense_forms(("token", "block"), random_chain, random_seed, vocab_size)
+
+
+@pytest.mark.slow
 @seed(0)
-@options
+@examples(10_000)
 @DISTRIBUTIONS
 def test_dense_forms_on_10_000_trees(random_seed: int, vocab_size: int) -> None:
     check_dense_forms(DENSE_ON_TREES, random_drafted, random_seed, vocab_size)
 
 
+@pytest.mark.slow
 @seed(0)
-@options
+@examples(10_000)
 @DISTRIBUTIONS
 def test_dense_forms_on_10_000_chains(random_seed: int, vocab_size: int) -> None:
     check_dense_forms(("token", "block"), random_chain, random_seed, vocab_size)
