@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from drafter_loop import Loop
-from toy_models import TableLM, ToyScorer
+from helpers.drafter_loop import Loop
+from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError

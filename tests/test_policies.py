@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 import torch
-from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_models import TableLM, TableSource
 
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, StochasticBeam, TreeBuilder, as_policy

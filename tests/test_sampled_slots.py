@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from grown_trees import drawn_tree, g_test
+from helpers.grown_trees import drawn_tree, g_test
+from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_models import TableLM, TableSource
 
 from treespec.policies import BestFirst, dyspec
 from treespec.policies.children import Children

@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_models import TableLM, TableSource
 
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers.toys import as_batch, random_drafted
 from jaxtyping import TypeCheckError
-from verification.toys import as_batch, random_drafted
 
 from treespec.verification.dense import scan_rejection
 from treespec.verification.dense.scans import at

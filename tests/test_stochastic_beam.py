@@ -5,10 +5,10 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_models import TableLM, TableSource
 
 from treespec.errors import ConfigError
 from treespec.policies import StochasticBeam

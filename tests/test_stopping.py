@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.toy_models import TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_models import TableLM, TableSource, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine.loop import speculate

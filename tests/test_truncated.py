@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from grown_trees import emitted_probs, g_test, pair_probs
+from helpers.grown_trees import emitted_probs, g_test, pair_probs
 from helpers.tiny import noisy_copy, prompt, tiny_llama
-from toy_models import TableLM, TableSource
+from helpers.toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
 from treespec.errors import ConfigError, RuleMismatchError

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from drafter_loop import Loop
+from helpers.drafter_loop import Loop
+from helpers.toy_models import TableLM, ToyScorer
 from toy_codec import ToyCodec
-from toy_models import TableLM, ToyScorer
 
 from benchmarks.joint_distribution.cases import PLAIN, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from helpers.doc_snippets import run_page
-from toy_models import TableLM, TableSource
+from helpers.toy_models import TableLM, TableSource
 
 from treespec import policies
 

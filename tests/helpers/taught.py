@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from toy_models import TableLM, ToyScorer
+from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.engine.loop import speculate
 from treespec.engine.request import Request

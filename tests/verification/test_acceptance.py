@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from verification.toys import drafted_batch, mean_accepted_by_rejection, mean_accepted_by_traversal
+from helpers.toys import drafted_batch, mean_accepted_by_rejection, mean_accepted_by_traversal
 
 from treespec.testing import (
     IID,

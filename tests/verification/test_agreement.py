@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from helpers.toys import as_batch, random_chain, random_drafted, random_pairs, verify_rows
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from verification.toys import as_batch, random_chain, random_drafted, random_pairs, verify_rows
 
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES, GivenUniforms, verify_dense

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.toys import as_batch, drafted_batch, random_chain, random_drafted, verify_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -14,7 +15,6 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopPLogitsWarper,
 )
-from verification.toys import as_batch, drafted_batch, random_chain, random_drafted, verify_rows
 
 from treespec.engine.stats import SpeculationStats
 from treespec.engine.target_probs import TargetProbs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
-from verification.mutants import CorrectionFromTarget
+from helpers.mutants import CorrectionFromTarget
 
 from treespec.errors import ConfigError
 from treespec.testing import (

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from verification.toys import SamplingChooser, as_batch
+from helpers.toys import SamplingChooser, as_batch
 
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.testing import (

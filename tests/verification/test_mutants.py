@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from verification.mutants import (
+from helpers.mutants import (
     BonusFromParent,
     CorrectionFromTarget,
     DuplicatesCountedTwice,

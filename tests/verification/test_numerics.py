@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.toys import verify_rows
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from verification.toys import verify_rows
 
 from treespec.errors import InvalidTreeError, LogitsError, RuleMismatchError
 from treespec.testing import ToyTree

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.toys import verify_rows
 from torch import Tensor
-from verification.toys import verify_rows
 
 from treespec.errors import (
     ConfigError,

@@ -11,7 +11,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from verification.toys import SamplingChooser
+from helpers.toys import SamplingChooser
 
 from treespec import verification
 from treespec.errors import LogitsError, RuleMismatchError

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from drafter_loop import Loop
+from helpers.drafter_loop import Loop
 from helpers.tiny import tiny_llama
 
 from treespec import TreeSpeculation

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from drafter_loop import Loop
+from helpers.drafter_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

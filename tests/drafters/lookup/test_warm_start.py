@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from drafter_loop import Loop
 from helpers.doc_snippets import DOCS, run_snippet
+from helpers.drafter_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file

@@ -6,12 +6,12 @@ import random
 
 import pytest
 import torch
-from drafter_loop import VOCAB, Loop
 from helpers.doc_snippets import run_snippet
+from helpers.drafter_loop import VOCAB, Loop
+from helpers.planted import Planted
+from helpers.toy_models import TableLM, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import Planted
-from toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.drafters.merge.calibration import MEMORY, PRIOR_TRIALS, Calibration, Vote, vote_cells

@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 import torch
+from helpers.planted import Planted
 from helpers.tiny import prompt
-from planted import Planted
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 

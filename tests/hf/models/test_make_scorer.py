@@ -11,8 +11,8 @@ import warnings
 
 import pytest
 import torch
+from helpers.planted import Planted
 from helpers.zoo import ARCHITECTURES, MIN_LOGIT_STD, VOCAB_SIZE, WINDOW, Architecture, build, prompts
-from planted import Planted
 
 import treespec
 from treespec.errors import TreespecWarning

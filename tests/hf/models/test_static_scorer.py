@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
-from toy_models import TableLM, ToyScorer
+from helpers.toy_models import TableLM, ToyScorer
 
 import treespec
 from treespec.errors import ConfigError, ContextFullError

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grown_trees import g_test
+from helpers.grown_trees import g_test
 from helpers.text_tokenizers import byte_level
 from helpers.tiny import tiny_llama
+from helpers.toy_models import TableLM, ToyScorer
 from helpers.written import END, TARGET, TOKENIZER, WRITING, spell, split
-from toy_models import TableLM, ToyScorer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from treespec.errors import CheckpointError, ConfigError
