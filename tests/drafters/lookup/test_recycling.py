@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from drafter_loop import VOCAB, Loop
+from helpers.drafter_loop import VOCAB, Loop
 
 from treespec.drafters import TokenRecycling
 from treespec.drafters.lookup.recycling_table import Table
