@@ -48,8 +48,8 @@ _active: list[PretendAccelerator] = []
 class DeviceTensor(torch.Tensor):
     """A tensor that reports `DEVICE` and keeps its values in `inner`, on the CPU."""
 
-    inner: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    inner: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
