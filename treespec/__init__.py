@@ -12,6 +12,8 @@ from treespec.hf import (
     generate,
     load_drafter,
     new_cache,
+    optimize,
+    restore,
     shipped_head,
     tree_attention_mask,
 )
@@ -48,7 +50,9 @@ __all__ = [
     "generate",
     "load_drafter",
     "new_cache",
+    "optimize",
     "protocols",
+    "restore",
     "shipped_head",
     "tree_attention_mask",
     "verify",

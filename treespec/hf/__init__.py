@@ -11,8 +11,10 @@ from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head, shipped_head
 from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
+from treespec.hf.optimized_model import OptimizedModel, optimize, restore
 
 __all__ = [
+    "OptimizedModel",
     "SpeculativeDecoder",
     "TreeScorer",
     "TreeSpeculation",
@@ -26,6 +28,8 @@ __all__ = [
     "make_exit_scorer",
     "make_scorer",
     "new_cache",
+    "optimize",
+    "restore",
     "shipped_head",
     "tree_attention_mask",
 ]

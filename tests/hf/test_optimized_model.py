@@ -1,0 +1,265 @@
+"""`optimize`: the plain model's results by other kernels, measured once, kept with care, undone without a trace."""
+
+import copy
+import json
+import warnings
+
+import pytest
+import torch
+from helpers.tiny import prompt, tiny_llama
+from torch import nn
+
+import treespec
+from treespec.drafters import SuffixLookup
+from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
+from treespec.hf import optimized_model as module
+from treespec.hf.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels
+from treespec.hf.native import NativeError, NativeLinear, native_linear
+
+FIRST_TIMES = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """A folder with the compiled product."""
+    folder = tmp_path_factory.mktemp("native")
+    try:
+        native_linear(folder)
+    except NativeError as error:
+        pytest.skip(str(error))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The user's cache folder, and one round of measurement."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "NUM_ROUNDS", 1)
+    return tmp_path / "treespec" / "optimize"
+
+
+@pytest.fixture
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False)
+
+
+def use(layers, kernel):
+    choices = dict.fromkeys(NUM_ROWS, "it")
+    for layer in layers:
+        vars(layer)["forward"] = FastForward(layer, {"it": kernel}, choices)
+
+
+def kernels(dtype, library):
+    return exact_kernels(dtype, library)[0]
+
+
+@pytest.mark.parametrize("shape", [(24,), (0, 24), (1, 24), (2, 5, 24), (2, 3, 7, 24), (300, 24)])
+@pytest.mark.parametrize("name", ["packed", "native"])
+@torch.no_grad()
+def test_kernels_equal_plain_layers(layers, name, shape, library):
+    inputs = torch.randn(shape)
+    expected = layers(inputs)
+    use(layers, kernels(torch.float32, library)[name])
+    outputs = layers(inputs)
+    assert outputs.shape == expected.shape
+    assert torch.allclose(outputs, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["packed", "native"])
+@torch.no_grad()
+def test_inputs_may_be_strided_and_weights_may_change(layers, name, library):
+    inputs = torch.randn(5, 2, 48)[..., ::2].transpose(0, 1)
+    expected = layers(inputs)
+    use(layers, kernels(torch.float32, library)[name])
+    assert torch.allclose(layers(inputs), expected, atol=1e-6)
+    layers[0].weight.mul_(2)
+    assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
+    layers[0].weight = nn.Parameter(torch.randn(50, 24), requires_grad=False)
+    assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
+
+
+@torch.no_grad()
+def test_native_rows_do_not_depend_on_their_number(layers, library):
+    inputs = torch.randn(64, 24)
+    use(layers, kernels(torch.float32, library)["native"])
+    whole = layers(inputs)
+    assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))
+
+
+@torch.no_grad()
+def test_bfloat16_layers(library):
+    layer = nn.Linear(32, 48).bfloat16()
+    inputs = torch.randn(6, 32).bfloat16()
+    expected = layer(inputs)
+    use([layer], kernels(torch.bfloat16, library)["packed"])
+    assert layer(inputs).dtype == torch.bfloat16
+    assert (layer(inputs).float() - expected.float()).abs().max() < 0.03
+
+
+def test_gradients_autocast_and_other_dtypes_run_as_before(layers):
+    class Never(Packed):
+        def run(self, *_):
+            raise AssertionError
+
+    use(layers, Never())
+    inputs = torch.randn(3, 24)
+    layers.requires_grad_(True)
+    layers(inputs).sum().backward()
+    assert all(layer.weight.grad is not None for layer in layers)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layers(inputs).dtype == torch.bfloat16
+    with torch.no_grad(), pytest.raises(AssertionError):
+        layers(inputs)
+
+
+def test_a_model_generates_the_same_and_is_restored():
+    model, ids = tiny_llama(), prompt()
+    with torch.no_grad():
+        expected = model(ids).logits
+    plain = model.generate(ids, max_new_tokens=12, do_sample=False)
+    speculation = treespec.TreeSpeculation(SuffixLookup(), tree=8)
+    with treespec.optimize(model) as optimized:
+        assert optimized.num_layers == sum(type(m) is nn.Linear for m in model.modules())
+        with torch.no_grad():
+            assert (model(ids).logits - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
+        assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(plain)
+        assert treespec.generate(model, ids, speculation, max_new_tokens=12, do_sample=False).equal(plain)
+    assert not any("forward" in vars(m) for m in model.modules())
+    with torch.no_grad():
+        assert model(ids).logits.equal(expected)
+
+
+def test_restore_and_optimising_twice(layers):
+    first = treespec.optimize(layers)
+    second = treespec.optimize(layers)
+    assert first.plan.choices == second.plan.choices
+    assert second.num_layers == 2
+    treespec.restore(layers)
+    treespec.restore(layers)
+    second.restore()
+    assert not any("forward" in vars(layer) for layer in layers)
+
+
+@torch.no_grad()
+def test_copies_of_an_optimised_model_have_weights_of_their_own(layers, monkeypatch):
+    monkeypatch.setattr(module, "measure", lambda *_: FIRST_TIMES)
+    treespec.optimize(layers)
+    twin = copy.deepcopy(layers)
+    twin[0].weight.zero_()
+    twin[0].bias.zero_()
+    inputs = torch.randn(2, 24)
+    assert not twin(inputs).any()
+    assert layers(inputs).any()
+
+
+def test_measured_once_and_kept(layers, folder, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "measure", lambda *_: calls.append(1) or FIRST_TIMES)
+    assert set(treespec.optimize(layers).plan.choices.values()) == {"packed"}
+    assert set(treespec.optimize(layers).plan.times_ms) == set(FIRST_TIMES)
+    assert len(calls) == 1
+    treespec.optimize(layers, is_remeasured=True)
+    assert len(calls) == 2
+    treespec.optimize(nn.Linear(24, 51))
+    assert len(calls) == 3
+    assert len(list(folder.glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("damage", ["not json", "[]", "{}", "other machine", "unknown kernel", "rows missing"])
+def test_damaged_and_foreign_files_are_ignored_with_a_warning(layers, folder, monkeypatch, damage):
+    monkeypatch.setattr(module, "measure", lambda *_: FIRST_TIMES)
+    treespec.optimize(layers)
+    (path,) = folder.glob("*.json")
+    data = json.loads(path.read_text())
+    if damage == "other machine":
+        data["facts"]["processor"] = "another"
+    elif damage == "unknown kernel":
+        data["choices"]["16"] = "magic"
+    elif damage == "rows missing":
+        del data["choices"]["16"]
+    path.write_text(json.dumps(data) if damage[0] not in "n[{" else damage)
+    with pytest.warns(TreespecWarning, match="is ignored"):
+        assert set(treespec.optimize(layers).plan.choices.values()) == {"packed"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        treespec.optimize(layers)
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(layers, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(TreespecWarning, match="cannot be kept"):
+        plan = treespec.optimize(layers).plan
+    assert "native" in plan.missing
+
+
+def test_a_wrong_kernel_is_left_out(layers, monkeypatch):
+    class Wrong(Packed):
+        def run(self, *args):
+            return super().run(*args) * 1.001
+
+    monkeypatch.setattr(module, "exact_kernels", lambda *_: ({"wrong": Wrong()}, {}))
+    with pytest.warns(TreespecWarning, match="'wrong'"):
+        plan = treespec.optimize(layers).plan
+    assert set(plan.choices.values()) == {PLAIN}
+    assert "differs" in plan.missing["wrong"]
+
+
+def test_the_choice_prefers_one_kernel():
+    times = {PLAIN: dict.fromkeys(NUM_ROWS, 1.0), "packed": dict.fromkeys(NUM_ROWS, 0.95)}
+    assert set(module.choose(times).values()) == {"packed"}
+    times[PLAIN][256], times[PLAIN][64] = 0.94, 0.8
+    choices = module.choose(times)
+    assert choices[256] == "packed"
+    assert choices[64] == PLAIN
+
+
+@torch.no_grad()
+def test_bfloat16_is_the_user_s_choice_and_leaves_the_head(folder):
+    model, ids = tiny_llama(), prompt()
+    expected = model(ids).logits
+    with treespec.optimize(model, dtype=torch.bfloat16) as optimized:
+        logits = model(ids).logits
+        assert "forward" not in vars(model.lm_head)
+        assert isinstance(vars(model.model.layers[0].mlp.up_proj)["forward"], FastForward)
+        assert set(optimized.plan.choices.values()) == {"bfloat16"}
+    assert logits.dtype == torch.float32
+    assert 0 < (logits - expected).abs().max() < 0.1 * expected.std()
+    assert model(ids).logits.equal(expected)
+    assert Rounded().pack(model.lm_head.weight).dtype == torch.bfloat16
+
+
+def test_what_optimize_cannot_serve_is_refused(layers):
+    with pytest.raises(UnsupportedModelError, match="no nn"):
+        treespec.optimize(nn.Conv1d(4, 4, 1))
+    with pytest.raises(UnsupportedModelError, match="no nn"):
+        treespec.optimize(nn.Linear(4, 4).double())
+    with pytest.raises(ConfigError, match="a model or a head"):
+        treespec.optimize("model")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="dtype"):
+        treespec.optimize(layers, dtype=torch.int8)
+    with pytest.raises(ConfigError, match="compile"):
+        treespec.optimize(torch.compile(layers))  # pyright: ignore[reportArgumentType]
+
+
+def test_without_a_compiler_the_native_kernel_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NativeError, match="no C\\+\\+ compiler"):
+        NativeLinear(tmp_path)
+
+
+def test_a_compiler_that_fails_is_said(tmp_path, monkeypatch):
+    script = tmp_path / "bad"
+    script.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(NativeError, match="it is broken"):
+        NativeLinear(tmp_path / "made")
+
+
+def test_a_damaged_library_is_compiled_again(library, tmp_path):
+    (made,) = library.glob("*.so")
+    (tmp_path / made.name).write_text("damaged")
+    assert NativeLinear(tmp_path).pack(torch.ones(3, 4)).shape[1] == 4

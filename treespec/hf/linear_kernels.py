@@ -1,0 +1,132 @@
+"""Ways to run a model's `nn.Linear` layers on a CPU, and their `forward` that picks one by the number of rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from treespec.hf.native import NativeError, native_linear
+
+NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+"""Numbers of rows at which kernels are measured; others take the next larger one's choice."""
+
+PLAIN = "plain"
+_LAYOUT_ROWS = 16
+
+
+class Kernel(Protocol):
+    """A product with its own layout of the weights."""
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Weights [out, in] in the kernel's layout."""
+        ...
+
+    def run(self, inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+        """[..., in] to [..., out] in the dtype of the inputs."""
+        ...
+
+
+class Packed:
+    """oneDNN with weights packed ahead, in their own dtype."""
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+
+    def run(self, inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
+
+
+class Rounded:
+    """oneDNN with weights and inputs rounded to bfloat16, sums in float32 and outputs rounded once more."""
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), _LAYOUT_ROWS)
+
+    def run(self, inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+        bias = None if bias is None else bias.bfloat16()
+        rounded = inputs.bfloat16()
+        return torch.ops.mkldnn._linear_pointwise(rounded, packed, bias, "none", [], "").to(inputs.dtype)
+
+
+def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], dict[str, str]]:
+    """Kernels that keep a dtype, by name, and why others are missing.
+
+    Args:
+        dtype: of the weights and inputs, float32 or bfloat16.
+        folder: where the native kernel is compiled to.
+    """
+    found: dict[str, Kernel] = {}
+    missing: dict[str, str] = {}
+    if torch.backends.mkldnn.is_available():
+        found["packed"] = Packed()
+    else:
+        missing["packed"] = "PyTorch was built without oneDNN"
+    if dtype == torch.float32:
+        try:
+            found["native"] = native_linear(folder)
+        except NativeError as error:
+            missing["native"] = str(error)
+    return found, missing
+
+
+class FastForward:
+    """Stands for the `forward` of one `nn.Linear`.
+
+    Calls that want a gradient, that have another dtype than the weights or that are being compiled run as they would
+    without it. Weights are packed at a kernel's first use and packed again after they were changed.
+    """
+
+    def __init__(self, module: nn.Linear, kernels: Mapping[str, Kernel], choices: Mapping[int, str]) -> None:
+        """Describe the layer.
+
+        Args:
+            module: whose forward this is.
+            kernels: by name.
+            choices: for each of `NUM_ROWS` a kernel's name or `PLAIN`.
+        """
+        self._module, self._kernels, self._choices = module, kernels, choices
+        self._names = [choices[count] for count in NUM_ROWS]
+        self._source: tuple[Tensor, int] | None = None
+        self._packed: dict[str, Tensor] = {}
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        module = self._module
+        weight = module.weight
+        is_plain = torch.is_grad_enabled() or inputs.dtype != weight.dtype or weight.device.type != "cpu"
+        if is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+            return nn.Linear.forward(module, inputs)
+        num_rows = inputs.numel() // max(inputs.shape[-1], 1)
+        name = self._names[min(bisect_left(NUM_ROWS, num_rows), len(NUM_ROWS) - 1)]
+        if name == PLAIN:
+            return nn.Linear.forward(module, inputs)
+        kernel = self._kernels[name]
+        return kernel.run(inputs, self._packed_weight(name, kernel, weight), module.bias, module.out_features)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FastForward:
+        """For a copy of the model, whose layer it serves."""
+        return FastForward(deepcopy(self._module, memo), self._kernels, self._choices)
+
+    def _packed_weight(self, name: str, kernel: Kernel, weight: Tensor) -> Tensor:
+        version = weight._version
+        if self._source is None or self._source[0] is not weight or self._source[1] != version:
+            self._source, self._packed = (weight, version), {}
+        if name not in self._packed:
+            self._packed[name] = kernel.pack(weight.detach())
+        return self._packed[name]
+
+
+def fast_linears(model: nn.Module) -> list[nn.Linear]:
+    """The layers that a kernel can serve: plain `nn.Linear` on the CPU whose forward nobody has replaced."""
+    return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
+
+
+def _is_served(module: nn.Linear) -> bool:
+    weight = module.weight
+    is_kept = "forward" not in vars(module) and not weight.is_inference()
+    return is_kept and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)

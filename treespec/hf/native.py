@@ -1,0 +1,131 @@
+"""A float32 product for a few rows, compiled by the machine's own C++ compiler at its first use.
+
+oneDNN's float32 product of 16 rows takes longer than reading the weights and longer than multiplying them. This one
+keeps nearer to the memory's limit, and its rows do not depend on how many there are: a token's outputs are the same
+bits in a pass over one node and over a tree. See native_linear.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from treespec.errors import TreespecError
+
+SOURCE = Path(__file__).with_name("native_linear.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
+COMPILE_SECONDS = 120
+
+
+class NativeError(TreespecError):
+    """There is no C++ compiler, or what it made cannot be loaded; the text says which."""
+
+
+class NativeLinear:
+    """The compiled product.
+
+    Raises:
+        NativeError: it cannot be compiled or loaded here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._library = _load(folder)
+        self._library.treespec_columns.restype = ctypes.c_int64
+        self._linear = self._library.treespec_linear
+        self._linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
+        self._linear.restype = None
+        self._columns = int(self._library.treespec_columns())
+
+    def pack(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "panels in columns"]:
+        """Weights in the order in which they are read, padded with zeros to whole panels."""
+        missing = -weight.shape[0] % self._columns
+        padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+        return padded.view(-1, self._columns, weight.shape[1]).transpose(1, 2).contiguous()
+
+    def run(self, inputs: Float[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+        """float32 [..., in] to [..., out] on torch's number of threads."""
+        rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
+        outputs = rows.new_empty(rows.shape[0], num_outputs)
+        bias = None if bias is None else bias.contiguous()
+        pointers = (rows.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs.data_ptr())
+        self._linear(*pointers, *rows.shape, num_outputs, torch.get_num_threads())
+        return outputs.view(*inputs.shape[:-1], num_outputs)
+
+
+@functools.cache
+def native_linear(folder: Path) -> NativeLinear:
+    """The product, compiled once per machine into `folder`; raises `NativeError`."""
+    return NativeLinear(folder)
+
+
+def _load(folder: Path) -> ctypes.CDLL:
+    """The library from the folder; a missing or damaged one is compiled."""
+    compiler = _compiler()
+    path = folder / f"linear-{_digest(compiler)}.so"
+    for is_fresh in (False, True):
+        if is_fresh or not path.is_file():
+            _compile(compiler, path)
+        try:
+            # All names are looked up at once: a missing OpenMP runtime is an error here, not the process's end later.
+            return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+        except OSError as error:
+            reason = str(error)
+    raise NativeError(f"the compiled product cannot be loaded: {reason}")
+
+
+def _compiler() -> str:
+    if platform.system() != "Linux":
+        raise NativeError(f"the native product is made for Linux, not for {platform.system()}")
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        found = shutil.which(name) if name else None
+        if found is not None:
+            return found
+    raise NativeError("no C++ compiler found ($CXX, g++, clang++, c++)")
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Write the library whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            objects, library = Path(scratch) / "linear.o", Path(scratch) / "linear.so"
+            _call([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects)])
+            # Linked without an OpenMP runtime of its own: PyTorch's, with its threads, is loaded already.
+            _call([compiler, "-shared", str(objects), "-o", str(library)])
+            library.replace(path)
+    except OSError as error:
+        raise NativeError(f"the native product cannot be written to {path.parent}: {error}") from error
+
+
+def _call(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except (subprocess.SubprocessError, OSError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise NativeError(f"{Path(command[0]).name} failed: {lines[0] if lines else error}") from error
+
+
+def _digest(compiler: str) -> str:
+    """Of everything that the library depends on, the processor included: -march=native serves no other."""
+    facts = [SOURCE.read_text(), compiler, *FLAGS, processor(), torch.__version__]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's model and abilities."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.is_file() else []
+    known = [line for line in lines if line.split("\t")[0].strip() in ("model name", "stepping", "flags", "Features")]
+    return "\n".join([platform.machine(), *known]) if known else f"{platform.machine()} {platform.processor()}"
