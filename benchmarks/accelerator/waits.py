@@ -60,7 +60,7 @@ def cases() -> Iterator[Case]:
 def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """A target of two layers and a noisy copy of it."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=64, num_key_value_heads=2, initializer_range=0.3, **sizes)
     model, draft = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
     draft.load_state_dict({k: v + 0.03 * torch.randn_like(v) for k, v in model.state_dict().items()})
