@@ -1,4 +1,4 @@
-"""Judging grown trees: every check of a single tree, their counts, and what they decode to."""
+"""Verifying grown trees: every check of a single tree, their counts, and what they decode to."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chisquare
 
 from treespec.tree import TokenTree
-from treespec.verification import get_rule, verify_dense
+from treespec.verification import verify
 
 
 def checked(batch, row):
@@ -49,7 +49,7 @@ def emitted_probs(batch, target, rule):
             probs[row, node] = target.probs(token_path(tree, node))
     coins, draws = torch.rand(2, num_rows, num_nodes, dtype=torch.float64, generator=generator)
     counts = Counter()
-    for tree, verdict in zip(batch.trees, verify_dense(get_rule(rule), batch, probs, coins, draws), strict=True):
+    for tree, verdict in zip(batch.trees, verify(batch, probs, rule, coins=coins, draws=draws), strict=True):
         text = [*token_path(tree, verdict.path[-1]), verdict.next_token]
         while len(text) < 3:
             text.append(int(target.probs(tuple(text)).multinomial(1, generator=generator)))

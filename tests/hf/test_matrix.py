@@ -5,7 +5,7 @@ import torch
 from helpers.dflash_files import dspark, random_head
 from helpers.medusa_files import random_heads
 from helpers.tiny import noisy_copy, prompt, tiny_llama
-from toy_codec import ToyCodec
+from helpers.toy_codec import ToyCodec
 
 import treespec
 from treespec import policies
@@ -25,7 +25,6 @@ from treespec.policies import (
     BestFirst,
     Chain,
     KAry,
-    LikelyRejection,
     LowConfidence,
     Paths,
     Sequoia,
@@ -42,7 +41,6 @@ from treespec.tree import MIXED, WITHOUT_REPLACEMENT
 POLICIES = {
     "Chain": lambda: Chain(4),
     "LowConfidence": lambda: Chain(6, stop=LowConfidence(0.3)),
-    "LikelyRejection": lambda: Chain(6, stop=LikelyRejection(0.6)),
     "AdaptiveChain": lambda: AdaptiveChain(2, max_k=6),
     "Paths": lambda: Paths([(0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0)]),
     "KAry": lambda: KAry((2, 2, 1)),

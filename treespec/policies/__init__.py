@@ -13,7 +13,7 @@ from treespec.policies.paths import Paths
 from treespec.policies.sequoia import Sequoia, optimal_paths
 from treespec.policies.specexec import SpecExec
 from treespec.policies.stochastic_beam import StochasticBeam
-from treespec.policies.stopping import LikelyRejection, LowConfidence, StopRule
+from treespec.policies.stopping import LowConfidence, StopRule
 from treespec.policies.truncated import Truncated
 from treespec.protocols import TreePolicy
 
@@ -40,7 +40,6 @@ __all__ = [
     "BestFirst",
     "Chain",
     "KAry",
-    "LikelyRejection",
     "LowConfidence",
     "Paths",
     "Sequoia",

@@ -1,9 +1,9 @@
 """Best-first trees under a node budget, grown layer by layer.
 
 Selected children: the most probable paths, as in OPT-Tree (Wang et al. 2024) and EAGLE-2's rerank, but exactly the
-best `num_nodes - 1` of them. Sampled children: the heap of DySpec (Xiong et al. 2024), which holds *slots*, places for
-the next draw below a node, ranked by how likely verification is to come to a slot and to accept what is drawn there
-(see `treespec/policies/slots.py`).
+best `num_nodes - 1` of them. Sampled children: the heap of DySpec (Xiong et al. 2024), which holds the next *draw*
+below every node, ranked by how likely verification is to reach it and to accept its token (see
+`treespec/policies/draw_values.py`).
 
 Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes so far.
 """
@@ -11,13 +11,14 @@ Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.checks import AUTO, check_children, check_count, check_number
 from treespec.errors import ConfigError
 from treespec.policies.children import Children, choose_children, resolve_children
+from treespec.policies.draw_values import ACCEPTANCE, DrawValues, check_ranking, draw_values
 from treespec.policies.growing import TreeBuilder
-from treespec.policies.slots import ACCEPTANCE, SlotValues, check_ranking, slot_values
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
@@ -37,20 +38,20 @@ class BestFirst:
         branching: the most children of a node; None: as many as are among the best.
         min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
             of the best nodes' ranking values, by more; for selected children only.
-        ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to come to a
-            slot, whatever becomes of the draw).
+        ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to reach a
+            draw, accepted or not).
 
     Raises:
-        ConfigError: a number that is not a positive int, a negative gain or one asked of children that are not said to
-            be "selected", unknown children or an unknown ranking.
+        ConfigError: a number that is not a positive int, a negative gain or one without children="selected", unknown
+            children or an unknown ranking.
 
-    Why trimming to the budget is lossless with sampled children: a node's place in the ranking is its *slot's* value,
-    made of the parent's value, the distribution and the earlier siblings, which no draw in the slot or below it
-    changes, cut down to the least on the way to it, so that it never rises towards a child or a next sibling. So the
-    best slots (of equal ones the higher level's first) are those that a heap would have drawn from one by one, and the
-    others count as never drawn. That is why `min_gain` takes no sampled children: whether there is another level would
-    depend on what was drawn in this one, and the nodes below a better slot would push out a worse one, or not,
-    according to the worse one's own draw.
+    Why trimming to the budget is lossless with sampled children: a node is ranked by the value of its *draw*, made of
+    the parent's value, the distribution and the earlier siblings, which neither its own token nor the nodes below it
+    change; the value is capped by the least one on the way to it, so that it never rises towards a child or a next
+    sibling. So the best draws (of equal ones the higher level's first) are those that a heap would have made one by
+    one, and the others count as never made. That is why `min_gain` takes no sampled children: whether there is another
+    level would depend on the tokens drawn in this one, and the nodes below a better draw would push out a worse one,
+    or not, according to the worse one's own token.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class BestFirst:
                 limit = min(limit, self.depth or (DENSE_DEPTH if is_dense else limit))
             width = min(budget, self.branching or budget, proposal.probs.shape[-1])
             chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator)
-            values = slot_values(chosen, children, self.ranking)
+            values = draw_values(chosen, children, self.ranking)
             level, level_ranks = add_best(builder, nodes, chosen, values, ranks, budget)
             grown, depth = torch.cat([ranks, level_ranks], 1), depth + 1
             nodes = self._frontier(builder, level, level_ranks, grown)
@@ -106,10 +107,16 @@ class BestFirst:
         keep = is_among_best(ranks, self.num_nodes)
         return builder.build(keep, self.num_nodes, is_width_fixed=children == SELECTED)
 
-    def _frontier(self, builder: TreeBuilder, level: Tensor, level_ranks: Tensor, ranks: Tensor) -> Tensor:
-        """Those of `level` int64 [B, w] to be expanded, best first, then padding: int64 [B, F].
+    def _frontier(
+        self,
+        builder: TreeBuilder,
+        level: Int[Tensor, "B w"],
+        level_ranks: Float[Tensor, "B w"],
+        ranks: Float[Tensor, "B M"],
+    ) -> Int[Tensor, "B F"]:
+        """The columns of `level` that are to be expanded, best first, then padding.
 
-        A node's children rank at most as high as its slot and its own value, and behind earlier levels in a tie.
+        A node's children rank at most as high as its draw and its own value, and behind earlier levels in a tie.
         """
         values = torch.minimum(builder.take(builder.values, level), level_ranks)
         if ranks.shape[1] >= self.num_nodes:
@@ -124,31 +131,36 @@ class BestFirst:
 
 
 def add_best(
-    builder: TreeBuilder, nodes: Tensor, chosen: Children, values: SlotValues, ranks: Tensor, budget: int
-) -> tuple[Tensor, Tensor]:
-    """Add the best `budget` of the F * k children: their ids int64 [B, w] and ranking values float [B, w].
+    builder: TreeBuilder,
+    nodes: Int[Tensor, "B F"],
+    chosen: Children,
+    values: DrawValues,
+    ranks: Float[Tensor, "B M"],
+    budget: int,
+) -> tuple[Int[Tensor, "B w"], Float[Tensor, "B w"]]:
+    """Add the best `budget` of the F * k children: their columns and ranking values.
 
-    `ranks` float [B, M] are the ranking values so far. A slot ranks no higher than what has to be drawn before it, its
-    parent and its earlier siblings.
+    `ranks` are the ranking values so far. A draw ranks no higher than what has to be drawn before it: its parent and
+    its earlier siblings.
     """
     above, ceiling = (
         torch.where(nodes >= 0, builder.take(of, nodes), 0.0).unsqueeze(-1) for of in (builder.values, ranks)
     )
-    slots = torch.minimum((above * values.slots).to(ranks.dtype), ceiling).cummin(-1).values
-    level = torch.where(chosen.is_real, slots, 0.0).flatten(1)
+    draws = torch.minimum((above * values.draws).to(ranks.dtype), ceiling).cummin(-1).values
+    level = torch.where(chosen.is_real, draws, 0.0).flatten(1)
     best = level.sort(dim=1, descending=True, stable=True)
     columns, best_ranks = best.indices[:, :budget], best.values[:, :budget]
-    ids = builder.add(nodes, chosen._replace(is_real=chosen.is_real & (slots > 0)), above * values.nodes, columns)
+    ids = builder.add(nodes, chosen._replace(is_real=chosen.is_real & (draws > 0)), above * values.nodes, columns)
     return ids, best_ranks
 
 
-def _best_sum(ranks: Tensor, budget: int) -> Tensor:
-    """The sum of the `budget` highest ranking values [B, M] below the root: float [B, 1]."""
+def _best_sum(ranks: Float[Tensor, "B M"], budget: int) -> Float[Tensor, "B 1"]:
+    """The sum of the `budget` highest ranking values below the root."""
     below = ranks[:, 1:]
     return below.topk(min(budget, below.shape[1]), dim=1).values.sum(1, keepdim=True)
 
 
-def is_among_best(ranks: Tensor, num_nodes: int) -> Tensor:
-    """bool [B, M]: the `num_nodes` highest values above zero; of equal ones the first, so parents before children."""
+def is_among_best(ranks: Float[Tensor, "B M"], num_nodes: int) -> Bool[Tensor, "B M"]:
+    """The `num_nodes` highest values above zero; of equal ones the first, so parents before children."""
     order = ranks.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
     return torch.zeros_like(ranks, dtype=torch.bool).scatter(1, order, True) & (ranks > 0)

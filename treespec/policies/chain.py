@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from treespec.checks import AUTO, check_children, check_count
@@ -21,11 +22,11 @@ class Chain:
     Args:
         k: number of draft tokens, the most where there is a stop rule.
         children: see `Paths`; all that are sampled mean one draw here.
-        stop: ends rows early, e.g. `LowConfidence()`; its flag is read once per draft pass, accelerators included, for
-            the passes that are left out are what it is for.
+        stop: ends rows early, e.g. `LowConfidence()`; its flag is read once per draft pass, on accelerators too, to
+            save the passes that follow.
 
     Raises:
-        ConfigError: k is not a positive int, unknown children, or a stop rule that is no function or does not return
+        ConfigError: k is not a positive int, unknown children, or a stop rule that is not a function or does not return
             bool [B].
     """
 
@@ -50,8 +51,9 @@ class Chain:
 def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSource) -> TreeBatch:
     """Chains that end after the token at which `stop` says so, or after `num_tokens`.
 
-    Rows that have ended go on with the others and are cut at the end, which costs no pass, spares sources without trees
-    the holes, and keeps a row's draws apart from where other rows end. The cut is lossless: it looks at earlier tokens.
+    Rows that have ended continue with the others and are cut at the end: it costs no pass, leaves no holes for sources
+    that run chains only, and keeps a row's draws independent of where other rows end. The cut is lossless: it depends
+    on earlier tokens only.
     """
     builder = TreeBuilder(source)
     nodes, is_open = builder.root, torch.ones_like(builder.root, dtype=torch.bool)
@@ -71,8 +73,8 @@ def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSour
     return builder.build(torch.cat(keep, 1), num_tokens + 1)
 
 
-def _is_ended(stop: StopRule, token_probs: Tensor) -> Tensor:
-    """What a stop rule says of chains float [B, d]: bool [B]."""
+def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B d"]) -> Bool[Tensor, "B"]:
+    """Which chains end here."""
     is_ended = stop(token_probs)
     if not isinstance(is_ended, Tensor) or is_ended.shape != token_probs.shape[:1] or is_ended.dtype != torch.bool:
         got = f"{is_ended.dtype} {list(is_ended.shape)}" if isinstance(is_ended, Tensor) else repr(is_ended)
@@ -106,8 +108,8 @@ class AdaptiveChain(Chain):
         return self._max_k + 1
 
     def update(self, step: VerifiedStep) -> None:
-        """See `LearningPolicy`. A bonus token tells that a row's last draft token was accepted."""
-        judged = [verdict for tree, verdict in zip(step.trees.trees, step.verdicts, strict=True) if tree.num_nodes > 1]
-        if judged:
-            is_longer = 2 * sum(verdict.is_bonus for verdict in judged) >= len(judged)
+        """See `LearningPolicy`. A bonus token means that a row's last draft token was accepted."""
+        drafted = [verdict for tree, verdict in zip(step.trees.trees, step.verdicts, strict=True) if tree.num_nodes > 1]
+        if drafted:
+            is_longer = 2 * sum(verdict.is_bonus for verdict in drafted) >= len(drafted)
             self.k = min(self.k + 2, self._max_k) if is_longer else max(self.k - 1, 1)

@@ -104,8 +104,8 @@ def _select(proposal: Proposal, k: int) -> Children:
 
 
 def _mix(distribution: Tensor, widths: Sequence[int], generator: torch.Generator) -> Children:
-    """One sample of the rest first, then the top of the distribution: judged in that order, the sample's
-    distribution needs no change."""
+    """One sample of the rest first, then the top of the distribution: verified in that order, the sample's distribution
+    needs no change."""
     num_selected = min(max(widths), distribution.shape[-1]) - 1
     probs, tokens = distribution.topk(num_selected, dim=-1)
     is_selected = (probs > 0) & _is_within([w - 1 for w in widths], tokens)

@@ -119,7 +119,7 @@ class TreeBuilder:
         chosen = choose_children(proposal, widths, resolved, self._source.generator)
         values = self.take(self.values, nodes).unsqueeze(-1) * chosen.probs
         k = chosen.tokens.shape[-1]
-        columns = [k * slot + rank for slot, width in enumerate(widths) for rank in range(width)]
+        columns = [k * node + rank for node, width in enumerate(widths) for rank in range(width)]
         return self.add(nodes, chosen, values, torch.tensor(columns, device=nodes.device))
 
     def build(self, keep: Tensor | None = None, max_nodes: int | None = None, is_width_fixed: bool = True) -> TreeBatch:

@@ -1,6 +1,7 @@
-"""Published trees that are settings of the policies here. Their reranks take no sampled children: there is no option.
+"""Published trees that are settings of the policies here.
 
-Raises, all of them: ConfigError for numbers out of range.
+The reranks of EAGLE-2 and OPT-Tree are exact for selected children only, so these have no option for sampled ones. All
+raise ConfigError for numbers out of range.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 
 from treespec.checks import AUTO, check_count
 from treespec.policies.best_first import BestFirst
+from treespec.policies.draw_values import VISIT
 from treespec.policies.kary import KAry, check_branching
-from treespec.policies.slots import VISIT
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
 
@@ -33,7 +34,7 @@ def opt_tree(num_nodes: int, min_gain: float = 0.0, depth: int = 10) -> BestFirs
 
 
 def dyspec(num_nodes: int, depth: int | None = None, beam: int | None = None) -> BestFirst:
-    """DySpec's sampled dynamic tree (Xiong et al. 2024): the likeliest slots, children drawn without replacement.
+    """DySpec's sampled dynamic tree (Xiong et al. 2024): the draws most likely to be reached, without replacement.
 
     Needs a drafter with distributions to sample from. `beam` bounds the nodes of a draft pass, see `BestFirst`.
     """
@@ -41,7 +42,7 @@ def dyspec(num_nodes: int, depth: int | None = None, beam: int | None = None) ->
 
 
 def delayed_branching(trunk: int, branching: Sequence[int], children: str = AUTO) -> KAry:
-    """A chain of `trunk` tokens first, then `branching[d]` children per node: for drafts that are sure at the start.
+    """A chain of `trunk` tokens first, then `branching[d]` children per node: for drafts that are certain at first.
 
     `delayed_branching(3, (4, 1, 1))` is a trunk of three with four branches of three tokens.
     """

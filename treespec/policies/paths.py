@@ -18,9 +18,9 @@ from treespec.tree import Path, TreeBatch, parse_paths
 
 
 class Level(NamedTuple):
-    """`slots`: which nodes of a level are expanded, as positions in it; `widths`: how many children each one gets."""
+    """`positions`: which nodes of a level are expanded, counted within it; `widths`: how many children each gets."""
 
-    slots: tuple[int, ...]
+    positions: tuple[int, ...]
     widths: tuple[int, ...]
 
 
@@ -32,11 +32,11 @@ class Paths:
     Args:
         paths: e.g. `[(0,), (1,), (0, 0)]`, or its literal, see `parse_paths`.
         children: "auto" (sampled without replacement where there is a distribution to sample from, else selected),
-            "selected", "iid", "without_replacement", or "mixed" (one sample of what is not selected, judged first, then
-            the top).
+            "selected", "iid", "without_replacement", or "mixed" (one sample of what is not selected, verified first,
+            then the top).
 
     Raises:
-        InvalidTreeError: not a list of rank paths, or none in it. ConfigError: unknown children.
+        InvalidTreeError: not a list of rank paths, or an empty one. ConfigError: unknown children.
     """
 
     def __init__(self, paths: str | Sequence[Sequence[int]], children: str = AUTO) -> None:
@@ -62,10 +62,10 @@ def levels_of_paths(paths: Sequence[Path]) -> list[Level]:
         num_children[path[:-1]] = num_children.get(path[:-1], 0) + 1
     levels: list[Level] = []
     level: list[Path] = [()]
-    while slots := tuple(i for i, path in enumerate(level) if path in num_children):
-        widths = tuple(num_children[level[i]] for i in slots)
-        levels.append(Level(slots, widths))
-        level = [(*level[i], rank) for i, width in zip(slots, widths, strict=True) for rank in range(width)]
+    while positions := tuple(i for i, path in enumerate(level) if path in num_children):
+        widths = tuple(num_children[level[i]] for i in positions)
+        levels.append(Level(positions, widths))
+        level = [(*level[i], rank) for i, width in zip(positions, widths, strict=True) for rank in range(width)]
     return levels
 
 
@@ -74,7 +74,7 @@ def grow_shape(levels: Sequence[Level], children: str, source: DraftSource, max_
     builder = TreeBuilder(source)
     nodes = builder.root
     for level in levels[:max_depth]:
-        expanded = nodes[:, torch.tensor(level.slots, device=nodes.device)]
+        expanded = nodes[:, torch.tensor(level.positions, device=nodes.device)]
         if builder.is_exhausted(expanded):
             break
         nodes = builder.grow(expanded, level.widths, children)

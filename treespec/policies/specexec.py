@@ -6,13 +6,14 @@ Axis letters: B rows, F expanded nodes, M nodes so far.
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.policies.best_first import add_best, is_among_best
 from treespec.policies.children import choose_children
+from treespec.policies.draw_values import DrawValues
 from treespec.policies.growing import TreeBuilder
-from treespec.policies.slots import SlotValues
 from treespec.protocols import DraftSource
 from treespec.tree import PADDING_PARENT, SELECTED, TreeBatch
 
@@ -20,9 +21,9 @@ from treespec.tree import PADDING_PARENT, SELECTED, TreeBatch
 class SpecExec:
     """The `num_nodes - 1` most probable paths, found by draft passes over the best unexpanded nodes of any depth.
 
-    A search for shortest paths that settles `beam` nodes at a time. Unlike a beam on every level it comes back to what
-    it passed over, so with enough passes it finds exactly the best paths; it may spend a pass per node of a long sure
-    path. Children are selected.
+    A search for shortest paths that settles `beam` nodes at a time. Unlike a beam per level it returns to nodes that it
+    passed over, so with enough passes it finds exactly the best paths; a long certain path may cost a pass per node.
+    Children are selected.
 
     Args:
         num_nodes: the most nodes of a tree, root included.
@@ -52,7 +53,7 @@ class SpecExec:
             proposal = builder.expand(nodes)
             width = min(budget, proposal.probs.shape[-1])
             chosen = choose_children(proposal, [width] * nodes.shape[1], SELECTED, source.generator)
-            added, added_ranks = add_best(builder, nodes, chosen, SlotValues(chosen.probs, chosen.probs), ranks, budget)
+            added, added_ranks = add_best(builder, nodes, chosen, DrawValues(chosen.probs, chosen.probs), ranks, budget)
             ranks = torch.cat([ranks, added_ranks], 1)
             is_open = torch.cat([is_open, torch.ones_like(added, dtype=torch.bool)], 1) & (builder.depths < max_depth)
             nodes = self._next(builder, torch.where(is_open & is_among_best(ranks, self.num_nodes), ranks, 0.0))
@@ -62,8 +63,8 @@ class SpecExec:
                 break
         return builder.build(is_among_best(ranks, self.num_nodes), self.num_nodes)
 
-    def _next(self, builder: TreeBuilder, ranks: Tensor) -> Tensor:
-        """The nodes of the next pass: those of the highest `ranks` [B, M] above zero, then padding, int64 [B, F]."""
+    def _next(self, builder: TreeBuilder, ranks: Float[Tensor, "B M"]) -> Int[Tensor, "B F"]:
+        """The nodes of the next pass: those of the highest `ranks` above zero, then padding."""
         best = ranks.sort(dim=1, descending=True, stable=True)
         width = min(self.beam, ranks.shape[1])
         if builder.is_on_host:

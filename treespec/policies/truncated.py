@@ -19,22 +19,22 @@ from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 
 CHAIN_LENGTH = 5
-"""The most tokens of a chain in a tree's stead."""
+"""The most tokens of a chain that replaces a tree."""
 
 
 class Truncated:
     """Another policy's trees over draft distributions that are cut to their `num_tokens` most probable tokens.
 
     With two sampled children per node and a width that is fixed beforehand (`Paths`, `KAry`, `Sequoia`, chains)
-    `verification="optimal_transport"` and `"transport_traversal"` admit the trees: they take distributions of at most
-    20 tokens. Candidates of tables and look-ups, which have no distribution, pass unchanged.
+    `verification="optimal_transport"` and `"transport_traversal"` support the trees: they take distributions of at most
+    20 tokens. Candidates of tables and look-ups, which have no distribution, are not changed.
 
     Args:
         policy: how the trees are shaped.
         num_tokens: how many tokens keep their probability, renormalised.
 
     Raises:
-        ConfigError: no policy, or no positive number of tokens.
+        ConfigError: `policy` is not a policy, or `num_tokens` is not a positive int.
     """
 
     def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:
@@ -51,7 +51,7 @@ class Truncated:
         return self.policy.grow(_TruncatedSource(source, self.num_tokens), max_depth)
 
     def update(self, step: VerifiedStep) -> None:
-        """Tell the policy, where it learns."""
+        """See `LearningPolicy`."""
         if isinstance(self.policy, LearningPolicy):
             self.policy.update(step)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from helpers.drafter_loop import Loop
+from helpers.toy_codec import ToyCodec
 from helpers.toy_models import TableLM, ToyScorer
-from toy_codec import ToyCodec
 
 from benchmarks.joint_distribution.cases import PLAIN, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models

@@ -1,4 +1,4 @@
-"""Slot values of sampled children: against plain formulas, the heap that they stand for, and exactly lossless."""
+"""Draw values of sampled children: against plain formulas, the heap that they stand for, and exactly lossless."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from treespec.policies import BestFirst, dyspec
 from treespec.policies.children import Children
-from treespec.policies.slots import ACCEPTANCE, SAMPLING_GAIN, VISIT, slot_values
+from treespec.policies.draw_values import ACCEPTANCE, SAMPLING_GAIN, VISIT, draw_values
 from treespec.testing import (
     ConditionalProbs,
     RandomDistributions,
@@ -43,18 +43,19 @@ def accepted(rest, rank):
 
 
 def read_values(probs, drawn, children, ranking):
-    """The value of the slot after the tokens `drawn`, and of every token in it, the parent's being 1: plain loops."""
+    """By plain loops: the value of the draw after the tokens `drawn`, and of every token that it may give, the parent's
+    being 1."""
 
     def rest(rank):
         return probs if children == IID else without(probs, drawn[:rank])
 
-    come_to = 1
+    reached = 1
     for rank, token in enumerate(drawn):
-        come_to *= 1 - (rest(rank)[token] if ranking == VISIT else accepted(rest(rank), rank)[token])
+        reached *= 1 - (rest(rank)[token] if ranking == VISIT else accepted(rest(rank), rank)[token])
     if ranking == VISIT:
-        return come_to, [come_to * prob for prob in rest(len(drawn))]
+        return reached, [reached * prob for prob in rest(len(drawn))]
     chances = accepted(rest(len(drawn)), len(drawn))
-    return come_to * sum(rest(len(drawn)) * chances), [come_to * chance for chance in chances]
+    return reached * sum(rest(len(drawn)) * chances), [reached * chance for chance in chances]
 
 
 @given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 5), st.sampled_from(FAMILIES), st.sampled_from(RANKINGS))
@@ -66,27 +67,27 @@ def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking)
     drawn = rng.choice(vocab_size, k, replace=children == IID).tolist()
     probs = torch.tensor(distribution[drawn]).view(1, 1, k)
     chosen = Children(torch.tensor(drawn).view(1, 1, k), probs, probs > 0, torch.tensor(distribution).view(1, 1, -1), k)
-    values = slot_values(chosen, children, ranking)
+    values = draw_values(chosen, children, ranking)
     for rank, token in enumerate(drawn):
         if children != IID and 1 - distribution[drawn[:rank]].sum() < 1e-6:
             break
         probs_ = distribution.astype(object)
-        slot, nodes = read_values(probs_, drawn[:rank], children, ranking)
+        draw, nodes = read_values(probs_, drawn[:rank], children, ranking)
         least = min(float(read_values(probs_, drawn[:r], children, ranking)[0]) for r in range(rank + 1))
-        assert values.slots[0, 0, rank] == pytest.approx(least if ranking == VISIT else float(slot), abs=1e-6)
+        assert values.draws[0, 0, rank] == pytest.approx(least if ranking == VISIT else float(draw), abs=1e-6)
         assert values.nodes[0, 0, rank] == pytest.approx(float(nodes[token]), abs=1e-6)
 
 
-def test_a_slots_value_knows_nothing_of_its_own_draw():
+def test_a_draws_value_does_not_depend_on_its_token():
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     for children in FAMILIES:
         for ranking in RANKINGS:
-            slots = []
+            draws = []
             for last in (2, 3):
                 tokens = torch.tensor([[[1, last]]])
                 chosen = Children(tokens, probs[tokens], tokens >= 0, probs.view(1, 1, -1), 2)
-                slots.append(slot_values(chosen, children, ranking).slots)
-            assert torch.equal(*slots)
+                draws.append(draw_values(chosen, children, ranking).draws)
+            assert torch.equal(*draws)
 
 
 def test_no_distribution_gives_nan():
@@ -95,7 +96,7 @@ def test_no_distribution_gives_nan():
         probs = torch.tensor(distribution).view(1, 1, -1)
         for children in FAMILIES:
             for ranking in RANKINGS:
-                values = slot_values(
+                values = draw_values(
                     Children(torch.arange(3).view(1, 1, 3), probs, probs > 0, probs, 3), children, ranking
                 )
                 assert all(0 <= value <= 1 for part in values for value in part.flatten().tolist())
@@ -103,7 +104,7 @@ def test_no_distribution_gives_nan():
 
 @dataclass
 class HeapDrafter:
-    """Draws one token after another into the best slot, as the heap of `BestFirst` would.
+    """Makes the best draw, one after another, as the heap of `BestFirst` would.
 
     `num_dropped` is the planted bug: so many nodes of the least value of their own are dropped in the end.
     """
@@ -118,8 +119,8 @@ class HeapDrafter:
     def __call__(self, rng: Any) -> ToyTree:
         tree = ToyTree(is_width_fixed=False)
         value, rank, key = {0: 1}, {0: 1}, {0: ()}
-        while tree.num_nodes <= self.budget and (slots := self.slots(tree, value, rank, key)):
-            node_key, node, probs, nodes = min(slots, key=lambda slot: slot[0])
+        while tree.num_nodes <= self.budget and (draws := self.draws(tree, value, rank, key)):
+            node_key, node, probs, nodes = min(draws, key=lambda draw: draw[0])
             token = rng.pick(tree.num_nodes, probs)
             child = tree.num_nodes
             value[child], rank[child], key[child] = value[node] * nodes[token], -node_key[0], node_key
@@ -129,8 +130,8 @@ class HeapDrafter:
             tree, value = drop(tree, leaf), {i - (i > leaf): v for i, v in value.items() if i != leaf}
         return tree
 
-    def slots(self, tree: ToyTree, value: Any, rank: Any, key: Any) -> list[Any]:
-        """(key, node, distribution, values of the tokens); of equal slots the higher level first, then the
+    def draws(self, tree: ToyTree, value: Any, rank: Any, key: Any) -> list[Any]:
+        """(key, node, distribution, values of the tokens); of equal draws the higher level first, then the
         better parent's."""
         found = []
         for node in range(tree.num_nodes):
@@ -139,9 +140,9 @@ class HeapDrafter:
             probs = base if self.children == IID else without(base, drawn)
             depth = len(tree.contexts[node])
             if depth < self.max_depth and probs.sum() > 0 and len(drawn) < self.budget:
-                slot, nodes = read_values(base, drawn, self.children, self.ranking)
+                draw, nodes = read_values(base, drawn, self.children, self.ranking)
                 above = min(rank[tree.children(node)[-1]] if drawn else rank[node], rank[node])
-                capped = min(value[node] * slot, above)
+                capped = min(value[node] * draw, above)
                 place = (-capped, depth, -min(value[node], rank[node]), key[node], len(drawn))
                 found.append((place, node, probs, nodes))
         return found

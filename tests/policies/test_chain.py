@@ -11,14 +11,14 @@ from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine.loop import speculate
 from treespec.engine.request import Request
 from treespec.errors import ConfigError
-from treespec.policies import AdaptiveChain, BestFirst, Chain, LikelyRejection, LowConfidence
+from treespec.policies import AdaptiveChain, BestFirst, Chain, LowConfidence
 from treespec.protocols import Capability, Scores, VerifiedStep
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
 
 RULES = {
     "confidence": LowConfidence(0.5),
-    "rejection": LikelyRejection(0.6),
-    "predictor": LikelyRejection(0.6, predict=torch.sqrt),
+    "rejection": lambda token_probs: 1 - token_probs.prod(1) > 0.6,
+    "predictor": lambda token_probs: 1 - token_probs.sqrt().prod(1) > 0.6,
 }
 
 
@@ -206,10 +206,9 @@ def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
 BAD = {
     "no threshold": lambda: LowConfidence(0.0),
     "NaN": lambda: LowConfidence(float("nan")),
-    "no number": lambda: LikelyRejection("half"),
-    "no predictor": lambda: LikelyRejection(0.5, predict=0.5),
+    "no number": lambda: LowConfidence("half"),
     "no rule": lambda: Chain(3, stop=0.5),
-    "above one": lambda: LikelyRejection(1.5),
+    "above one": lambda: LowConfidence(1.5),
     "too long": lambda: AdaptiveChain(9, max_k=8),
     "no tokens": lambda: AdaptiveChain(0),
 }
