@@ -14,7 +14,7 @@ from torch import Tensor
 from treespec.checks import check_count
 from treespec.drafters.base import SessionSource, policy_of_call
 from treespec.drafters.heads.proposals import head_proposal, needs_full_probs
-from treespec.drafters.heads.unread_features import CommittedStates
+from treespec.drafters.heads.unread_features import UnreadFeatures
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.heads.modules.dflash import DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
@@ -25,7 +25,7 @@ Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
 
 class HeadDrafter(SessionSource, ABC, Generic[Head]):
-    """Everything of `Eagle3` and `DFlash` but their passes.
+    """Everything of `Eagle3` and `DFlash` except their passes.
 
     Sampled children are drawn from the exact distribution that is stored: the softmax of the head's logits after the
     caller's processors, zero outside the draft vocabulary.
@@ -33,8 +33,8 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
     Args:
         head: on the target's device.
         hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
-        max_length: the longest text that the head is to see, in tokens, after which the target decodes alone; None: no
-            end, for its positions are computed.
+        max_length: the longest text that the head reads, in tokens, after which the target decodes alone; None: no end,
+            since its positions are computed.
 
     Raises:
         ConfigError: no head of this kind, another number of hidden layers than it fuses, or a `max_length` that is not
@@ -69,7 +69,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         return self._hidden_layers
 
     def start(self, session: Session) -> None:
-        """Take the prompt's states, which the head reads in the first step.
+        """Keep the prompt's states, which the head reads in the first step.
 
         Raises:
             VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
@@ -84,26 +84,26 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         # The best candidates are enough where nothing is sampled.
         self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
-        self._committed = CommittedStates(session, self._hidden_layers)
+        self._unread = UnreadFeatures(session, self._hidden_layers)
         self._forget_tree()
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them for the next step."""
         self._forget_tree()
         self._keys.drop_pending()
-        self._committed.add(step)
+        self._unread.add(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         self._keys.select_rows(rows)
-        self._committed.select_rows(rows)
+        self._unread.select_rows(rows)
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
         return head_proposal(self._session, self._head.target_ids, self._num_candidates, logits, frontier)
 
     @abstractmethod
     def _forget_tree(self) -> None:
-        """Drop what is known of the step's tree."""
+        """Drop the state of the step's tree."""
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
-"""Block-parallel drafting (DFlash, DSpark): one pass per step tells the distributions at all depths.
+"""Block-parallel drafting (DFlash, DSpark): one pass per step gives the distributions at all depths.
 
 Without a Markov head all nodes of a depth share one distribution, and the best trees are those of the depths' marginals
 (DDTree). With one the children of a node at depth d that holds token u have the distribution softmax(U[d] + W2 W1[u])
 (PCTree): a look-up per node and no second pass. Children are selected or sampled from these same distributions, which
 are stored with them, so that any policy and any rule will do.
 
-Axis letters: B rows, M tokens to catch up with, F nodes of a level, E expanded nodes, K slots of a block, D depths, S
-key slots, H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
+Axis letters: B rows, M tokens to catch up with, F nodes of a level, E expanded nodes, K positions of a block, D depths,
+S key slots, H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ class DFlash(HeadDrafter[DFlashHead]):
         """Logits [B, D, W] of the first depths below the roots, without what a Markov head adds."""
         head, keys = self._head, self._keys
         device = head.fc.weight.device
-        for states, _, counts in self._committed.take():
+        for states, _, counts in self._unread.take():
             self._read_context(states.to(device), counts)
-        lengths = torch.tensor([keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
+        lengths = torch.tensor([keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         masks = self._masks(lengths[0])
         keys.begin_pending(head.config.block_size)
-        places = lengths.sum(0).unsqueeze(1) + torch.arange(head.config.block_size, device=device)
-        outputs = head.run(head.block_tokens(self.root_tokens.to(device)), places, masks, keys)
+        positions = lengths.sum(0).unsqueeze(1) + torch.arange(head.config.block_size, device=device)
+        outputs = head.run(head.block_tokens(self.root_tokens.to(device)), positions, masks, keys)
         keys.drop_pending()
         return head.read(head.by_depth(outputs)[:, :num_depths])
 
     def _read_context(self, states: Tensor, counts: list[int]) -> None:
         """Keep the keys of committed tokens' states [B, M, L J] for good."""
         keys, num_columns = self._keys, states.shape[1]
-        firsts = [length + offset for length, offset in zip(keys.lengths, self._committed.offsets, strict=True)]
-        places = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
-        places = places + torch.arange(num_columns, device=states.device)
+        firsts = [length + offset for length, offset in zip(keys.lengths, self._unread.offsets, strict=True)]
+        positions = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
+        positions = positions + torch.arange(num_columns, device=states.device)
         keys.begin_commit(counts, num_columns)
-        self._head.add_context(self._head.fuse(states), places, keys)
+        self._head.add_context(self._head.fuse(states), positions, keys)
 
     def _masks(self, lengths: Tensor) -> list[Tensor | None]:
         """Per layer, what the blocks see: bool [B, 1, K, S], or None where that is everything."""
@@ -104,7 +104,7 @@ class DFlash(HeadDrafter[DFlashHead]):
 
 
 class _Block:
-    """What one pass tells, and the nodes that were expanded from it.
+    """What one pass gives: the distributions of the depths and, for nodes, what a Markov head adds.
 
     Args:
         session, head: of the call.

@@ -44,12 +44,12 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         shape = shape_of(self._policy)
         if isinstance(shape, BestFirst) and shape.depth is None:
             depth = min(depth, DENSE_DEPTH)  # A level costs a pass, whether its distributions are dense or not.
-        if not self._committed.reaches_roots or depth < 1:
+        if not self._unread.reaches_roots or depth < 1:
             return single_nodes(self.root_tokens)
         return self._policy.grow(self, depth)
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """See `DraftSource`; the first call reads the tokens that were committed since the last step."""
+        """See `DraftSource`; the first pass reads the tokens that were committed since the last step."""
         with torch.no_grad():
             if frontier.is_root:
                 output = self._catch_up()
@@ -60,9 +60,9 @@ class Eagle3(HeadDrafter[Eagle3Head]):
             return self._propose(output.logits, frontier)
 
     def _catch_up(self) -> Eagle3Output:
-        """What the head says after the roots: `logits` [B, 1, W], `features` [B, 1, H]."""
+        """The head's output after the roots: `logits` [B, 1, W], `features` [B, 1, H]."""
         roots: Tensor | None = None
-        for states, tokens, counts in self._committed.take():
+        for states, tokens, counts in self._unread.take():
             outputs = self._read_committed(states, tokens, counts)
             last = torch.tensor(counts).to(outputs.device, non_blocking=True).unsqueeze(1) - 1
             ends = take_columns(outputs, last.clamp(min=0))
@@ -73,7 +73,7 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     def _read_committed(self, states: Tensor, tokens: Tensor, counts: list[int]) -> Tensor:
         """Outputs [B, M, H] of a pass over committed tokens, whose keys are kept."""
         device, num_columns = self._head.fc.weight.device, tokens.shape[1]
-        first = torch.tensor([self._keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
+        first = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         num_slots = self._keys.begin_commit(counts, num_columns)
         own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
         mask = self._sees(own_slots, torch.arange(num_slots, device=device).expand(len(counts), -1))
@@ -81,22 +81,23 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         return self._head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, self._keys)
 
     def _read_level(self, frontier: Frontier) -> Eagle3Output:
-        """What the head says after nodes below the root. Padding reads the root's feature; its output is not used."""
+        """The head's output after nodes below the root. Padding reads the root's feature."""
         device, num_nodes = self._head.fc.weight.device, frontier.tokens.shape[1]
         features = take_columns(self._features, frontier.parents.clamp(min=0).to(device))
-        lengths = torch.tensor([self._keys.lengths, self._committed.offsets]).to(device, non_blocking=True)
+        lengths = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         num_committed = self._keys.num_committed
         self._keys.begin_pending(num_nodes)
         slots = torch.arange(num_committed, device=device).expand(len(features), -1)
-        # A node of depth d stands where the d-th token after the root would.
-        places = lengths[0].unsqueeze(1) - 1 + frontier.expanded_depths.to(device)
-        committed = self._sees(places[:, -num_nodes:], slots) & (slots < lengths[0].unsqueeze(1))[:, None, None]
-        pending = self._sees(places[:, -num_nodes:], places[:, 1:]) & frontier.ancestors[:, None, :, 1:].to(device)
-        mask, positions = torch.cat([committed, pending], -1), places[:, -num_nodes:] + lengths[1].unsqueeze(1)
+        # A node of depth d has the position of the d-th token after the root.
+        all_nodes = lengths[0].unsqueeze(1) - 1 + frontier.expanded_depths.to(device)
+        nodes = all_nodes[:, -num_nodes:]
+        committed = self._sees(nodes, slots) & (slots < lengths[0].unsqueeze(1))[:, None, None]
+        pending = self._sees(nodes, all_nodes[:, 1:]) & frontier.ancestors[:, None, :, 1:].to(device)
+        mask, positions = torch.cat([committed, pending], -1), nodes + lengths[1].unsqueeze(1)
         return self._head.read(self._head.run(frontier.tokens.to(device), features, positions, mask, self._keys))
 
     def _sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """bool [B, 1, F, S]: whether a key's place int64 [B, S] is in the window that ends at a query's [B, F]."""
+        """bool [B, 1, F, S]: whether a key's slot int64 [B, S] is in the window that ends at a query's [B, F]."""
         ahead = queries.unsqueeze(-1) - keys.unsqueeze(1)
         window = self._head.config.layer.window
         mask = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)

@@ -36,8 +36,8 @@ LAST = -1
 class Medusa(SessionSource):
     """Drafts with Medusa heads; see `Drafter` and `FeatureDrafter` for its methods.
 
-    With the feature of the last token before the root, head i guesses the token i + 1 places after the root. Selected
-    children are the exact best products of the heads' probabilities under `BestFirst`; sampled ones are drawn from the
+    With the feature of the last token before the root, head i guesses the token i + 1 positions after the root.
+    Selected children are the exact best products of the heads' probabilities under `BestFirst`; sampled ones are drawn from the
     heads' distributions after the caller's processors, which are kept for verification.
 
     Args:
@@ -127,7 +127,7 @@ class Medusa(SessionSource):
         if LAST not in states or states[LAST].shape[1] == 0:
             return None
         history = self._session.history
-        # A row of one token has but padding before its root: its first guesses are made of nothing.
+        # A row of one token has only padding before its root: its first feature is zero.
         has_text = [length - padding > 1 for length, padding in zip(history.lengths, history.num_padding, strict=True)]
         last = states[LAST][:, -1]
         return self._take(torch.where(torch.tensor(has_text, device=last.device).unsqueeze(1), last, 0.0))
@@ -158,7 +158,7 @@ class Medusa(SessionSource):
         return self._probs[depth]
 
     def _selects_on_host(self, policy: BestFirst) -> bool:
-        """Whether children are selected from distributions that one top-k per depth tells, on a host."""
+        """Whether children are selected, from distributions for which one top-k per depth is enough, on a host."""
         is_selected = policy.children != AUTO or not self.is_sampling
         return is_selected and self._session.processors.is_path_free and self._session.device.type == "cpu"
 

@@ -49,7 +49,7 @@ def candidates(logits: Tensor, target_ids: Tensor, num_candidates: int, device: 
     distribution.
 
     Raises:
-        LogitsError: no distribution can be made of them; not looked for on an accelerator, where values are not read.
+        LogitsError: the distributions hold NaN; not checked on an accelerator, where values are not read.
     """
     top = logits.softmax(-1, dtype=torch.float32).topk(min(max(num_candidates, 1), logits.shape[-1]), dim=-1)
     # NaN comes first in `topk`, and makes a distribution's every probability NaN.

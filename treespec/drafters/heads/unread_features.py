@@ -14,11 +14,11 @@ from torch import Tensor
 from treespec.protocols import HiddenStates, Session, VerifiedStep
 
 MAX_COLUMNS = 512
-"""A pass catches up with so many tokens at most, which bounds the attention's memory on long prompts."""
+"""The most tokens that one pass catches up with: it bounds the attention's memory on long prompts."""
 
 
 class Pairs(NamedTuple):
-    """Committed tokens that the head has not read, beside the states before them.
+    """Committed tokens that the head has not read, with the states before them.
 
     `states` [B, M, L J]; `tokens` int64 [B, M]; row b has `counts[b]` of them, first.
     """
@@ -28,8 +28,8 @@ class Pairs(NamedTuple):
     counts: list[int]
 
 
-class CommittedStates:
-    """Collects what the target's passes leave of the layers that a head reads.
+class UnreadFeatures:
+    """Collects the states of the target's passes, of the layers that a head reads.
 
     `offsets`: the position of the first state per row, above zero where a given cache held a prompt's first tokens.
 
@@ -57,11 +57,11 @@ class CommittedStates:
         paths = [[*v.path[:n], *[0] * (width - n)] for v, n in zip(step.verdicts, counts, strict=True)]
         emitted = [[*tokens, *[0] * (width - len(tokens))] for tokens in step.emitted]
         index = torch.tensor([paths, emitted]).to(self._session.device, non_blocking=True)
-        states = take_columns(self._beside(step.scores.hidden_states), index[0])
+        states = take_columns(self._join_layers(step.scores.hidden_states), index[0])
         self._unread.append(Pairs(states, index[1], counts))
 
     def take(self) -> list[Pairs]:
-        """All that was not taken yet, in order, in parts of at most `MAX_COLUMNS` columns."""
+        """All pairs that were not taken yet, in order, in parts of at most `MAX_COLUMNS` columns."""
         parts = []
         for pairs in self._unread:
             for start in range(0, pairs.tokens.shape[1], MAX_COLUMNS):
@@ -79,20 +79,20 @@ class CommittedStates:
 
     def _prompt_pairs(self, states: HiddenStates) -> Pairs:
         """The prompt's pairs: those of its last columns, where a given cache held the first ones."""
-        history, beside = self._session.history, self._beside(states)
+        history, joined = self._session.history, self._join_layers(states)
         last = history.lengths[0] - 1
-        start = last - beside.shape[1]
+        start = last - joined.shape[1]
         firsts = [max(start, padding) for padding in history.num_padding]
         self.offsets = [first - padding for first, padding in zip(firsts, history.num_padding, strict=True)]
         tokens = history.rows(list(range(history.num_rows)))[:, start + 1 :]
         if len(set(firsts)) > 1 or firsts[0] > start:
             shift = torch.tensor(firsts, device=tokens.device).unsqueeze(1) - start
             index = (shift + torch.arange(tokens.shape[1], device=tokens.device)).clamp(max=tokens.shape[1] - 1)
-            beside, tokens = take_columns(beside, index), tokens.gather(1, index)
-        return Pairs(beside, tokens, [last - first for first in firsts])
+            joined, tokens = take_columns(joined, index), tokens.gather(1, index)
+        return Pairs(joined, tokens, [last - first for first in firsts])
 
-    def _beside(self, states: HiddenStates) -> Tensor:
-        """The wanted states, [B, N, L J]."""
+    def _join_layers(self, states: HiddenStates) -> Tensor:
+        """The states of all layers read, [B, N, L J]."""
         return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
 
 

@@ -35,9 +35,8 @@ class DraftModel(SessionSource):
 
     Args:
         scorer: the draft model, e.g. `hf.TreeScorer`.
-        max_length: the longest text that the draft model is to see, in tokens; None: as long as its positions last.
-            When a row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes
-            alone.
+        max_length: the longest text that the draft model reads, in tokens; None: as long as it has positions. When a
+            row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes alone.
         vocabulary: how the draft model's tokens relate to the target's; None: they are the same.
 
     Raises:
@@ -56,11 +55,10 @@ class DraftModel(SessionSource):
         self._has_warned = False
 
     def start(self, session: Session) -> None:
-        """Read the prompt, but for its last token: that is the first root.
+        """Read the prompt except for its last token, which is the first root.
 
         Raises:
-            VocabularyMismatchError: the draft model's vocabulary has another size than the target's, and no
-                `vocabulary` says how they relate.
+            VocabularyMismatchError: the vocabularies have different sizes, and no `vocabulary` says how they relate.
         """
         self._session = session
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)
@@ -113,7 +111,7 @@ class DraftModel(SessionSource):
             self._scorer.select_rows(rows)
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """See `DraftSource`; the first call catches up with what was committed since the last pass."""
+        """See `DraftSource`; the first pass catches up with what was committed since the last one."""
         if self._pending is None:
             logits = self._catch_up()
         else:
@@ -127,7 +125,7 @@ class DraftModel(SessionSource):
         return path_probs(self._session, self._text.to_target(logits), frontier)
 
     def _prefill(self) -> None:
-        """Cache the committed tokens of all rows but the last ones, which are the roots."""
+        """Cache the committed tokens of all rows except the last ones, which are the roots."""
         history = self._text.history
         rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
         width = max(len(row) for row in rows)
@@ -170,7 +168,7 @@ class DraftModel(SessionSource):
     def _level(self, paths: list[list[int]]) -> list[list[int]]:
         """Paths shortened until all rows lack equally many tokens: a model without trees has no mask for padding.
 
-        Where a path is too short for that, the next catch-up starts anew.
+        Where a path is too short for that, the next step fills the cache again.
         """
         missing = [count - len(path) for count, path in zip(self._num_missing(), paths, strict=True)]
         return [path[: max(len(path) + m - max(missing), 0)] for path, m in zip(paths, missing, strict=True)]
@@ -189,7 +187,7 @@ class DraftModel(SessionSource):
         return history.lengths[row] - history.num_padding[row]
 
     def _room(self) -> int:
-        """The depth that the draft model's context allows the longest row: leaves take no place in it."""
+        """The depth that the draft model's context allows the longest row: leaves are not read."""
         if self._max_length is None:
             return sys.maxsize
         return self._max_length + 1 - max(map(self._length, range(self._text.history.num_rows)))

@@ -24,8 +24,8 @@ from treespec.tree import TreeBatch
 class EarlyExit(SessionSource):
     """Drafts with the first layers of the target; see `Drafter` for its methods.
 
-    No second model, no training and no memory beside the target's; but models that were not trained to leave early say
-    little before their last layers, see docs/drafters.md.
+    It needs no second model, no training and no further memory; but the early layers of models that were not trained
+    for it predict poorly, see docs/drafters.md.
 
     Args:
         num_layers: how many of the target's layers draft, at least one and fewer than it has.
@@ -38,7 +38,7 @@ class EarlyExit(SessionSource):
         self.exit_layer = check_count("num_layers", num_layers)
 
     def start(self, session: Session) -> None:
-        """Take the session.
+        """Begin a call.
 
         Raises:
             ConfigError: the target's scorer has no exit at this layer.
@@ -60,7 +60,7 @@ class EarlyExit(SessionSource):
         return self._policy.grow(self, depth)
 
     def update(self, step: VerifiedStep) -> None:
-        """The target keeps what was computed; only a learning policy is told."""
+        """Nothing to learn: the target keeps what was computed."""
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Nothing is kept per row."""

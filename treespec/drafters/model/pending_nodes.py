@@ -1,4 +1,4 @@
-"""Book-keeping of the nodes that a draft model has scored since its last commit.
+"""The nodes that a draft model has scored since its last commit.
 
 Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V vocabulary.
 """
@@ -14,11 +14,11 @@ from treespec.tree import PADDING_PARENT
 
 
 class PendingNodes:
-    """Maps expanded nodes to the scorer's pending nodes, and emitted tokens to those that hold them.
+    """Finds the scorer's pending nodes of expanded nodes and of emitted tokens.
 
     The scorer numbers pending nodes by column over all passes, padding included. The first pass holds the committed
-    tokens that were not cached yet as a chain per row, the root last; a root that is cached already is -1, as for the
-    scorer.
+    tokens that were not cached yet as a chain per row of at most M, the root last (-1 if it is cached already). So
+    expanded node e > 0 is pending node M - 1 + e.
     """
 
     def __init__(self, chains: Sequence[Tensor]) -> None:
@@ -31,13 +31,13 @@ class PendingNodes:
         self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, width - len(chain))) for chain in chains])
         steps = [[i - 1 if i < m else PADDING_PARENT for i in range(width)] for m in lengths]
         self.chain_parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), width)
-        """int64 [B, M] on the host, where a scorer can see without waiting that these are chains."""
+        """int64 [B, M] on the host, where a scorer sees without waiting for a device that these are chains."""
         self.parents = self.chain_parents.to(device, non_blocking=True)
         self._width, self._roots = width, torch.tensor(lengths, device=device).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
 
     def add(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Number F more nodes.
+        """Append F nodes.
 
         Args:
             tokens: int64 [B, F]; parents: int64 [B, F], numbers of expanded nodes, -2 for padding.
@@ -51,7 +51,7 @@ class PendingNodes:
         return above
 
     def keep_logits(self, logits: Tensor) -> None:
-        """Remember the raw logits [B, F, V] of the nodes added last: one of them may turn out to be the next root."""
+        """Keep the raw logits [B, F, V] of the nodes added last: one of them may become the next root."""
         self._logits.append((self.tokens.shape[1] - logits.shape[1], logits))
 
     def logits_of(self, row: int, node: int) -> Tensor:
@@ -73,7 +73,7 @@ class PendingNodes:
 def _longest_match(tokens: list[int], parents: list[int], root: int, wanted: Sequence[int]) -> list[int]:
     """The longest path of nodes below `root` that spells a prefix of `wanted`.
 
-    Several siblings may hold the same token (independent draws), of which only one was expanded: all are followed.
+    Several siblings may hold the same token (independent draws), of which only one was expanded: all are searched.
     """
     paths = [[root]]
     for token in wanted:

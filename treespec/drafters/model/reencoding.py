@@ -1,4 +1,4 @@
-"""A draft model with any other tokenizer: what it writes is decoded and encoded anew in the target's tokens.
+"""A draft model with any other tokenizer: its text is decoded and encoded again in the target's tokens.
 
 String-level drafting (SLEM of Timor et al. 2025, as in transformers' universal assisted decoding), for trees: the
 draft model grows a tree of its own tokens, every path's text becomes a path of the target's, and these make one tree of
@@ -38,7 +38,7 @@ from treespec.tree import Path, TokenTree, TreeBatch, Verdict
 class ReEncoding:
     """Drafts with a model that has another tokenizer, by way of the text; see `Drafter` for its methods.
 
-    The caller's logits processors speak of the target's tokens and are not asked about the draft's.
+    The caller's logits processors are for the target's tokens and are not applied to the draft's.
 
     Args:
         scorer: the draft model.
@@ -79,8 +79,8 @@ class ReEncoding:
         history = session.history
         prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self._tails = [tokens[-self._lookback :] for tokens in prompts]
-        told = [self._known(self._translate.start(tokens)) or [START_TOKEN] for tokens in prompts]
-        self._text = text_of_rows(told, session.device)
+        translated = [self._known(self._translate.start(tokens)) or [START_TOKEN] for tokens in prompts]
+        self._text = text_of_rows(translated, session.device)
         inner = replace(session, history=self._text, is_sampling=False, processors=NoProcessors())
         self._inner.start(replace(inner, vocab_size=self._num_logits))
         self._trees: TreeBatch | None = None
@@ -98,19 +98,19 @@ class ReEncoding:
         return stack_trees(trees, self._session.device)
 
     def update(self, step: VerifiedStep) -> None:
-        """Tell the draft model what was emitted: in the tokens that it drafted as far as these spell the same."""
+        """Update the draft model with the emitted text, in its drafted tokens as far as these spell the same."""
         trees, self._trees = self._trees, None
-        told, verdicts = [], []
+        translated, verdicts = [], []
         for row, emitted in enumerate(step.emitted):
             tree = None if trees is None else trees.trees[row]
-            path, tokens = self._tell(tree, emitted)
+            path, tokens = self._translate_emitted(tree, emitted)
             self._text.append(row, tokens)
             self._tails[row] = [*self._tails[row], *emitted][-self._lookback :]
-            told.append(tokens)
+            translated.append(tokens)
             next_token = tokens[len(path) - 1] if len(tokens) >= len(path) else NOT_SHARED
             verdicts.append(Verdict(path, next_token, is_bonus=tree is not None and not tree.children(path[-1])))
         own = step if trees is None else replace(step, trees=trees, verdicts=verdicts)
-        self._inner.update(replace(own, emitted=told))
+        self._inner.update(replace(own, emitted=translated))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -146,18 +146,18 @@ class ReEncoding:
             steps.append((spell(self._draft, [token]), value))
         tokens = continue_text(self._target, self._before(tail), b"".join(piece for piece, _ in steps))
         if steps and not tokens:
-            return []  # The text does not go on where the target's last token ends.
+            return []  # The text does not continue where the target's last token ends.
         ends = list(accumulate(len(piece) for piece, _ in steps))
         reached = accumulate(len(spell(self._target, [token])) for token in tokens)
         found = [(token, steps[bisect_left(ends, end)][1]) for token, end in zip(tokens, reached, strict=True)]
         return [*found, *ending]
 
     def _before(self, tail: Sequence[int]) -> bytes:
-        """The text of the last tokens behind the last special one."""
+        """The text of the last tokens after the last special one."""
         ordinary = list(takewhile(lambda token: not is_special(self._target, token), reversed(tail)))
         return spell(self._target, ordinary[::-1])
 
-    def _tell(self, tree: TokenTree | None, emitted: Sequence[int]) -> tuple[Path, list[int]]:
+    def _translate_emitted(self, tree: TokenTree | None, emitted: Sequence[int]) -> tuple[Path, list[int]]:
         """The drafted path that spells the beginning of what was emitted, and all of that in the draft's tokens."""
         head = list(takewhile(lambda token: not is_special(self._target, token), emitted))
         text, path, drafted = spell(self._target, head), (0,), []

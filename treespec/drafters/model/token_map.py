@@ -1,4 +1,4 @@
-"""Texts told in the tokens of two tokenizers, and which tokens both have."""
+"""Texts in the tokens of two tokenizers, and which tokens both have."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from treespec.protocols import History
 
 NOT_SHARED = -1
 START_TOKEN = 0
-"""What a draft model reads where a prompt leaves nothing that it could read."""
+"""What a draft model reads where it has none of a prompt's tokens."""
 
 
 class TextCodec(Protocol):
-    """What drafters know of a tokenizer: the text of its tokens and the tokens of a text."""
+    """What drafters need of a tokenizer: the text of its tokens and the tokens of a text."""
 
     @property
     def pieces(self) -> Sequence[bytes | str | None]:
-        """By token id: the bytes an ordinary token stands for, the name of a special one, None for no token."""
+        """By token id: the bytes of an ordinary token, the name of a special one, None for an unused id."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class TextCodec(Protocol):
 
     @property
     def start_ids(self) -> Sequence[int]:
-        """What every text begins with, often nothing."""
+        """The tokens that every text begins with, often none."""
         ...
 
     def encode(self, text: bytes) -> list[int]:
@@ -40,9 +40,9 @@ class TextCodec(Protocol):
 
 
 def shared_tokens(target: TextCodec, draft: TextCodec) -> Tensor:
-    """The draft's id of every token of the target, int64 [V], -1 where there is none; no id stands there twice.
+    """The draft's id of every token of the target, int64 [V], -1 where there is none; no id occurs twice.
 
-    Tokens match that stand for the same bytes, special ones by name or else by role.
+    Tokens match if they spell the same bytes, special ones by name or else by role.
     """
     target_by_piece, draft_by_piece = _by_piece(target), _by_piece(draft)
     ids = [NOT_SHARED] * len(target.pieces)
@@ -62,12 +62,12 @@ def _by_piece(codec: TextCodec) -> dict[bytes | str, int]:
 
 
 class Translator:
-    """Tells texts of target tokens in the draft model's tokens.
+    """Translates texts of target tokens into the draft model's tokens.
 
     Args:
         target, draft: the two tokenizers.
         one_to_one: int64 [V], the draft's id of target tokens that are replaced one by one, -1 for the others, whose
-            bytes are spelled out and encoded anew, run by run.
+            bytes are spelled out and encoded again, run by run.
     """
 
     def __init__(self, target: TextCodec, draft: TextCodec, one_to_one: Tensor) -> None:
@@ -75,17 +75,17 @@ class Translator:
         self._one_to_one: list[int] = one_to_one.tolist()
 
     def __call__(self, tokens: Iterable[int]) -> list[int]:
-        """The draft's tokens; none for a token of which nothing is known."""
-        told: list[int] = []
+        """The draft's tokens; nothing for a token outside the target's vocabulary."""
+        translated: list[int] = []
         for is_replaced, run in groupby(tokens, key=self._is_replaced):
             if is_replaced:
-                told += [self._one_to_one[token] for token in run]
+                translated += [self._one_to_one[token] for token in run]
             else:
-                told += self._draft.encode(spell(self._target, run))
-        return told
+                translated += self._draft.encode(spell(self._target, run))
+        return translated
 
     def start(self, tokens: Sequence[int]) -> list[int]:
-        """A whole prompt, with the beginning that the draft model knows in the place of the target's."""
+        """A whole prompt, with the draft model's beginning of a text instead of the target's."""
         own = len(self._target.start_ids)
         rest = tokens[own:] if own and list(tokens[:own]) == list(self._target.start_ids) else tokens
         return [*self._draft.start_ids, *self(rest)]
@@ -95,18 +95,18 @@ class Translator:
 
 
 def is_special(codec: TextCodec, token: int) -> bool:
-    """Whether a token stands for no text of its own; heads may have more logits than the tokenizer has tokens."""
+    """Whether a token spells no text; heads may have more logits than the tokenizer has tokens."""
     return token < len(codec.pieces) and isinstance(codec.pieces[token], str)
 
 
 def spell(codec: TextCodec, tokens: Iterable[int]) -> bytes:
-    """What tokens stand for; special ones by their name, unknown ones by nothing."""
+    """The bytes of tokens: of special ones their name, of unknown ones nothing."""
     pieces = (codec.pieces[token] if token < len(codec.pieces) else None for token in tokens)
     return b"".join(piece.encode() if isinstance(piece, str) else piece or b"" for piece in pieces)
 
 
 def continue_text(codec: TextCodec, before: bytes, text: bytes) -> list[int]:
-    """The tokens that spell `text` where it follows `before`; none where no token would begin at its beginning."""
+    """The tokens that spell `text` after `before`; empty if no token starts where `text` starts."""
     tokens, missing = codec.encode(before + text), len(text)
     for start in range(len(tokens) - 1, -1, -1):
         missing -= len(spell(codec, tokens[start : start + 1]))

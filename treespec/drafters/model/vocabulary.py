@@ -4,7 +4,7 @@ Token-level intersection (TLI; Timor et al. 2025, "Accelerating LLM Inference wi
 Algorithms for Heterogeneous Vocabularies"): the draft's distribution is restricted to the shared tokens and
 renormalised, q'(x) = q(x) / sum_{y shared} q(y), which is one more draft distribution over the target's vocabulary.
 Verification is exact for every draft distribution, so exactness never depends on how well tokens were matched or texts
-were told; acceptance does.
+translated; acceptance does.
 
 Axis letters: B rows, F nodes, V target vocabulary, W draft vocabulary.
 """
@@ -39,7 +39,7 @@ class DraftText(Protocol):
         ...
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Take in what was emitted per row; returns it in the draft's tokens."""
+        """Append what was emitted per row; returns it in the draft's tokens."""
         ...
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ class SharedVocabulary:
 
     Args:
         draft_ids: int64 [n], the draft's id of the target's first n tokens, -1 where it has none, see `shared_tokens`.
-        translator: how texts are told; None drops the tokens that are not shared.
+        translator: how texts are translated; None drops the tokens that are not shared.
 
     Raises:
         ConfigError: no token is shared.
@@ -152,21 +152,21 @@ class _OtherText:
         return logits[..., self._ids].masked_fill(~self._is_shared, -torch.inf)
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        told = [self._tell(tokens) for tokens in emitted]
-        for row, tokens in enumerate(told):
+        translated = [self._translate(tokens) for tokens in emitted]
+        for row, tokens in enumerate(translated):
             self.history.append(row, tokens)
-        return told
+        return translated
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self.history.select_rows(rows)
 
-    def _tell(self, tokens: Sequence[int]) -> list[int]:
-        told = [self._list[token] for token in tokens] if self._translator is None else self._translator(tokens)
-        return self._known(told)
+    def _translate(self, tokens: Sequence[int]) -> list[int]:
+        ids = [self._list[token] for token in tokens] if self._translator is None else self._translator(tokens)
+        return self._known(ids)
 
     def _start(self, prompt: Sequence[int]) -> list[int]:
-        told = self._tell(prompt) if self._translator is None else self._known(self._translator.start(prompt))
-        return told or [START_TOKEN]
+        ids = self._translate(prompt) if self._translator is None else self._known(self._translator.start(prompt))
+        return ids or [START_TOKEN]
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Those that the draft model has: a tokenizer may name more of them than the head has logits."""
