@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.drafter_loop import Loop
 from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
 from helpers.toy_models import TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
@@ -152,8 +153,6 @@ def test_specexec_finds_the_best_tree_with_enough_passes():
 
 def test_specexec_never_computes_a_node_twice():
     """Passes over nodes of several depths, through a draft model whose toy cache rejects what is wrong."""
-    from test_drafters import Loop
-
     model = TableLM(6, seed=3)
     scorer = ToyScorer(model)
     loop = Loop(DraftModel(scorer), [[1, 2, 3], [4, 0]], SpecExec(14, beam=3, num_passes=6), is_sampling=False)

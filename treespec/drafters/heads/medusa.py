@@ -37,8 +37,8 @@ class Medusa(SessionSource):
     """Drafts with Medusa heads; see `Drafter` and `FeatureDrafter` for its methods.
 
     With the feature of the last token before the root, head i guesses the token i + 1 positions after the root.
-    Selected children are the exact best products of the heads' probabilities under `BestFirst`; sampled ones are drawn from the
-    heads' distributions after the caller's processors, which are kept for verification.
+    Selected children are the exact best products of the heads' probabilities under `BestFirst`; sampled ones are drawn
+    from the heads' distributions after the caller's processors, which are kept for verification.
 
     Args:
         heads: trained for the target, see `Medusa.load`.
