@@ -1,31 +1,26 @@
-"""What the drafters share."""
+"""What a drafter does with its call: the source that policies grow from, the call's policy, and room for trees."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import TypeGuard
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from treespec.checks import AUTO
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst
-from treespec.policies.heap import HostTree, State, grow_best_first
 from treespec.protocols import History, Session, TreePolicy
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, SELECTED, TreeBatch
+from treespec.tree import ROOT_PARENT, TreeBatch
 
 
 class SessionSource:
-    """What every `DraftSource` made of a call's session has in common."""
+    """The properties of a `DraftSource` that come from the call's session."""
 
     _session: Session
 
     @property
-    def root_tokens(self) -> Tensor:
-        """int64 [B]."""
+    def root_tokens(self) -> Int[Tensor, "B"]:
+        """The last committed tokens."""
         return self._session.history.last_tokens
 
     @property
@@ -47,60 +42,14 @@ def policy_of_call(session: Session) -> TreePolicy:
 
 
 def depth_room(history: History, max_length: int | None) -> int:
-    """The depth of trees for which a drafter that sees texts of `max_length` tokens has room: leaves are not read."""
+    """The depth of trees for which a drafter that reads at most `max_length` tokens has room: leaves are not read."""
     if max_length is None:
         return sys.maxsize
     longest = max(length - padding for length, padding in zip(history.lengths, history.num_padding, strict=True))
     return max_length + 1 - longest
 
 
-def single_nodes(roots: Tensor) -> TreeBatch:
-    """Trees without a draft token below `roots` int64 [B]."""
+def single_nodes(roots: Int[Tensor, "B"]) -> TreeBatch:
+    """Trees of a root alone."""
     tokens = roots.unsqueeze(1)
     return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT), values=torch.ones_like(tokens, dtype=torch.float32))
-
-
-def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
-    """Whether a table on the host may grow this policy's trees of candidates by a heap.
-
-    They are the same trees as the policy's own, equal values aside, without a dozen operators per level: a step must
-    stay invisible. A subclass may grow others.
-    """
-    if type(policy) is not BestFirst or policy.children not in (AUTO, SELECTED):
-        return False
-    return policy.beam is None and policy.branching is None and policy.min_gain == 0
-
-
-def grow_on_host(
-    policy: BestFirst,
-    root_token: int,
-    root: State,
-    children_of: Callable[[State], Sequence[tuple[float, int, State]]],
-    max_depth: int,
-) -> HostTree:
-    """See `grow_best_first`."""
-    depth = min(max_depth, policy.depth or max_depth)
-    return grow_best_first(root_token, root, children_of, policy.num_nodes, depth)
-
-
-def stack_trees(trees: Sequence[HostTree], device: torch.device) -> TreeBatch:
-    """Host trees of selected children, padded to one batch on `device`."""
-    width = max(len(tree.tokens) for tree in trees)
-
-    def pad(rows: Sequence[Sequence[float]], filler: int, dtype: torch.dtype) -> Tensor:
-        padded = [[*row, *[filler] * (width - len(row))] for row in rows]
-        return torch.tensor(padded, dtype=dtype).to(device, non_blocking=True)
-
-    return TreeBatch(
-        tokens=pad([t.tokens for t in trees], 0, torch.int64),
-        parents=pad([t.parents for t in trees], PADDING_PARENT, torch.int64),
-        values=pad([t.values for t in trees], 0, torch.float32),
-    )
-
-
-def to_device(batch: TreeBatch, device: torch.device) -> TreeBatch:
-    """The batch with all its tensors on `device`."""
-    if batch.device == device:
-        return batch
-    tensors = {f.name: getattr(batch, f.name) for f in fields(batch) if isinstance(getattr(batch, f.name), Tensor)}
-    return replace(batch, **{name: tensor.to(device) for name, tensor in tensors.items()})

@@ -73,7 +73,7 @@ def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSour
     return builder.build(torch.cat(keep, 1), num_tokens + 1)
 
 
-def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B d"]) -> Bool[Tensor, "B"]:
+def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor, "B"]:
     """Which chains end here."""
     is_ended = stop(token_probs)
     if not isinstance(is_ended, Tensor) or is_ended.shape != token_probs.shape[:1] or is_ended.dtype != torch.bool:

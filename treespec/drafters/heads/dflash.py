@@ -16,9 +16,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treespec.drafters.base import can_use_heap, depth_room, grow_on_host, single_nodes, stack_trees
+from treespec.drafters.base import depth_room, single_nodes
 from treespec.drafters.heads.base import HeadDrafter
 from treespec.drafters.heads.proposals import candidates, head_proposal
+from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
 from treespec.heads.modules.dflash import DFlashHead, Span
 from treespec.policies import BestFirst
 from treespec.policies.truncated import shape_of

@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 
 from treespec.checks import AUTO
-from treespec.drafters.base import (
-    SessionSource,
-    can_use_heap,
-    grow_on_host,
-    policy_of_call,
-    single_nodes,
-    stack_trees,
-)
+from treespec.drafters.base import SessionSource, policy_of_call, single_nodes
+from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.files.medusa import load_heads

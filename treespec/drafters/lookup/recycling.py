@@ -13,7 +13,8 @@ from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
-from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host, policy_of_call, stack_trees
+from treespec.drafters.base import SessionSource, policy_of_call
+from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
 from treespec.drafters.lookup.recycling_table import (
     PACKED,
     Table,

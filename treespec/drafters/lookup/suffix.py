@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from treespec.checks import check_count, check_number
-from treespec.drafters.base import can_use_heap, policy_of_call, single_nodes, stack_trees, to_device
+from treespec.drafters.base import policy_of_call, single_nodes
+from treespec.drafters.host_trees import can_use_heap, stack_trees, to_device
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import Occurrences, SuffixText, TrieNode, greatest_score
 from treespec.drafters.lookup.trie_source import TrieSource

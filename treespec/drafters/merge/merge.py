@@ -8,7 +8,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from treespec.checks import check_count
-from treespec.drafters.base import policy_of_call, stack_trees
+from treespec.drafters.base import policy_of_call
+from treespec.drafters.host_trees import stack_trees
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError

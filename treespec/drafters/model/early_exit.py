@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treespec.checks import check_count
-from treespec.drafters.base import (
-    SessionSource,
-    depth_room,
-    policy_of_call,
-    single_nodes,
-)
+from treespec.drafters.base import SessionSource, depth_room, policy_of_call, single_nodes
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import ConfigError
 from treespec.protocols import EarlyExitScorer, Frontier, Proposal, Session, VerifiedStep

@@ -16,7 +16,8 @@ from itertools import accumulate, takewhile
 import torch
 
 from treespec.checks import check_count
-from treespec.drafters.base import policy_of_call, single_nodes, stack_trees
+from treespec.drafters.base import policy_of_call, single_nodes
+from treespec.drafters.host_trees import stack_trees
 from treespec.drafters.model.draft_model import DraftModel
 from treespec.drafters.model.token_map import (
     NOT_SHARED,
