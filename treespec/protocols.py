@@ -2,7 +2,14 @@
 
 A part is any object with the right methods; there is nothing to inherit from.
 
-Axis letters: B rows, P prompt positions, F new nodes, N nodes, H hidden size, V vocabulary, K candidates.
+A node has four numbers, each with one owner:
+- its id: the column of a `TreeBatch`, which `parents`, `Verdict.path` and the rules speak of;
+- the builder's column, before the tree is pruned to its budget (`policies.TreeBuilder`);
+- its expanded number, in the order of the draft's passes (`Frontier`);
+- its pending id, in the order of a scorer's passes since the last commit (`CausalScorer`).
+
+Axis letters: B rows, P prompt positions, F nodes of one pass, N nodes of a tree, E expanded nodes, H hidden size,
+V vocabulary, k candidates.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.tree import PADDING_PARENT, Path, TreeBatch, Verdict
@@ -89,7 +96,7 @@ class CausalScorer(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tokens are expected and logits come back."""
+        """Where it takes tokens and returns logits."""
         ...
 
     @property
@@ -102,19 +109,19 @@ class CausalScorer(Protocol):
         """The layers whose hidden states it returns; see `HiddenStates`."""
         ...
 
-    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
-        """Start anew with the committed tokens that are to be cached: ids int64 [B, P], mask bool [B, P], P >= 0.
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+        """Start over with the committed tokens that are to be cached; the mask is False on left padding; P may be 0.
 
         Returns the wanted hidden states of the columns that it computed, the last ones of the P; none for P = 0.
         """
         ...
 
-    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """Score F new pending nodes in one pass.
 
         Args:
-            tokens: int64 [B, F].
-            parents: int64 [B, F], ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding.
+            tokens: the nodes' tokens.
+            parents: pending ids; -1 attaches a node to the last committed token, -2 is padding.
         """
         ...
 
@@ -129,20 +136,20 @@ class CausalScorer(Protocol):
 
 @runtime_checkable
 class EarlyExitScorer(CausalScorer, Protocol):
-    """A scorer whose first layers draft what its later layers go on to verify."""
+    """A scorer whose first layers draft what its later layers verify."""
 
     @property
     def exit_layer(self) -> int:
         """How many layers draft."""
         ...
 
-    def draft(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Logits [B, F, V] of the head on the first layers' hidden states, for F more drafted nodes.
+    def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
+        """Logits of the head on the first layers' hidden states, for F more drafted nodes.
 
         Args:
-            tokens: int64 [B, F].
-            parents: int64 [B, F], numbers of drafted nodes, counted over all calls since the last commit; -1 attaches
-                a node to the last committed token, -2 is padding.
+            tokens: the nodes' tokens.
+            parents: pending ids of drafted nodes, which are the expanded numbers of `Frontier`; -1 and -2 as for
+                `extend`.
         """
         ...
 
@@ -160,8 +167,8 @@ class PathProcessors(Protocol):
         """True when a row's number means nothing, so that paths of several rows may be stacked."""
         ...
 
-    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
-        """Processed scores float32 [M, V] from raw logits [M, V] of positions that end the ids int64 [M, L].
+    def __call__(self, ids: Int[Tensor, "M L"], logits: Float[Tensor, "M V"], row: int) -> Float[Tensor, "M V"]:
+        """Processed scores in float32 from raw logits after M texts.
 
         `row` is the row's number in the caller's batch (some processors index by it).
         """
@@ -183,7 +190,7 @@ class Proposal(NamedTuple):
     """Next-token distributions of F nodes per row, dense or as candidates.
 
     Dense: `probs` float [B, F, V] and `tokens` None: an exact distribution that may be sampled from. Candidates:
-    `tokens` int64 [B, F, K] in order of decreasing value and `probs` float [B, F, K], estimates that need not sum to
+    `tokens` int64 [B, F, k] in order of decreasing value and `probs` float [B, F, k], estimates that need not sum to
     one and are zero where there is no candidate: children can only be selected.
     """
 
@@ -246,8 +253,8 @@ class DraftSource(Protocol):
     """What a policy grows its tree from, one pass of expanded nodes at a time."""
 
     @property
-    def root_tokens(self) -> Tensor:
-        """int64 [B]."""
+    def root_tokens(self) -> Int[Tensor, "B"]:
+        """The last committed tokens."""
         ...
 
     @property
@@ -304,8 +311,7 @@ class VerifiableTree(Protocol):
         ...
 
     def draft_probs_of(self, node: int) -> Any | None:
-        """The distribution this child was drawn from given what was drawn before it, an array [V]; None for a
-        point mass."""
+        """The distribution [V] that this child was drawn from after its earlier siblings; None for a point mass."""
         ...
 
 
@@ -314,10 +320,10 @@ NodeProbs = Callable[[int], Any]
 
 
 class RandomSource(Protocol):
-    """Where a rule's chance comes from: given coins and draws, or an enumeration of all of them."""
+    """Where a rule's randomness comes from: given coins and draws, or an enumeration of all of them."""
 
     def flip(self, node: int, prob: Any) -> bool:
-        """True with probability `prob`; the coin is the one of the node that is judged."""
+        """True with probability `prob`; the coin is the one of the node that is accepted or rejected."""
         ...
 
     def pick(self, node: int, weights: Any) -> int:
@@ -326,7 +332,7 @@ class RandomSource(Protocol):
 
 
 class VerificationRule(Protocol):
-    """Walks a drafted tree and decides what is kept."""
+    """Decides which nodes of a drafted tree are kept."""
 
     @property
     def name(self) -> str:
@@ -343,7 +349,7 @@ class VerificationRule(Protocol):
         ...
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        """Judge one tree, touching only the nodes it needs. Generic over torch, numpy and rational arrays."""
+        """Verify one tree, reading only the nodes it needs. Generic over torch, numpy and rational arrays."""
         ...
 
 
@@ -371,8 +377,8 @@ class Session:
 class Drafter(Protocol):
     """A source of token trees. One drafter serves one call of generation at a time.
 
-    An attribute `confidence_weight`, a float, is optional: how much its trees' values weigh to begin with where `Merge`
-    pools several drafters; 1, which is what one without it gets, takes them as a distribution, 0 does not hear them.
+    An attribute `confidence_weight`, a float, is optional: how much its trees' values weigh at first where `Merge`
+    pools several drafters; 1, the default, takes them as a distribution, 0 ignores them.
     """
 
     def start(self, session: Session) -> None:
@@ -408,5 +414,5 @@ class EarlyExitDrafter(Drafter, Protocol):
 
     @property
     def exit_layer(self) -> int | None:
-        """How many layers draft; None: none do, after all."""
+        """How many layers draft; None: it drafts without the target's layers."""
         ...
