@@ -24,16 +24,14 @@ def generate(
 ):
     """What transformers calls with the caller's raw arguments.
 
-    `assistant_model` is the draft model; without one (and without a `drafter`) text already seen is drafted from, by
-    token recycling and suffix lookup. `streamer`, `tokenizer` and `stop_strings` work as in plain `generate`, and so
-    does `assistant_tokenizer`, for a draft model with another one.
+    `assistant_model` is the draft model, `assistant_tokenizer` its tokenizer if it has another one; without it, and
+    without a `drafter`, token recycling and suffix lookup draft. `streamer`, `tokenizer` and `stop_strings` work as in
+    plain `generate`.
     """
     if drafter is None and assistant_model is not None and assistant_tokenizer is not None:
         drafter = make_draft_model(assistant_model, tokenizer=assistant_tokenizer, target_tokenizer=tokenizer)
     drafter = drafter or assistant_model or [treespec.TokenRecycling(), treespec.SuffixLookup()]
     speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=verification, seed=seed)
-    if inputs is None:
-        inputs = {name: kwargs.pop(name) for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None}
     given = {name: value for name, value in kwargs.items() if value is not None}
     return treespec.generate(
         model,

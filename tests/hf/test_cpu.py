@@ -44,7 +44,7 @@ def test_leaving_the_block_restores_every_layer(layers):
 
 
 @torch.no_grad()
-def test_changed_weights_are_packed_anew(layers):
+def test_changed_weights_are_packed_again(layers):
     inputs = torch.randn(3, 24)
     with prepack_linears(layers):
         before = layers(inputs)

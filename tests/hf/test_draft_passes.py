@@ -21,10 +21,10 @@ def test_a_step_computes_what_is_new_and_nothing_else(target, draft, name, optio
     speculation = treespec.TreeSpeculation(draft, tree=policy, record_steps=True, seed=2)
     passes = []
 
-    def note(module, args, call):
+    def record(module, args, call):
         passes.append(tuple(call["input_ids"].shape))
 
-    handle = draft.register_forward_pre_hook(note, with_kwargs=True)
+    handle = draft.register_forward_pre_hook(record, with_kwargs=True)
     target.generate(prompt(2, 12), max_new_tokens=40, custom_generate=speculation, **options)
     handle.remove()
     assert passes[0] == (2, 11), "the prompt but for its last token, in one pass"

@@ -30,16 +30,16 @@ def oracle(parents: list[list[int]], cached: list[list[bool]], reach: Reach, num
     for row, (above, valid) in enumerate(zip(parents, cached, strict=True)):
         graph = networkx.DiGraph([(parent, node) for node, parent in enumerate(above) if parent >= 0])
         graph.add_nodes_from(range(num_nodes))
-        place = {slot: sum(valid[:slot]) for slot in range(num_cached) if valid[slot]}
+        position = {slot: sum(valid[:slot]) for slot in range(num_cached) if valid[slot]}
         for node in range(num_nodes):
             ancestors = networkx.ancestors(graph, node)
-            place[num_cached + node] = sum(valid) + len(ancestors)
-            positions[row, node] = place[num_cached + node]
+            position[num_cached + node] = sum(valid) + len(ancestors)
+            positions[row, node] = position[num_cached + node]
         for node in range(num_nodes):
             seen = {num_cached + other for other in networkx.ancestors(graph, node) | {node}}
             seen |= {slot for slot in range(num_cached) if valid[slot]}
             for slot in seen:
-                mask[row, node, slot] = is_near(place[num_cached + node], place[slot], reach)
+                mask[row, node, slot] = is_near(position[num_cached + node], position[slot], reach)
     return mask, positions
 
 

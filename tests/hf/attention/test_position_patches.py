@@ -73,7 +73,7 @@ def _hooks_and_attributes(model):
 
 
 @pytest.mark.parametrize("name", ["bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text"])
-def test_nothing_is_left_behind(name):
+def test_the_model_is_unchanged_afterwards(name):
     model = build(ZOO[name])
     before = _hooks_and_attributes(model)
     tree_error(model)

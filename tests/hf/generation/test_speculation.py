@@ -113,7 +113,7 @@ def test_custom_criteria_are_asked_after_every_token(target, draft, num_rows, eo
 
 
 class StopAt:
-    """A length per row, told by its first token."""
+    """A length per row, by its first token."""
 
     def __init__(self, lengths):
         self.lengths = lengths

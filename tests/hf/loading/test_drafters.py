@@ -92,9 +92,9 @@ def test_the_same_model_in_other_tokens_drafts_the_same(options):
     draft = noisy_copy(target, noise=0.02)
     other = permuted_copy(draft, permutation, extra=20)
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
-    told = make_draft_model(other, tokenizer=renumbered(tokenizer, permutation), target_tokenizer=tokenizer)
+    mapped = make_draft_model(other, tokenizer=renumbered(tokenizer, permutation), target_tokenizer=tokenizer)
     expected = runs(target, draft, inputs, **options)
-    assert runs(target, told, inputs, **options) == expected
+    assert runs(target, mapped, inputs, **options) == expected
     mistaken = make_draft_model(other, is_same_tokenizer=True)
     assert runs(target, mistaken, inputs, **options)[1] < expected[1] / 4, "a wrong map must show"
 
@@ -131,9 +131,11 @@ def test_re_encoding_of_the_same_model_drafts_the_same():
     draft = noisy_copy(target, noise=0.02)
     other = permuted_copy(draft, permutation)
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
-    told = make_draft_model(other, tokenizer=characters(permutation), target_tokenizer=tokenizer, method="re-encoding")
+    mapped = make_draft_model(
+        other, tokenizer=characters(permutation), target_tokenizer=tokenizer, method="re-encoding"
+    )
     expected = runs(target, draft, inputs, do_sample=False)
-    got = runs(target, told, inputs, do_sample=False)
+    got = runs(target, mapped, inputs, do_sample=False)
     assert got[0] == expected[0]
     assert got[1] == pytest.approx(expected[1], rel=0.05)
     mistaken = make_draft_model(other, is_same_tokenizer=True)

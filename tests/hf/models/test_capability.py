@@ -1,4 +1,4 @@
-"""Which models are refused, which decode by chains or plainly, and what detection leaves behind."""
+"""Which models are refused, which decode by chains or plainly, and what detection leaves unchanged."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_attention_keeps_no_states(name):
 
 
 @pytest.mark.parametrize(("name", "capability"), [("lfm2", Capability.CHAIN), ("jamba", Capability.PLAIN)])
-def test_states_are_found_and_told(name, capability):
+def test_states_are_found_and_named(name, capability):
     model = build(ZOO[name])
     assert keeps_states(model)
     assert detect(model).capability == capability

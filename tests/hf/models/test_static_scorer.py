@@ -30,10 +30,10 @@ def widths(draft):
     """The number of nodes of every pass of the draft model."""
     seen = []
 
-    def note(module, args, call):
+    def record(module, args, call):
         seen.append(call["input_ids"].shape[1])
 
-    handle = draft.register_forward_pre_hook(note, with_kwargs=True)
+    handle = draft.register_forward_pre_hook(record, with_kwargs=True)
     yield seen
     handle.remove()
 
