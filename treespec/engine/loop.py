@@ -168,10 +168,7 @@ class _Run:
         return emitted, finished
 
     def learn(self, step: VerifiedStep) -> None:
-        """Tell the drafter, and a policy that learns, what became of the last trees.
-
-        The session's policy: the request's own has no part in a call for which `as_chain` replaces it.
-        """
+        """Update the drafter, and the session's policy if it learns (`as_chain` may have replaced the request's)."""
         self.drafter.update(step)
         if isinstance(self.session.policy, LearningPolicy):
             self.session.policy.update(step)
@@ -185,7 +182,7 @@ class _Run:
             self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds))
 
     def leave(self, finished: Sequence[bool]) -> None:
-        """Rows that have finished leave the work."""
+        """Drop the rows that have finished."""
         if not any(finished):
             return
         stay = [b for b, is_done in enumerate(finished) if not is_done]

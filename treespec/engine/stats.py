@@ -52,7 +52,7 @@ class SpeculationStats:
     """How many drafts had a node of this number (0: the root, not counted)."""
     num_accepted_at_node: Counter[int] = field(default_factory=Counter)
     num_accepted_at_rank: Counter[int] = field(default_factory=Counter)
-    """Accepted nodes by their place among their siblings; ranks of 1 and more are what a chain could not have had."""
+    """Accepted nodes by their rank among their siblings; ranks of 1 and more are what a chain could not have had."""
     num_considered_at_depth_and_rank: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many drafts had a child of this (depth, rank) below an accepted node, whether or not a rule came to it."""
     num_accepted_at_depth_and_rank: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -99,7 +99,7 @@ class SpeculationStats:
         return [[shares.get((depth, rank), 0.0) for rank in range(num_ranks[depth])] for depth in sorted(num_ranks)]
 
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
-        """Count one target pass over `trees` and what became of it."""
+        """Count one target pass over `trees` and its verdicts."""
         self.num_target_passes += 1
         for tree, verdict, tokens in zip(trees, verdicts, emitted, strict=True):
             accepted = verdict.path[1 : 1 + len(tokens)]

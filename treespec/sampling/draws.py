@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 MIN_SPARSE = 1024
-"""In smaller vocabularies nobody looks which tokens have mass before a draw."""
+"""Smaller vocabularies are drawn from whole; in larger ones the tokens without mass are left out first."""
 
 
 def residual(probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Unnormalised residual `(distribution - draft_probs)+`, float [..., V] (Leviathan et al. 2023, equation 3)."""
+    """Unnormalised residual `(probs - draft_probs)+`, float [..., V] (Leviathan et al. 2023, equation 3)."""
     return (probs - draft_probs).clamp(min=0)
 
 
@@ -27,10 +27,9 @@ def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
 
 
 def truncate_probs(probs: Tensor, num_tokens: int) -> Tensor:
-    """The distribution of its `num_tokens` most probable tokens, renormalised: float [..., V] to the same, zero
-    elsewhere.
+    """The `num_tokens` most probable tokens of a distribution float [..., V], renormalised; zero elsewhere.
 
-    What is drawn from it has this distribution, so this is the distribution to store with the tree.
+    Children drawn from the result have it as their draft distribution: store it with the tree.
     """
     top = probs.topk(min(num_tokens, probs.shape[-1]), dim=-1)
     return normalise(torch.zeros_like(probs).scatter(-1, top.indices, top.values))
@@ -79,13 +78,14 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
 
 
 def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k draws without replacement per distribution, in drawing order, by an exponential race (Gumbel top-k, Kool et al.
-    2019).
+    """k draws without replacement per distribution, in drawing order.
+
+    By an exponential race, which is Gumbel top-k (Kool et al. 2019) on another scale.
 
     Args:
-        distribution: float [..., V].
+        probs: float [..., V].
         k: at most V; more is cut to V.
-        generator: on the distribution's device.
+        generator: on the device of `probs`.
 
     Returns:
         tokens int64 [..., k] and is_drawn bool [..., k]: False where the distribution had fewer than k tokens of
