@@ -19,7 +19,7 @@ from treespec.cli import _command, app, main
 from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.training import TrainingConfig, parse_settings, train
-from treespec.training.text.texts import read_folder, save_texts
+from treespec.training.text.texts import Texts, read_folder, save_texts
 
 
 @pytest.fixture
@@ -86,6 +86,21 @@ def test_the_command_takes_openings_and_temperatures(saved, tmp_path):
             start = next(i for i in range(len(text)) if TOKENIZER.decode(text[:i]).endswith("<s>assistant\n"))
             assert torch.equal(top[start - 1 : -1, 0], text[start:]), "all answers are greedy"
     assert CliRunner().invoke(app, [*arguments[:-1], "-1"]).exit_code != 0
+
+
+def test_the_command_writes_in_another_dtype(saved, tmp_path, monkeypatch):
+    seen = []
+
+    def write_texts(model, *_, **__):
+        seen.append(model.dtype)
+        return Texts(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), torch.zeros(1, 1).long())
+
+    monkeypatch.setattr("treespec.training.text.writing.write_texts", write_texts)
+    for dtype in (["--dtype", "bfloat16"], []):
+        assert CliRunner().invoke(app, ["write", str(saved), "--out", str(tmp_path), *dtype]).exit_code == 0
+    assert seen == [torch.bfloat16, torch.float32]
+    refused = CliRunner().invoke(app, ["write", str(saved), "--out", str(tmp_path), "--dtype", "int8"])
+    assert isinstance(refused.exception, ConfigError)
 
 
 def test_errors_are_one_line(tmp_path, monkeypatch):

@@ -103,6 +103,9 @@ def write(
     temperature: Annotated[
         list[float] | None, typer.Option(help="Of the answers, several in turn; default: 0, 0.7 and 1.")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, where the hardware is faster in it; default: the checkpoint's.")
+    ] = None,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -116,7 +119,7 @@ def write(
     console = Console(stderr=True)
     sizes = {"batch_size": batch_size, "max_message": max_message, "max_length": max_length}
     writing = Writing(temperatures=tuple(temperature or Writing.temperatures), seed=seed, **sizes)
-    texts = _let_write(write_texts, console, model, tokens, out, writing, prompts=prompts, openings=openings)
+    texts = _let_write(write_texts, console, model, tokens, out, writing, dtype, prompts=prompts, openings=openings)
     console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
 
 
@@ -231,15 +234,18 @@ def _let_write(
     tokens: int,
     folder: Path,
     writing: Writing,
+    dtype: str | None = None,
     **messages: Path | None,
 ) -> Made:
     """Call `make`, that is `write_texts` or `warm_up`, with a progress bar of the written tokens."""
     from treespec.hf.loading.models import load_model, load_tokenizer
+    from treespec.training.export import dtype_of
     from treespec.training.text.chat import read_prompts
 
+    options = {} if dtype is None else {"dtype": dtype_of(dtype)}
     given = {name: read_prompts(path) for name, path in messages.items() if path}
     with console.status(f"loading {model}"):
-        target, tokenizer = load_model(model).eval(), load_tokenizer(model)
+        target, tokenizer = load_model(model, **options).eval(), load_tokenizer(model)
     with _packed(target, writing.batch_size), _progress(console) as progress:
         task = progress.add_task("tokens written", total=tokens)
         on_tokens = partial(progress.advance, task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from recipes.smollm2_head import chat, code, passages, problems
+from recipes.smollm2_head import chat, code, open_talk, passages, problems
 
 COUNT = 4096
 
@@ -20,9 +20,18 @@ QUARTERS = (code.KINDS, problems.KINDS, passages.KINDS, chat.KINDS)
 
 def build(count: int = COUNT, seed: int = 0) -> list[str]:
     """`count` different messages."""
-    rng = Random(f"training prompts {seed}")
+    return _draw(QUARTERS, count, Random(f"training prompts {seed}"))
+
+
+def build_talk(count: int = COUNT, seed: int = 0) -> list[str]:
+    """`count` different messages of open talk."""
+    return _draw([(open_talk.talk,)], count, Random(f"open talk {seed}"))
+
+
+def _draw(kinds: Sequence[Sequence[Callable[[Random], str]]], count: int, rng: Random) -> list[str]:
+    """Different messages, of all kinds by turns, in the order of `CHUNK` and `GROUP`."""
     seen: set[str] = set()
-    messages = [draw_new(QUARTERS[i % len(QUARTERS)], seen, rng) for i in range(count)]
+    messages = [draw_new(kinds[i % len(kinds)], seen, rng) for i in range(count)]
     rng.shuffle(messages)
     return [message for start in range(0, count, CHUNK) for message in _arrange(messages[start : start + CHUNK], rng)]
 

@@ -1,6 +1,7 @@
 """Prompts to train on: many, different, the same for a seed, with true examples, and none of a benchmark's."""
 
 import doctest
+import re
 import shlex
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ import typer
 import recipes.smollm2_head as recipe
 from benchmarks.common import prompts
 from benchmarks.heads.overlap import shared, word_runs
-from recipes.smollm2_head import build, build_openings, code, passages
+from recipes.smollm2_head import build, build_openings, build_talk, code, passages
 from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import QUARTERS, draw_new
 from treespec.cli import app
@@ -23,6 +24,7 @@ MESSAGES = build()
 POOLS = [
     *MESSAGES,
     *build_openings(4096),
+    *build_talk(8192),
     *passages.documentation(),
     *(source for _, source in code.library_functions()),
 ]
@@ -85,6 +87,16 @@ def test_openings_are_beginnings():
     assert not any(mark in opening for opening in openings for mark in ("{", "}", r"\n"))
 
 
+def test_talk_is_of_many_kinds():
+    messages = build_talk(2000)
+    assert messages == build_talk(2000)
+    assert len(set(messages)) == len(messages)
+    assert all(message == message.strip() and len(message) < 400 for message in messages)
+    assert not any(mark in message for message in messages for mark in ("{", "}"))
+    beginnings = {tuple(re.findall(r"[a-z]+", message.lower())[:3]) for message in messages}
+    assert len(beginnings) > 300
+
+
 def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys):
     path = tmp_path / "prompts.jsonl"
     monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--seed", "2"])
@@ -94,6 +106,9 @@ def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--openings"])
     main()
     assert read_prompts(path) == build_openings(40)
+    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--talk"])
+    main()
+    assert read_prompts(path) == build_talk(40)
 
 
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path):

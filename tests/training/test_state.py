@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from helpers.training import CONFIG
+from safetensors.torch import load_file
 
 from treespec.errors import CheckpointError
 from treespec.training import train
@@ -23,6 +25,26 @@ def test_a_run_can_begin_with_anothers_weights(trained, target, texts, tmp_path)
         train(target, texts, tmp_path / "larger", larger, features=features)
     with pytest.raises(CheckpointError, match="there is no file"):
         train(target, texts, tmp_path / "none", replace(barely, start=str(tmp_path)), features=features)
+
+
+def test_a_run_can_begin_with_a_trained_heads_files(target, texts, tmp_path):
+    first, features = replace(CONFIG, kind="eagle3", num_steps=2), tmp_path / "features"
+    found = train(target, texts, tmp_path / "first", first, features=features, dtype=torch.float32)
+    barely = replace(first, start=str(found.folder), num_steps=1, learning_rate=1e-12)
+    result = train(target, texts, tmp_path / "on", barely, features=features, dtype=torch.float32)
+    assert result.evaluation == found.evaluation
+    other = replace(barely, draft_vocab_size=(barely.draft_vocab_size + 1) // 2)
+    smaller = train(target, texts, tmp_path / "smaller", other, features=features, dtype=torch.float32)
+    own, whole = (load_file(r.folder / "model.safetensors") for r in (smaller, found))
+    assert len(own["d2t"]) < len(whole["d2t"])
+    assert torch.allclose(own["fc.weight"], whole["fc.weight"])
+    with pytest.raises(CheckpointError, match=r"reads \[.*\], where this one reads \[0, 1\]"):
+        train(target, texts, tmp_path / "states", replace(barely, hidden_layers=(0, 1)))
+    with pytest.raises(CheckpointError, match=r"other sizes: .*layers\.1"):
+        train(target, texts, tmp_path / "layers", replace(barely, num_layers=2), features=features)
+    two = train(target, texts, tmp_path / "two", replace(first, num_layers=2), features=features)
+    with pytest.raises(CheckpointError, match=r"other sizes: .*layers\.1"):
+        train(target, texts, tmp_path / "fewer", replace(barely, start=str(two.folder)), features=features)
 
 
 def test_weights_of_another_size_are_named(target, texts, tmp_path):

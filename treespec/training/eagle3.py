@@ -6,11 +6,17 @@ Axis letters: B texts, T tokens, H the head's hidden size, L fused layers, W the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from treespec.errors import CheckpointError
+from treespec.heads.files.build import plain_names
+from treespec.heads.files.checkpoint import read_checkpoint, split_fused
+from treespec.heads.files.config import ConfigReader
+from treespec.heads.files.eagle3 import eagle3_config, without_midlayer
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.training.data import Batch
 from treespec.training.head_learner import HeadLearner
@@ -18,6 +24,9 @@ from treespec.training.head_shape import head_sizes
 from treespec.training.init_head import fresh_head, layer_weights
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
+
+FROM_TARGET = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+"""What a head in training has from its target and its texts, whatever the files hold."""
 
 
 class Eagle3Learner(HeadLearner[Eagle3Head]):
@@ -32,6 +41,29 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
             texts, starts = batch.is_generated[:, 1 + depth :].nonzero(as_tuple=True)
             drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
         return drafts
+
+    @torch.no_grad()
+    def load_files(self, folder: Path) -> None:
+        """Load the trained weights of a head's files; the draft vocabulary and its rows stay this head's.
+
+        Raises:
+            CheckpointError: damaged files, or those of a head of another kind or size, or with other hidden states.
+        """
+        found = read_checkpoint(folder)
+        tensors = without_midlayer(plain_names(found.tensors))
+        layers = eagle3_config(ConfigReader(folder / "config.json", found.config), tensors).hidden_layers
+        if layers is not None and layers != self._hidden_layers:
+            own = list(self._hidden_layers)
+            raise CheckpointError(f"{folder} is of a drafter that reads {list(layers)}, where this one reads {own}")
+        trained = {name: weight for name, weight in self.head.named_parameters() if weight.requires_grad}
+        weights = split_fused(trained, self.head.config.layer)  # Views, so that copying to them changes the head.
+        given = {name: tensor for name, tensor in tensors.items() if name not in FROM_TARGET}
+        either = weights.keys() | given.keys()
+        shapes = {name: [name in own and own[name].shape for own in (weights, given)] for name in either}
+        if other := sorted(name for name, (first, second) in shapes.items() if first != second):
+            raise CheckpointError(f"{folder} is of a drafter of other sizes: {', '.join(other)}")
+        for name, weight in weights.items():
+            weight.copy_(given[name])
 
 
 def make_eagle3(

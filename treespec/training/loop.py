@@ -18,6 +18,7 @@ from torch import nn
 from treespec.errors import TreespecError
 from treespec.training.cast import CastWeights
 from treespec.training.data import Batch, FeatureSet
+from treespec.training.eagle3 import Eagle3Learner
 from treespec.training.evaluate import EvaluatedDrafts, Evaluation, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
@@ -43,7 +44,7 @@ class Run:
         folder: where its state is kept; if the state is there already, the run is resumed.
 
     Raises:
-        CheckpointError: `folder` holds another run, or a damaged file; or see `load_weights`.
+        CheckpointError: `folder` holds another run, or a damaged file; or see `begin_with`.
     """
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
@@ -60,7 +61,7 @@ class Run:
         if self._path.exists():
             self.progress = load_state(self._path, objective, self._optimizer, self._settings)
         elif config.start is not None:
-            load_weights(Path(config.start) / STATE, objective, reads)
+            begin_with(Path(config.start), objective)
 
     @property
     def share_done(self) -> float:
@@ -154,6 +155,19 @@ class Run:
         progress = self.progress
         line: dict[str, Any] = {"step": progress.step, "seconds": round(progress.seconds, 1)}
         progress.log.append(line | {"tokens": progress.num_tokens} | values)
+
+
+def begin_with(folder: Path, objective: Objective) -> None:
+    """Copy the weights of another run, or of the files of a trained EAGLE-3 head.
+
+    Raises:
+        CheckpointError: see `load_weights` and `Eagle3Learner.load_files`.
+    """
+    learner, has_run = objective.learner, (folder / STATE).exists()
+    if isinstance(learner, Eagle3Learner) and not has_run and (folder / "config.json").exists():
+        learner.load_files(folder)
+    else:
+        load_weights(folder / STATE, objective, learner.reads)
 
 
 def make_optimizer(objective: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:

@@ -47,7 +47,7 @@ class TrainingConfig:
         tv_start: the share of the run after which the total variation counts.
         is_initialised: the drafter's layers start from the target's where shapes allow.
         start: the folder of another run, whose weights are this run's first ones. That run has the same kind, sizes,
-            hidden states and mask token.
+            hidden states and mask token. For an EAGLE-3 head a trained head's folder (its files) will do.
         num_steps: optimiser steps; None: until `minutes` are over, or else one pass over the texts.
         minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Excludes
             `num_steps`.

@@ -46,7 +46,7 @@ def build_head(
         CheckpointError: a configuration or a tensor that such a head does not have, or the target's weights are needed
             and do not fit.
     """
-    path, tensors = checkpoint.path, _plain_names(checkpoint.tensors)
+    path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
     config = ConfigReader(path / "config.json", checkpoint.config)
     if _kind(config, tensors) == "eagle3":
         tensors = without_midlayer(tensors)
@@ -87,7 +87,7 @@ def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
     return "eagle3"
 
 
-def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that are read, without a prefix `model.`."""
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     return {
