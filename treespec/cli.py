@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -84,7 +85,7 @@ def warm_up(
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
     start = _let_write(make, console, model, tokens, folder, writing, prompts=prompts)
     about = {"model": name or model, "command": _command(), **start.about}
-    start.with_about(about).save(out)
+    replace(start, about=about).save(out)
     console.print(
         f"{out}: {start.num_tokens} tokens of text, {out.stat().st_size / 1e6:.1f} MB; the text is in {folder}"
     )

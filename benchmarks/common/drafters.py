@@ -63,7 +63,7 @@ def warm_start() -> WarmStart:
 class FrozenStore(SuffixStore):
     """Texts that stay as they are: one store serves all prompts, and none learns from another."""
 
-    def follow(self, text: SuffixText, num_before: int) -> None:
+    def record(self, text: SuffixText, num_before: int) -> None:
         """Add nothing."""
 
 

@@ -10,6 +10,7 @@ from helpers.drafter_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.drafters import FrozenStore
 from treespec.drafters import SuffixLookup, SuffixStore
 from treespec.drafters.lookup import suffix as suffix_module
 from treespec.drafters.lookup import suffix_store as store_module
@@ -214,6 +215,13 @@ def test_a_store_keeps_what_was_generated_not_the_prompt():
     loop.step(loop.propose(), emit=[[0, 1]])
     assert lookup.store.num_tokens == 2 + 4
     assert lookup.store.texts == [[4, 5, 0, 1]], "with as much of the prompt as a match may be long"
+
+
+def test_the_benchmarks_store_stays_as_it_is():
+    store = FrozenStore([[1, 2, 3]])
+    loop = Loop(SuffixLookup(store=store), [[5, 1]], Chain(3))
+    loop.step(loop.propose(), emit=[[4, 0]])
+    assert store.texts == [[1, 2, 3]]
 
 
 def test_the_store_is_bounded(monkeypatch):

@@ -132,12 +132,12 @@ TEXT, TOP = torch.tensor([1, 2]), torch.tensor([[2, 3], [-1, -1]])
         ([TEXT.float()], TOP, VOCAB, "got torch.float32"),
         ([TEXT], TOP, 2, "from 1 to 2 in a vocabulary of 2"),
         ([TEXT - 2], TOP, VOCAB, "from -1 to 0"),
-        ([TEXT, TEXT], TOP, VOCAB, r"top must be int64 \[4, K\]"),
-        ([TEXT], TOP[:, :0], VOCAB, "top must be int64"),
-        ([TEXT], TOP[0], VOCAB, "top must be int64"),
-        ([TEXT], TOP.tolist(), VOCAB, "top must be int64"),
-        ([TEXT], TOP, 3, "ids below 3"),
-        ([TEXT], TOP - 1, VOCAB, "ids below 7"),
+        ([TEXT, TEXT], TOP, VOCAB, "top must have 4 rows"),
+        ([TEXT], TOP[:, :0], VOCAB, "top must be token ids"),
+        ([TEXT], TOP[0], VOCAB, r"top must be token ids int64 \[N, K\] and not empty, got torch.int64 \[2\]"),
+        ([TEXT], TOP.tolist(), VOCAB, "top must be token ids"),
+        ([TEXT], TOP, 3, "top holds ids from -1 to 3 in a vocabulary of 3"),
+        ([TEXT], TOP - 1, VOCAB, "top holds ids from -2 to 2"),
         ([TEXT], torch.tensor([[2, -1], [-1, -1]]), VOCAB, "-1 alone"),
         ([TEXT], TOP, 7.0, "vocab_size must be a positive int"),
     ],
@@ -218,12 +218,12 @@ DAMAGE = {
     ),
     "a number for candidates": (
         lambda path: rewrite(path, {"candidates": torch.tensor(3, dtype=torch.uint16)}),
-        "expected known",
+        "expected different ids known",
     ),
     "ids of another type": (lambda path: rewrite(path, {"known": torch.zeros(5)}), "must be torch.uint16"),
     "rows of one token": (
         lambda path: rewrite(path, {"known": torch.zeros(5, dtype=torch.uint16)}),
-        "known must be different ids",
+        "expected different ids known",
     ),
 }
 

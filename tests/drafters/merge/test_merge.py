@@ -14,8 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.merge.calibration import MEMORY, PRIOR_TRIALS, Calibration, Vote, vote_cells
-from treespec.drafters.merge.opinion_pool import MIN_REST, OMITTED_SHARE, RATE, OpinionPool, SiblingGroup
+from treespec.drafters.merge.opinion_pool import (
+    MEMORY,
+    MIN_REST,
+    OMITTED_SHARE,
+    PRIOR_TRIALS,
+    RATE,
+    Calibration,
+    OpinionPool,
+    SiblingGroup,
+    Vote,
+    vote_cells,
+)
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
@@ -296,7 +306,7 @@ def test_a_useless_drafter_does_no_harm(monkeypatch, policy, width, is_useless_f
 
     alone = accepted_per_step(planted(0.2, 2, width), TRUTH, policy.max_nodes, policy)
     assert accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy) > 0.96 * alone
-    monkeypatch.setattr("treespec.drafters.merge.calibration.PRIOR_TRIALS", 1e9)
+    monkeypatch.setattr("treespec.drafters.merge.opinion_pool.PRIOR_TRIALS", 1e9)
     monkeypatch.setattr("treespec.drafters.merge.opinion_pool.RATE", 0.0)
     uncalibrated = accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy)
     assert uncalibrated < 0.9 * alone or (width == 1 and not is_useless_first)

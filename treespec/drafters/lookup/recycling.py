@@ -15,14 +15,7 @@ from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
 from treespec.drafters.base import SessionSource, policy_of_call
 from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
-from treespec.drafters.lookup.recycling_table import (
-    PACKED,
-    Table,
-    check_table,
-    pack_table,
-    read_vocab_size,
-    unpack_table,
-)
+from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table, pack_table, unpack_table
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
@@ -56,7 +49,7 @@ class TokenRecycling(SessionSource):
     def __init__(self, num_candidates: int = 8, table: Table | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)
         self._table: Tensor | None = None
-        self._hits: Tensor | None = None
+        self._hits = torch.zeros(0)
         if table is not None:
             check_table(table)
             self.num_candidates = table.candidates.shape[1]
@@ -71,7 +64,7 @@ class TokenRecycling(SessionSource):
             VocabularyMismatchError: the table was made for a vocabulary of another size.
         """
         self._session, self._policy = session, policy_of_call(session)
-        if self._table is None or self._hits is None:
+        if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
             self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)
             self._hits = torch.zeros(width + 1, device=session.device)
@@ -96,12 +89,12 @@ class TokenRecycling(SessionSource):
         return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots], self._session.device)
 
     def update(self, step: VerifiedStep) -> None:
-        """Store the top K of every node's logits for that node's token; the last of several nodes with it counts."""
+        """Store the top K of every node's logits for its token; the last of several nodes with one token counts."""
         tokens = step.trees.tokens.flatten()
         is_node = (step.trees.parents != PADDING_PARENT).flatten()
         top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
-        assert self._table is not None
         self._measure(tokens, is_node, top)
+        assert self._table is not None
         _store(self._table, tokens, is_node, top)
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -114,9 +107,7 @@ class TokenRecycling(SessionSource):
             ConfigError: before the first call, when there is no table.
             CheckpointError: the file cannot be written.
         """
-        table, hits = self.table, self._hits
-        assert hits is not None
-        write_tensors(path, FORMAT, pack_table(Table(table, hits)), {"vocab_size": str(len(table))})
+        write_tensors(path, FORMAT, pack_table(Table(self.table, self._hits)), {"vocab_size": str(len(self.table))})
 
     @classmethod
     def load(cls, path: str | Path) -> TokenRecycling:
@@ -126,7 +117,7 @@ class TokenRecycling(SessionSource):
             CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
         """
         tensors, metadata = read_tensors(path, FORMAT, PACKED)
-        return cls(table=unpack_table(tensors, read_vocab_size(metadata, path), path))
+        return cls(table=unpack_table(tensors, metadata, path))
 
     @property
     def table(self) -> Tensor:
@@ -142,7 +133,6 @@ class TokenRecycling(SessionSource):
     @property
     def rank_probs(self) -> Tensor:
         """float32 [K]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
-        assert self._hits is not None
         ranks = torch.arange(len(self._hits) - 1, device=self._hits.device)
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values
@@ -155,7 +145,6 @@ class TokenRecycling(SessionSource):
 
     def _measure(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
         """Count which rank held the target's most likely token, before the table is updated."""
-        assert self._hits is not None
         known = self.table[tokens]
         is_trial = is_node & (known[:, 0] >= 0)
         hits = (known == top[:, :1]) & is_trial.unsqueeze(-1)

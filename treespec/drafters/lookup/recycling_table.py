@@ -23,6 +23,9 @@ WARM_TRIALS = 1000.0
 MAX_ENTRIES = 1 << 28
 """The largest table that a file may ask for (2 GiB): rows without candidates take no room in the file."""
 
+PACKED = ("known", "candidates", "hits")
+"""The tensors of a packed table."""
+
 
 class Table(NamedTuple):
     """`candidates` int64 [V, K], -1 where there is none.
@@ -85,11 +88,7 @@ def pack_ids(ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def unpack_ids(packed: Tensor, name: str, vocab_size: int, path: str | Path) -> Tensor:
-    """Ids int64, -1 for absent ones.
-
-    Raises:
-        CheckpointError: of another type, or beyond the vocabulary.
-    """
+    """The inverse of `pack_ids`. Raises: CheckpointError, for ids of another type or beyond the vocabulary."""
     dtype = id_dtype(vocab_size)
     if packed.dtype != dtype:
         raise CheckpointError(f"{path}: {name} must be {dtype} for {vocab_size} tokens, got {packed.dtype}")
@@ -100,31 +99,32 @@ def unpack_ids(packed: Tensor, name: str, vocab_size: int, path: str | Path) -> 
     return ids
 
 
-PACKED = ("known", "candidates", "hits")
-
-
 def pack_table(table: Table) -> dict[str, Tensor]:
     """The rows with candidates: `known` [M] tokens, their `candidates` [M, K], and `hits` float32 [K + 1]."""
     candidates = table.candidates.cpu()
     known = (candidates[:, 0] >= 0).nonzero().squeeze(1)
-    ids = {"known": known, "candidates": candidates[known]}
-    packed = {name: pack_ids(tensor, len(candidates)) for name, tensor in ids.items()}
-    return packed | {"hits": table.hits.float().cpu().contiguous()}
+    return {
+        "known": pack_ids(known, len(candidates)),
+        "candidates": pack_ids(candidates[known], len(candidates)),
+        "hits": table.hits.float().cpu().contiguous(),
+    }
 
 
-def unpack_table(tensors: dict[str, Tensor], vocab_size: int, path: str | Path) -> Table:
-    """The table that `pack_table` packed.
+def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str | Path) -> Table:
+    """The table that `pack_table` packed, for the vocabulary in the metadata.
 
     Raises:
         CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, a vocabulary that is too large
             for any model, or hits that are not counts.
     """
+    vocab_size = read_vocab_size(metadata, path)
     known, candidates = (unpack_ids(tensors[name], name, vocab_size, path) for name in ("known", "candidates"))
-    if candidates.ndim != 2 or known.shape != candidates.shape[:1] or not 0 < candidates.shape[1] <= vocab_size:
+    is_fitting = candidates.ndim == 2 and known.shape == candidates.shape[:1] and 0 < candidates.shape[1] <= vocab_size
+    if not is_fitting or len(known.unique()) != len(known) or bool((known < 0).any()):
         shapes = {name: list(tensors[name].shape) for name in PACKED}
-        raise CheckpointError(f"{path}: expected known [M], candidates [M, K] and hits [K + 1], got {shapes}")
-    if len(known.unique()) != len(known) or bool((known < 0).any()):
-        raise CheckpointError(f"{path}: known must be different ids, one per row of candidates")
+        raise CheckpointError(
+            f"{path}: expected different ids known [M], candidates [M, K] and hits [K + 1], got {shapes}"
+        )
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
         raise CheckpointError(f"{path}: vocab_size is {vocab_size}, more than any model has: it is damaged")
     table = Table(torch.full((vocab_size, candidates.shape[1]), -1), tensors["hits"])

@@ -10,19 +10,23 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from treespec.checks import check_count, check_number
 from treespec.drafters.base import policy_of_call, single_nodes
 from treespec.drafters.host_trees import can_use_heap, stack_trees, to_device
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import Occurrences, SuffixText, TrieNode, greatest_score
-from treespec.drafters.lookup.trie_source import TrieSource
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies.heap import HostTree, grow_best_first
-from treespec.protocols import Session, VerifiedStep
-from treespec.tree import TreeBatch
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 
 NODES_PER_TOKEN, MORE_NODES = 2, 4
 """A match of m tokens may have 2 m + 4 nodes."""
+
+Children = dict[int, tuple[float, float, TrieNode]]
+"""Token to (probability, probability of the path, node)."""
 
 
 class Match(NamedTuple):
@@ -33,7 +37,6 @@ class Match(NamedTuple):
     occurrences: Occurrences
 
     def node(self, smoothing: float) -> TrieNode:
-        """The trie node of the ending."""
         return TrieNode(self.text, self.text.ends(self.occurrences), self.length, smoothing)
 
 
@@ -49,8 +52,7 @@ class SuffixLookup:
     Args:
         max_match: the longest ending that is looked up, in tokens.
         min_match: shorter repeated endings propose nothing.
-        store: texts of earlier calls, to which the output of this drafter's calls is added; None: no memory of earlier
-            calls.
+        store: texts of earlier calls, to which the output of this drafter's calls is added.
         min_prob: the least probability of a node's path.
         smoothing: in tokens; lowers the probabilities of short matches.
         is_longest_only: use the longest match alone, as prompt lookup does.
@@ -76,15 +78,10 @@ class SuffixLookup:
             raise ConfigError(f"min_match is {min_match} and max_match {max_match}: nothing would ever be looked up")
         if store is not None and not isinstance(store, SuffixStore):
             raise ConfigError(f"store must be a SuffixStore, got {type(store).__name__}: SuffixStore(texts)")
-        self._store = store
+        self.store = store
         self._min_prob = check_number("min_prob", min_prob, lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._smoothing = check_number("smoothing", smoothing, lambda x: 0 <= x < math.inf, "be a number >= 0")
         self._is_longest_only = is_longest_only
-
-    @property
-    def store(self) -> SuffixStore | None:
-        """The texts of earlier calls."""
-        return self._store
 
     def start(self, session: Session) -> None:
         """Begin a call with one text per row, its prompt; the output of the last call goes into the store.
@@ -95,16 +92,16 @@ class SuffixLookup:
         self._session, self._policy = session, policy_of_call(session)
         history = session.history
         self._rows = [SuffixText(history.tokens(b).tolist()) for b in range(history.num_rows)]
-        if self._store is None:
+        if self.store is None:
             return
-        self._store.add_recorded()
-        if self._store.max_token >= session.vocab_size:
+        self.store.add_recorded()
+        if self.store.max_token >= session.vocab_size:
             raise VocabularyMismatchError(
-                f"the store holds token {self._store.max_token} and the model's vocabulary has {session.vocab_size} "
+                f"the store holds token {self.store.max_token} and the model's vocabulary has {session.vocab_size} "
                 "tokens: use one SuffixStore per vocabulary"
             )
         for row in self._rows:
-            self._store.record(row, self._max_match)
+            self.store.record(row, self._max_match)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees of what followed earlier occurrences of each row's ending; only the root where there are none."""
@@ -122,12 +119,12 @@ class SuffixLookup:
         return to_device(policy.grow(source, max_depth), device)
 
     def update(self, step: VerifiedStep) -> None:
-        """Append the emitted tokens to every row's text."""
+        """See `Drafter`: every row's text grows."""
         for row, tokens in zip(self._rows, step.emitted, strict=True):
             row.append(tokens)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
+        """See `Drafter`."""
         self._rows = [self._rows[b] for b in rows]
 
     def _best(self, row: SuffixText, budget: int, depth: int) -> tuple[HostTree, Match | None]:
@@ -149,8 +146,8 @@ class SuffixLookup:
     def _matches(self, row: SuffixText, ending: Sequence[int]) -> list[Match]:
         """Matches in both texts, longest first, without those that occur only where a longer one does."""
         found = [(row, row.find(ending, len(row) - 1))]
-        if self._store is not None:
-            found.append((self._store.text, self._store.find(ending)))
+        if self.store is not None:
+            found.append((self.store.text, self.store.find(ending)))
         matches = []
         for text, by_length in found:
             num_longer = 0
@@ -160,3 +157,44 @@ class SuffixLookup:
                     num_longer = occurrences.num_found
                     matches.append(Match(length, text, occurrences))
         return sorted(matches, key=lambda match: -match.length)
+
+
+class TrieSource:
+    """A `DraftSource` on the host for policies without a host form: the continuations of one match per row.
+
+    Args:
+        roots: each row's last token.
+        starts: each row's match; None for a row without one.
+        min_prob: the least probability of a node's path.
+    """
+
+    def __init__(
+        self, roots: Sequence[int], starts: Sequence[TrieNode | None], min_prob: float, is_sampling: bool
+    ) -> None:
+        self.root_tokens, self.is_sampling, self.generator = torch.tensor(roots), is_sampling, torch.Generator()
+        self._starts, self._min_prob = starts, min_prob
+        self._expanded: list[list[Children]] = [[] for _ in starts]
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        """See `DraftSource`."""
+        tokens = frontier.tokens
+        rows = zip(tokens.tolist(), frontier.parents.tolist(), strict=True)
+        levels = [self._expand_row(row, *nodes) for row, nodes in enumerate(rows)]
+        width = max(1, *(len(children) for level in levels for children in level))
+        probs, candidates = torch.zeros(*tokens.shape, width), torch.zeros(*tokens.shape, width, dtype=torch.int64)
+        for row, level in enumerate(levels):
+            for column, children in enumerate(level):
+                for rank, (token, (prob, _, _)) in enumerate(children.items()):
+                    probs[row, column, rank], candidates[row, column, rank] = prob, token
+        return Proposal(probs, candidates)
+
+    def _expand_row(self, row: int, tokens: Sequence[int], parents: Sequence[int]) -> list[Children]:
+        expanded, level = self._expanded[row], []
+        for token, parent in zip(tokens, parents, strict=True):
+            path_prob, node = 1.0, self._starts[row] if parent == ROOT_PARENT else None
+            if parent not in (ROOT_PARENT, PADDING_PARENT):
+                _, path_prob, node = expanded[parent][token]
+            entries = [] if node is None else node.children()
+            level.append({t: (p, path_prob * p, child) for p, t, child in entries if path_prob * p >= self._min_prob})
+        expanded += level
+        return level

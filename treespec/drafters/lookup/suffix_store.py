@@ -34,13 +34,16 @@ class SuffixStore:
         capacity: the most tokens, with one separator per text.
         max_match: the longest ending that can be looked up.
 
+    Attributes:
+        text: all of them, in whose positions `find` answers.
+
     Raises:
         ConfigError: a number that is not a positive int or too small, or a text that is not a list of ids.
     """
 
     def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
         self.capacity, self.max_match = check_count("capacity", capacity), check_count("max_match", max_match)
-        self._text = SuffixText()
+        self.text = SuffixText()
         self._recorded: list[tuple[SuffixText, int, int]] = []
         if capacity < MIN_CAPACITY:
             raise ConfigError(f"capacity must be at least {MIN_CAPACITY} tokens, got {capacity}")
@@ -52,27 +55,23 @@ class SuffixStore:
     def num_tokens(self) -> int:
         """Tokens kept, separators included."""
         self.add_recorded()
-        return len(self._text)
+        return len(self.text)
 
     @property
     def max_token(self) -> int:
         """The highest id, -1 in an empty store."""
-        return int(self._text.tokens.max())
+        return int(self.text.tokens.max())
 
     @property
     def texts(self) -> list[list[int]]:
         """The texts, oldest first; the oldest may have lost its beginning."""
         self.add_recorded()
-        tokens = self._text.tokens
+        tokens = self.text.tokens
         parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR))
         return [part[1:].tolist() for part in parts if len(part) > 1]
 
     def add(self, *texts: Ids) -> None:
-        """Add texts of token ids.
-
-        Raises:
-            ConfigError: a text that is not a list of ids; the texts before it are kept.
-        """
+        """Add texts. Raises: ConfigError, for one that is not a list of ids; those before it are kept."""
         self._extend(texts)
 
     def record(self, text: SuffixText, num_before: int) -> None:
@@ -90,22 +89,13 @@ class SuffixStore:
 
     def find(self, ending: Sequence[int]) -> list[Occurrences]:
         """See `SuffixText.find`; the texts of the running call are not in the store yet."""
-        return self._text.find(ending[-self.max_match :])
-
-    @property
-    def text(self) -> SuffixText:
-        """The text whose positions `find` returns."""
-        return self._text
+        return self.text.find(ending[-self.max_match :])
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Write a safetensors file, whole or not at all. Raises: CheckpointError."""
         self.add_recorded()
         metadata = {"capacity": str(self.capacity), "max_match": str(self.max_match)}
-        write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self._text.tokens.copy())}, metadata)
+        write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self.text.tokens.copy())}, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> SuffixStore:
@@ -119,47 +109,37 @@ class SuffixStore:
         try:
             store = cls(capacity=int(metadata["capacity"]), max_match=int(metadata["max_match"]))
         except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} lacks a store's capacity and max_match ({error!r}): make the file again"
-            ) from error
+            raise CheckpointError(f"{path} lacks a store's capacity and max_match ({error!r})") from error
         is_listed = tokens.ndim == 1 and tokens.dtype == torch.int32 and len(tokens) > 0
         if not is_listed or int(tokens.min()) < SEPARATOR or not int(tokens[0]) == int(tokens[-1]) == SEPARATOR:
             got = f"{tokens.dtype} {list(tokens.shape)}"
             raise CheckpointError(f"{path}: tokens must be int32 [N] of ids between {SEPARATOR}s, got {got}")
-        store._text = SuffixText(tokens[1:].numpy())
+        store.text = SuffixText(tokens[1:].numpy())
         store._drop_oldest()
-        store._sort()
+        store._extend([])
         return store
 
     def _extend(self, texts: Iterable[Ids]) -> None:
-        """See `add`; never holds more than `capacity` and one text."""
+        """See `add`; never holds more than `capacity` and one text. Sorts when enough tokens are unsorted."""
         for text in texts:
             tokens = _as_ids(text)
             if not len(tokens):
                 continue
-            self._text.append(tokens[-self.capacity // 2 :])
-            self._text.append([SEPARATOR])
+            self.text.append(tokens[-self.capacity // 2 :])
+            self.text.append([SEPARATOR])
             self._drop_oldest()
-        self._sort()
+        num_unsorted = len(self.text) - self.text.num_sorted
+        if num_unsorted >= max(MIN_UNSORTED, len(self.text) // UNSORTED_SHARE):
+            self.text.sort(self.max_match)
 
     def _drop_oldest(self) -> None:
         """Drop the oldest tokens beyond the capacity, a quarter of it at a time."""
-        if len(self._text) > self.capacity:
-            self._text = SuffixText(self._text.tokens[-(self.capacity - self.capacity // 4) :])
-
-    def _sort(self) -> None:
-        """Sort when enough tokens are unsorted."""
-        num_unsorted = len(self._text) - self._text.num_sorted
-        if num_unsorted >= max(MIN_UNSORTED, len(self._text) // UNSORTED_SHARE):
-            self._text.sort(self.max_match)
+        if len(self.text) > self.capacity:
+            self.text = SuffixText(self.text.tokens[-(self.capacity - self.capacity // 4) :])
 
 
 def _as_ids(text: Ids) -> np.ndarray:
-    """Token ids int32 [N].
-
-    Raises:
-        ConfigError: not a flat list of integers from 0 to 2**31 - 1.
-    """
+    """Token ids int32 [N]. Raises: ConfigError, unless it is a flat list of integers from 0 to 2**31 - 1."""
     try:
         tokens = np.asarray(text)
     except ValueError as error:

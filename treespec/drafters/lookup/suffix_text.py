@@ -105,7 +105,9 @@ class SuffixText:
             stop: only positions before it count.
         """
         found: list[Occurrences] = []
-        start, end, recent = self._find_token(ending[-1], self._length if stop is None else stop)
+        start, end = self._narrow(0, self.num_sorted, 0, ending[-1])
+        unsorted = self._buffer[self.num_sorted : self._length if stop is None else stop]
+        recent = np.flatnonzero(unsorted == ending[-1])[-LOOK_BACK:] + self.num_sorted
         for back, token in enumerate(ending[::-1]):
             if back:
                 start, end = self._narrow(start, end, back, token)
@@ -140,11 +142,6 @@ class SuffixText:
         total = sum(map(len, groups.values()))
         ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
         return [(len(positions) / total, token, positions) for token, positions in ranked]
-
-    def _find_token(self, token: int, stop: int) -> tuple[int, int, np.ndarray]:
-        start, end = self._narrow(0, self.num_sorted, 0, token)
-        recent = np.flatnonzero(self._buffer[self.num_sorted : stop] == token)[-LOOK_BACK:]
-        return start, end, recent + self.num_sorted
 
     def _narrow(self, start: int, end: int, back: int, token: int) -> tuple[int, int]:
         """The part of a slice of the sorted positions that have `token` `back` positions before them.

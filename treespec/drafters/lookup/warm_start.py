@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from treespec.drafters.lookup.recycling_table import (
     count_table,
     pack_ids,
     pack_table,
-    read_vocab_size,
     unpack_ids,
     unpack_table,
 )
@@ -67,13 +66,15 @@ class WarmStart:
             ConfigError: no texts or an empty one, other types or shapes, ids outside the vocabulary.
         """
         check_count("vocab_size", vocab_size)
-        _check_texts(texts, vocab_size)
-        _check_top(top, sum(map(len, texts)), vocab_size)
+        if not isinstance(texts, Sequence) or not texts:
+            raise ConfigError(f"texts must be a list of at least one tensor of token ids, got {texts!r}")
+        for number, text in enumerate(texts):
+            _check_ids(f"text {number}", text, "[n]", 0, vocab_size)
+        _check_ids("top", top, "[N, K]", -1, vocab_size)
+        num_tokens, is_known = sum(map(len, texts)), top >= 0
+        if len(top) != num_tokens or bool((is_known.any(1) != is_known.all(1)).any()):
+            raise ConfigError(f"top must have {num_tokens} rows, one per token, each of ids or of -1 alone")
         return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
-
-    def with_about(self, about: Mapping[str, Any]) -> WarmStart:
-        """A copy with another `about`."""
-        return replace(self, about=about)
 
     def recycling(self) -> TokenRecycling:
         """A `TokenRecycling` that starts with the table."""
@@ -88,11 +89,7 @@ class WarmStart:
         return [self.recycling(), self.suffix()]
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Write a safetensors file, whole or not at all. Raises: CheckpointError."""
         tensors = pack_table(self.table) | {
             "tokens": pack_ids(torch.cat(list(self.texts)), self.vocab_size),
             "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32),
@@ -108,9 +105,9 @@ class WarmStart:
             CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
         """
         tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
-        vocab_size = read_vocab_size(metadata, path)
-        table = unpack_table(tensors, vocab_size, path)
-        tokens, lengths = unpack_ids(tensors["tokens"], "tokens", vocab_size, path), tensors["lengths"]
+        table = unpack_table(tensors, metadata, path)
+        tokens = unpack_ids(tensors["tokens"], "tokens", len(table.candidates), path)
+        lengths = tensors["lengths"]
         is_listed = lengths.dtype == torch.int32 and lengths.ndim == 1 and bool((lengths > 0).all())
         if tokens.ndim != 1 or bool((tokens < 0).any()) or not is_listed or int(lengths.sum()) != len(tokens):
             raise CheckpointError(f"{path}: tokens must be ids [N] and lengths sum to N, got {list(tokens.shape)}")
@@ -137,26 +134,11 @@ class WarmStart:
         return cls.load(str(found))
 
 
-def _check_texts(texts: Sequence[Tensor], vocab_size: int) -> None:
-    """Raises: ConfigError, see `WarmStart.from_texts`."""
-    if not isinstance(texts, Sequence) or not texts:
-        raise ConfigError(f"texts must be a list of at least one tensor of token ids, got {texts!r}")
-    for number, text in enumerate(texts):
-        if not isinstance(text, Tensor) or text.dtype != torch.int64 or text.ndim != 1 or not len(text):
-            got = f"{text.dtype} {list(text.shape)}" if isinstance(text, Tensor) else type(text).__name__
-            raise ConfigError(f"text {number} must be token ids int64 [n] with n > 0, got {got}")
-        if not 0 <= int(text.min()) <= int(text.max()) < vocab_size:
-            raise ConfigError(
-                f"text {number} holds ids from {int(text.min())} to {int(text.max())} in a vocabulary of {vocab_size}"
-            )
-
-
-def _check_top(top: Tensor, num_tokens: int, vocab_size: int) -> None:
-    """Raises: ConfigError, see `WarmStart.from_texts`."""
-    is_tensor = isinstance(top, Tensor) and top.dtype == torch.int64 and top.ndim == 2
-    if not is_tensor or len(top) != num_tokens or not top.shape[1]:
-        got = f"{top.dtype} {list(top.shape)}" if isinstance(top, Tensor) else type(top).__name__
-        raise ConfigError(f"top must be int64 [{num_tokens}, K], a row for every token of all texts, got {got}")
-    is_known = top >= 0
-    if int(top.max()) >= vocab_size or int(top.min()) < -1 or bool((is_known.any(1) != is_known.all(1)).any()):
-        raise ConfigError(f"every row of top must hold ids below {vocab_size}, or -1 alone where they are unknown")
+def _check_ids(name: str, ids: Tensor, shape: str, least: int, vocab_size: int) -> None:
+    """Raises: ConfigError, unless it is a tensor of ids from `least` on, not empty, of a shape like "[N, K]"."""
+    is_tensor = isinstance(ids, Tensor)
+    if not is_tensor or ids.dtype != torch.int64 or ids.ndim != len(shape.split(", ")) or not ids.numel():
+        got = f"{ids.dtype} {list(ids.shape)}" if is_tensor else type(ids).__name__
+        raise ConfigError(f"{name} must be token ids int64 {shape} and not empty, got {got}")
+    if not least <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ConfigError(f"{name} holds ids from {int(ids.min())} to {int(ids.max())} in a vocabulary of {vocab_size}")

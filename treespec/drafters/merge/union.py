@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treespec.drafters.merge.calibration import Vote
-from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup
+from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
 from treespec.policies.heap import HostTree
 
 
