@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.training import CONFIG, SMALL, random_texts, write
+from helpers.training import CONFIG, SMALL, VOCAB, random_texts, write
 from helpers.zoo import BY_NAME, build
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import treespec
 from treespec.errors import ConfigError
 from treespec.training import TrainingConfig, train
+from treespec.training.train import choose_vocabulary
 
 NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
 
@@ -70,3 +71,18 @@ def test_too_few_texts_are_refused(target, tmp_path):
 def test_settings_that_do_not_fit_the_target_are_refused_before_it_reads(target, texts, tmp_path, options, words):
     with pytest.raises(ConfigError, match=words):
         train(target, texts, tmp_path, replace(CONFIG, **options), on_tokens=lambda _: pytest.fail("the target reads"))
+
+
+def test_the_vocabulary_is_of_the_most_frequent_tokens():
+    tokens, top = torch.tensor([5, 5, 2, 2, 2, 7, 1]), torch.tensor([[7, -1], [7, 1]])
+    assert choose_vocabulary(tokens, top, 9, 3).tolist() == [2, 5, 7]
+    assert choose_vocabulary(tokens, top, 9, 9).tolist() == list(range(9))
+
+
+def test_the_default_mask_token_is_the_last_of_the_least_used(texts, target, tmp_path):
+    unused = [token for token in range(VOCAB) if not (texts.tokens == token).any()]
+    result = train(target, texts, tmp_path, replace(CONFIG, kind="dflash", num_steps=1))
+    head = treespec.load_drafter(result.folder, target).head
+    assert not unused or head.config.mask_token == unused[-1]
+    counts = texts.tokens.bincount(minlength=VOCAB)
+    assert counts[head.config.mask_token] == counts.min()

@@ -11,7 +11,7 @@ NUM_MARKS = 1000
 
 
 class Reporter:
-    """Shows a run in rich's `progress`: tokens whose features are read, then the share of the run that is done."""
+    """The callbacks of `train`: tokens whose features are read, then the share of the run that is done."""
 
     def __init__(self, progress: Progress, num_tokens: int) -> None:
         self._progress = progress
@@ -19,11 +19,9 @@ class Reporter:
         self._training: TaskID | None = None
 
     def on_tokens(self, count: int) -> None:
-        """See `train`."""
         self._progress.advance(self._reading, count)
 
     def on_step(self, run: Run) -> None:
-        """See `train`."""
         if self._training is None:
             self._training = self._progress.add_task("training", total=NUM_MARKS)
         state = run.progress
@@ -33,5 +31,4 @@ class Reporter:
         self._progress.update(self._training, completed=int(NUM_MARKS * run.share_done), description=text)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """See `train`."""
         self._progress.console.print(", ".join(f"{k} {v:.3f}" for k, v in evaluation.summary().items()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -24,6 +25,9 @@ from treespec.training.text.texts import Texts
 
 FORMAT = "treespec-features-1"
 SHARD_TOKENS = 16384
+
+NUM_BUCKETED = 16
+"""Batches that are sorted by length together: less padding, and yet another order in every epoch."""
 
 
 class Batch(NamedTuple):
@@ -80,21 +84,11 @@ class FeatureSet:
         )
         for flags in (*self._is_generated, *self._is_greedy):
             flags[-1:] = False  # The next token was cut off.
+        self.lengths = [len(text) for text in self._texts]
         self._reader, self._folder, self._device = reader, folder, device
         self._settings = json.dumps(reader.settings)
         self._cached: dict[int, tuple[Any, int]] = {}  # By text: the open shard and the first row in it.
         self._fill(max_bytes, on_tokens)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def length(self, text: int) -> int:
-        """Tokens of a text."""
-        return len(self._texts[text])
-
-    def is_trainable(self, text: int) -> bool:
-        """Whether the target generated any token that a draft could predict: one after the text's first two."""
-        return bool(self._is_generated[text][1:].any())
 
     def batch(self, texts: Sequence[int]) -> Batch:
         """The batch of some texts."""
@@ -107,33 +101,43 @@ class FeatureSet:
         )
         return Batch(tokens, states, ids.long(), probs.float(), is_generated, is_greedy)
 
-    def digest(self) -> str:
-        """A short hash of all texts and of how they are read."""
-        return self._digest(range(len(self)))
+    def digest(self, texts: Sequence[int] | None = None) -> str:
+        """A short hash of the texts, None for all, and of how they are read."""
+        digest = hashlib.sha256(self._settings.encode())
+        for text in range(len(self._texts)) if texts is None else texts:
+            digest.update(f"{self.lengths[text]}:".encode() + self._texts[text].numpy().tobytes())
+        return digest.hexdigest()[:16]
 
-    def held_out(self, count: int) -> list[int]:
-        """At most `count` texts and a fifth of all: those with the smallest hashes, so that new texts change few."""
-        order = sorted(range(len(self)), key=self._hashes.__getitem__)
-        return sorted(order[: min(count, len(self) // 5)])
+    def split(self, num_held_out: int) -> tuple[list[int], list[int]]:
+        """The indices of texts to train on, of which the target generated some part, and of the held-out ones.
+
+        Held out are at most a fifth of all texts, those with the smallest hashes, so that new texts change few.
+
+        Raises:
+            ConfigError: too few texts.
+        """
+        order = sorted(range(len(self._texts)), key=self._hashes.__getitem__)
+        held_out = sorted(order[: min(num_held_out, len(order) // 5)])
+        if not held_out:
+            raise ConfigError(f"training needs at least 5 texts, got {len(order)}")
+        # The first token that a draft can predict is a text's third.
+        train = [text for text in sorted(set(order) - set(held_out)) if self._is_generated[text][1:].any()]
+        if not train:
+            raise ConfigError("the target generated no part of the texts to train on: try a larger max_length")
+        return train, held_out
 
     def _pad(self, parts: Sequence[Tensor]) -> Tensor:
         return pad_sequence(list(parts), batch_first=True).to(self._device)
 
-    def _digest(self, texts: Sequence[int]) -> str:
-        digest = hashlib.sha256(self._settings.encode())
-        for text in texts:
-            digest.update(f"{self.length(text)}:".encode() + self._texts[text].numpy().tobytes())
-        return digest.hexdigest()[:16]
-
     def _fill(self, max_bytes: float, on_tokens: Callable[[int], object]) -> None:
         """Write the missing shards that fit into `max_bytes`, and open all."""
         num_left = max_bytes / self._reader.bytes_per_token
-        for group in _groups([len(text) for text in self._texts]):
-            count = sum(map(self.length, group))
+        for group in _groups(self.lengths):
+            count = sum(self.lengths[text] for text in group)
             if count > num_left:
                 return
             num_left -= count
-            path = self._folder / f"features-{self._digest(group)}.safetensors"
+            path = self._folder / f"features-{self.digest(group)}.safetensors"
             if not path.exists():
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._write(path, group)
@@ -153,11 +157,11 @@ class FeatureSet:
         start = 0
         for text in group:
             self._cached[text] = file, start
-            start += self.length(text)
+            start += self.lengths[text]
 
     def _load(self, text: int) -> Features:
         file, start = self._cached[text]
-        return Features(*(file.get_slice(name)[start : start + self.length(text)] for name in Features._fields))
+        return Features(*(file.get_slice(name)[start : start + self.lengths[text]] for name in Features._fields))
 
 
 def check_texts(texts: Texts, vocab_size: int) -> None:
@@ -182,3 +186,31 @@ def _groups(lengths: Sequence[int]) -> list[list[int]]:
     """Indices of consecutive texts with about `SHARD_TOKENS` tokens together; more texts change the last group only."""
     shards = [(end - length) // SHARD_TOKENS for end, length in zip(accumulate(lengths), lengths, strict=True)]
     return [list(group) for _, group in groupby(range(len(lengths)), key=shards.__getitem__)]
+
+
+class Sampler:
+    """Batches of texts of similar length, all texts once per epoch: a function of the seed and the step alone."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self._lengths, self._batch_size, self._seed = lengths, batch_size, seed
+        self._epoch, self._batches = -1, [[0]]
+        self.num_batches = -(-len(lengths) // batch_size)
+        """Per epoch."""
+
+    def batch(self, step: int) -> list[int]:
+        """Indices into `lengths` of a step's texts."""
+        epoch, number = divmod(step, self.num_batches)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._order(epoch)
+        return self._batches[number]
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        rng = random.Random(f"{self._seed} {epoch}")
+        texts = list(range(len(self._lengths)))
+        rng.shuffle(texts)
+        size, batches = self._batch_size, []
+        for start in range(0, len(texts), NUM_BUCKETED * size):
+            bucket = sorted(texts[start : start + NUM_BUCKETED * size], key=self._lengths.__getitem__)
+            batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
+        rng.shuffle(batches)
+        return batches

@@ -4,15 +4,13 @@ The Markov bias is trained as the low-rank correction that it is: logits W (h + 
 embedding e of the token before. Its tables, one row per token of either vocabulary, are computed when the head is
 saved: few weights learn from few texts, and a(e) may be any function of e at no cost in drafting.
 
-Axis letters: B texts, T tokens, C blocks per text, D depths, H the hidden size, R the Markov rank, V the target's
-vocabulary, W the draft vocabulary.
+Axis letters: B texts, T tokens, C blocks per text, H the hidden size, R the Markov rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +18,7 @@ from transformers import PreTrainedModel
 
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
 from treespec.training.data import Batch
-from treespec.training.head_learner import HeadLearner
-from treespec.training.head_shape import head_sizes
-from treespec.training.init_head import fresh_head
+from treespec.training.heads import HeadLearner, fresh_head, head_sizes
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
 
@@ -31,7 +27,7 @@ WIDENING = 4
 
 
 class MarkovMap(nn.Module):
-    """The bias by the token before: `a` maps normed embeddings [..., H] to [..., R], `b` maps them to outputs."""
+    """The bias by the token before: `a` maps normed embeddings [..., H] to [..., R], `b` maps those to outputs."""
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__()
@@ -42,11 +38,7 @@ class MarkovMap(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Corrections [..., H] of outputs."""
-        return self.b(self.read(embeddings))
-
-    def read(self, embeddings: Tensor) -> Tensor:
-        """[..., R]."""
-        return self.a(self.norm(embeddings))
+        return self.b(self.a(self.norm(embeddings)))
 
 
 class DFlashLearner(HeadLearner[DFlashHead]):
@@ -60,13 +52,9 @@ class DFlashLearner(HeadLearner[DFlashHead]):
 
     def __init__(self, head: DFlashHead, num_anchors: int, markov_rank: int) -> None:
         super().__init__(head, head.config.num_depths)
+        self.reads["mask_token"] = head.config.mask_token
         self._num_anchors = num_anchors
         self.markov = MarkovMap(head.config.layer.hidden_size, markov_rank) if markov_rank else None
-
-    @property
-    def reads(self) -> dict[str, Any]:
-        """See `Learner`."""
-        return super().reads | {"mask_token": self.head.config.mask_token}
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`."""
@@ -101,7 +89,7 @@ class DFlashLearner(HeadLearner[DFlashHead]):
         with torch.device("meta"):
             complete = DFlashHead(config, self.head.embedding, self.head.target_ids)
         tables = {
-            "markov_head.markov_w1.weight": self.markov.read(self.head.embedding),
+            "markov_head.markov_w1.weight": self.markov.a(self.markov.norm(self.head.embedding)),
             "markov_head.markov_w2.weight": self.head.lm_head.weight @ self.markov.b.weight,
         }
         complete.load_state_dict(self.head.state_dict() | tables, assign=True)
@@ -117,11 +105,7 @@ def draw_anchors(is_generated: Tensor, num_anchors: int, generator: torch.Genera
 def make_dflash(
     model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], mask_token: int, config: TrainingConfig
 ) -> DFlashLearner:
-    """A fresh head for a target; draws from torch's default generator.
-
-    Raises:
-        UnsupportedModelError: see `head_sizes`.
-    """
+    """A fresh head; see `make_eagle3`."""
     shape = DFlashConfig(
         **head_sizes(model, len(target_ids), hidden_layers),
         block_size=config.depths,

@@ -1,8 +1,5 @@
 """A draft model distilled from its target (Hinton et al. 2015): some of the target's own layers, trained to give its
-distributions.
-
-Axis letters: B texts, T tokens, H the hidden size, V vocabulary.
-"""
+distributions."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ NUM_CHECKED = 16
 
 
 class DraftModelLearner(nn.Module):
-    """A draft model for `Objective`. It reads the text alone, so training at one depth trains all.
-
-    Args:
-        model: in float32.
-        num_depths: of chains in the evaluation.
+    """A draft model, in float32, for `Objective`. It reads the text alone, so training at one depth trains all.
 
     Raises:
         UnsupportedModelError: the model's logits are not plain products of its last hidden states.
@@ -38,12 +31,12 @@ class DraftModelLearner(nn.Module):
 
     def __init__(self, model: PreTrainedModel, num_depths: int) -> None:
         super().__init__()
-        self.model, self.num_depths = model, num_depths
+        self.model, self.num_depths, self.reads = model, num_depths, {}
         self._check()
 
     @property
     def target_ids(self) -> Tensor:
-        """See `Learner`: all tokens."""
+        """See `Learner`."""
         return torch.arange(len(self.output_weight), device=self.output_weight.device)
 
     @property
@@ -53,11 +46,6 @@ class DraftModelLearner(nn.Module):
         if not isinstance(weight, Tensor):
             raise UnsupportedModelError(f"{type(self.model).__name__} has no output head that can be distilled")
         return weight
-
-    @property
-    def reads(self) -> dict[str, Any]:
-        """See `Learner`: tokens alone."""
-        return {}
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`; with a generator the first depth alone."""

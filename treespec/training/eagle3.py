@@ -1,7 +1,4 @@
-"""EAGLE-3 heads in training (Li et al. 2025, section 3.1): unrolled on their own features.
-
-Axis letters: B texts, T tokens, H the head's hidden size, L fused layers, W the draft vocabulary.
-"""
+"""EAGLE-3 heads in training (Li et al. 2025, section 3.1): unrolled on their own features."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ from treespec.heads.files.config import ConfigReader
 from treespec.heads.files.eagle3 import eagle3_config, without_midlayer
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.training.data import Batch
-from treespec.training.head_learner import HeadLearner
-from treespec.training.head_shape import head_sizes
-from treespec.training.init_head import fresh_head, layer_weights
+from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
 
@@ -58,9 +53,8 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
         trained = {name: weight for name, weight in self.head.named_parameters() if weight.requires_grad}
         weights = split_fused(trained, self.head.config.layer)  # Views, so that copying to them changes the head.
         given = {name: tensor for name, tensor in tensors.items() if name not in FROM_TARGET}
-        either = weights.keys() | given.keys()
-        shapes = {name: [name in own and own[name].shape for own in (weights, given)] for name in either}
-        if other := sorted(name for name, (first, second) in shapes.items() if first != second):
+        shapes, found_shapes = ({name: t.shape for name, t in own.items()} for own in (weights, given))
+        if other := sorted({name for name, _ in shapes.items() ^ found_shapes.items()}):
             raise CheckpointError(f"{folder} is of a drafter of other sizes: {', '.join(other)}")
         for name, weight in weights.items():
             weight.copy_(given[name])
@@ -69,7 +63,7 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
 def make_eagle3(
     model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> Eagle3Learner:
-    """A fresh head for a target; draws from torch's default generator.
+    """A fresh head with the draft vocabulary `target_ids` int64 [W]; draws from torch's default generator.
 
     Raises:
         UnsupportedModelError: see `head_sizes`.

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from treespec.errors import ConfigError
 from treespec.heads.files.export import save_head
 from treespec.heads.modules.dflash import DFlashHead, MarkovHead
-from treespec.heads.modules.eagle3 import Eagle3Head
 from treespec.hf.loading.heads import fused_layers, load_head
+from treespec.training.heads import vocabulary_weights
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -39,7 +39,7 @@ def export_head(
         name, target: see `load_drafter`.
         out: the folder to write.
         dtype: of the weights.
-        has_all: with the output rows and the embedding. False leaves them out if they equal the target's after rounding
+        has_all: with the output rows and the embedding. False leaves out those that equal the target's after rounding
             to `dtype`: `load_drafter` takes them from there.
         markov_rank: a smaller rank for a DSpark head's bigram bias, for a smaller file.
 
@@ -54,19 +54,14 @@ def export_head(
             raise ConfigError(f"markov_rank must be from 1 to the rank of a DSpark head's bias, got {markov_rank}")
         head = cut_markov(head, markov_rank)
     verifier = getattr(target.config, "_name_or_path", None) or None
-    has_rows, has_embedding = (has_all or not is_shared for is_shared in _shared(head, target, dtype))
+    embedding, rows = vocabulary_weights(target)
+
+    def differs(own: torch.Tensor, its: torch.Tensor) -> bool:
+        return own.shape != its.shape or not own.to(dtype).equal(its.to(own.device, dtype))
+
+    has_rows = has_all or differs(head.lm_head.weight, rows[head.target_ids])
+    has_embedding = has_all or differs(head.embedding, embedding)
     save_head(head, layers, out, verifier, has_lm_head=has_rows, has_embedding=has_embedding, dtype=dtype)
-
-
-def _shared(head: Eagle3Head | DFlashHead, target: PreTrainedModel, dtype: torch.dtype) -> tuple[bool, bool]:
-    """Whether the output rows are the target's, and whether the embedding is: training may have changed both."""
-    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings()
-    rows = embedding if output is None else output.weight
-    assert isinstance(embedding, torch.Tensor)
-    assert isinstance(rows, torch.Tensor)
-    pairs = (head.lm_head.weight, rows[head.target_ids]), (head.embedding, embedding)
-    first, second = (own.shape == its.shape and own.to(dtype).equal(its.to(own.device, dtype)) for own, its in pairs)
-    return first, second
 
 
 @torch.no_grad()

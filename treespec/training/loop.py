@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from treespec.errors import TreespecError
-from treespec.training.cast import CastWeights
-from treespec.training.data import Batch, FeatureSet
+from treespec.training.data import Batch, FeatureSet, Sampler
 from treespec.training.eagle3 import Eagle3Learner
 from treespec.training.evaluate import EvaluatedDrafts, Evaluation, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.sampler import Sampler, split_texts
 from treespec.training.state import Progress, load_state, load_weights, save_state
 
 STATE = "state.safetensors"
@@ -35,28 +33,23 @@ SEED_STRIDE = 1_000_003
 
 
 class Run:
-    """One run of training.
-
-    Args:
-        objective: what is trained.
-        features: of all texts.
-        config: the run's settings.
-        folder: where its state is kept; if the state is there already, the run is resumed.
+    """One run of training, with its state in `folder`; if the state is there already, the run is resumed.
 
     Raises:
         CheckpointError: `folder` holds another run, or a damaged file; or see `begin_with`.
+        ConfigError: see `FeatureSet.split`.
     """
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
         self.objective, self._features, self._config = objective, features, config
-        self._texts, self._held_out = split_texts(features, config.num_held_out)
-        lengths = [features.length(text) for text in self._texts]
+        self._texts, self._held_out = features.split(config.num_held_out)
+        lengths = [features.lengths[text] for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
         self._optimizer = make_optimizer(objective, config)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
-        reads = objective.learner.reads
-        self._path, self._settings = folder / STATE, asdict(config) | {"features": features.digest(), "reads": reads}
+        self._path = folder / STATE
+        self._settings = asdict(config) | {"features": features.digest(), "reads": objective.learner.reads}
         self.progress = Progress()
         if self._path.exists():
             self.progress = load_state(self._path, objective, self._optimizer, self._settings)
@@ -75,15 +68,7 @@ class Run:
         on_step: Callable[[Run], object] = lambda _: None,
         on_evaluation: Callable[[Evaluation], object] = lambda _: None,
     ) -> Evaluation:
-        """Train to the end of the run; returns the last evaluation.
-
-        Args:
-            on_step: called after every step.
-            on_evaluation: called with every evaluation.
-
-        Raises:
-            TreespecError: see `step`.
-        """
+        """Train to the end of the run; returns the last evaluation. See `treespec.training.train`."""
         start = time.perf_counter() - self.progress.seconds
         while self.share_done < 1:
             self.step()
@@ -101,11 +86,7 @@ class Run:
         return final
 
     def step(self) -> None:
-        """One optimiser step.
-
-        Raises:
-            TreespecError: the loss is not finite.
-        """
+        """One optimiser step; a `TreespecError` if the loss is not finite."""
         progress, config = self.progress, self._config
         texts = [self._texts[i] for i in self._sampler.batch(progress.step)]
         batch = self._features.batch(texts)
@@ -124,7 +105,7 @@ class Run:
         nn.utils.clip_grad_norm_(self.objective.parameters(), MAX_GRADIENT_NORM)
         self._optimizer.step()
         progress.step += 1
-        progress.num_tokens += sum(map(self._features.length, texts))
+        progress.num_tokens += sum(self._features.lengths[text] for text in texts)
         progress.losses.append(value)
 
     def evaluate(self) -> Evaluation:
@@ -135,7 +116,7 @@ class Run:
             texts = held_out[start : start + size]
             parts = self.objective.evaluate(self._features.batch(texts))
             for row, text in enumerate(texts):
-                evaluated.append(EvaluatedDrafts(*(part[row, : self._features.length(text)].cpu() for part in parts)))
+                evaluated.append(EvaluatedDrafts(*(part[row, : self._features.lengths[text]].cpu() for part in parts)))
         found = evaluate(evaluated)
         if not any(line["step"] == self.progress.step and "overlap" in line for line in self.progress.log):
             self._log(found.summary())
@@ -155,6 +136,25 @@ class Run:
         progress = self.progress
         line: dict[str, Any] = {"step": progress.step, "seconds": round(progress.seconds, 1)}
         progress.log.append(line | {"tokens": progress.num_tokens} | values)
+
+
+class CastWeights:
+    """A module's weights in `dtype`; those that are not trained are cast once.
+
+    Unlike autocast this rounds no activation twice and keeps norms in fused kernels.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self._module, self._dtype = module, dtype
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        # Rotary frequencies would be wrong by whole positions in bfloat16.
+        names = [n for n, t in tensors.items() if t.is_floating_point() and not n.endswith("inv_freq")]
+        self._trained = [n for n in names if tensors[n].requires_grad]
+        self._frozen = {n: tensors[n].detach().to(dtype) for n in names if not tensors[n].requires_grad}
+
+    def cast(self) -> dict[str, Tensor]:
+        """By name, for `torch.func.functional_call`; gradients flow to the module's own weights."""
+        return self._frozen | {n: self._module.get_parameter(n).to(self._dtype) for n in self._trained}
 
 
 def begin_with(folder: Path, objective: Objective) -> None:

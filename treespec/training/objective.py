@@ -4,7 +4,7 @@ The distribution at position t is that of the token at t + 1. A draft anchored a
 a + d + 1 at depth d, counted from 0.
 
 Axis letters: B texts, T tokens of the longest text, N outputs, H their size, W the draft vocabulary, V the target's,
-K candidates, D depths.
+K candidates.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from treespec.training.data import Batch
 from treespec.training.evaluate import EvaluatedDrafts
 from treespec.training.losses import CHUNK_LOGITS, TargetTopProbs, distribution_loss
-from treespec.training.vocabulary import draft_ids
 
-OUTSIDE = 2**30
-"""The rank of a token outside the draft vocabulary."""
+OUTSIDE, LAST_RANK = -1, 2**30
+"""The draft id and the rank of a token outside the draft vocabulary."""
 
 
 class Draft(NamedTuple):
@@ -33,18 +32,17 @@ class Draft(NamedTuple):
 
 
 class Learner(Protocol):
-    """A drafter in training, a module."""
+    """A drafter in training, a module.
+
+    `reads` names what its weights have learned to read; with other inputs they are of little use.
+    """
 
     num_depths: int
+    reads: dict[str, Any]
 
     @property
     def target_ids(self) -> Tensor:
         """int64 [W], the target's id of every draft id."""
-        ...
-
-    @property
-    def reads(self) -> dict[str, Any]:
-        """What its weights have learned to read, by name; with other inputs the weights are of little use."""
         ...
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
@@ -78,7 +76,9 @@ class Objective(nn.Module):
         self.learner = learner
         decays = depth_decay ** torch.arange(learner.num_depths)
         self._decays = (decays / decays.sum()).tolist()
-        self.register_buffer("_draft_ids", draft_ids(learner.target_ids, vocab_size), persistent=False)
+        ids = torch.full((vocab_size,), OUTSIDE, device=learner.target_ids.device)
+        ids[learner.target_ids] = torch.arange(len(learner.target_ids), device=ids.device)
+        self.register_buffer("_draft_ids", ids, persistent=False)
 
     def forward(self, batch: Batch, tv_weight: float, generator: torch.Generator) -> Tensor:
         """The loss of a batch: the weighted mean over depths of the mean over drafts."""
@@ -95,7 +95,7 @@ class Objective(nn.Module):
     def evaluate(self, batch: Batch) -> EvaluatedDrafts:
         """Compare drafts from every anchor with the texts."""
         shape = (*batch.tokens.shape, self.learner.num_depths)
-        ranks = torch.full(shape, OUTSIDE, device=batch.tokens.device)
+        ranks = torch.full(shape, LAST_RANK, device=batch.tokens.device)
         overlaps = torch.zeros(shape, device=ranks.device)
         is_evaluated = torch.zeros(shape, dtype=torch.bool, device=ranks.device)
         for depth, draft in enumerate(self.learner.drafts(batch, None)):
@@ -113,13 +113,13 @@ class Objective(nn.Module):
     def _compare(self, outputs: Tensor, right: Tensor, target: TargetTopProbs) -> tuple[Tensor, Tensor]:
         """Ranks int64 [N] of draft ids `right` int64 [N], and overlaps float32 [N]."""
         weight = self.learner.output_weight
-        ranks, overlaps = torch.full_like(right, OUTSIDE), target.probs.new_zeros(len(right))
+        ranks, overlaps = torch.empty_like(right), target.probs.new_zeros(len(right))
         size = max(CHUNK_LOGITS // len(weight), 1)
         for start in range(0, len(right), size):
             part = slice(start, start + size)
             probs = nn.functional.linear(outputs[part], weight).float().softmax(-1)
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
-            ranks[part] = torch.where(right[part] >= 0, (probs > own).sum(1), OUTSIDE)
+            ranks[part] = torch.where(right[part] >= 0, (probs > own).sum(1), LAST_RANK)
             drafted = probs.gather(1, target.ids[part].clamp(min=0))
             overlaps[part] = torch.minimum(drafted, target.probs[part]).sum(1)
         return ranks, overlaps

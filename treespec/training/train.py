@@ -18,25 +18,18 @@ from treespec.training.draft_model import make_draft_model
 from treespec.training.eagle3 import make_eagle3
 from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
-from treespec.training.head_shape import usual_layers
+from treespec.training.heads import usual_layers
 from treespec.training.loop import Run
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.report import About, machine, write_report
 from treespec.training.state import Progress
 from treespec.training.text.texts import Texts
-from treespec.training.vocabulary import choose_vocabulary, coverage, unused_token
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run produced.
-
-    Args:
-        folder: the drafter's files.
-        evaluation: on the held-out texts, at the end.
-        progress: steps, time, tokens and the log.
-    """
+    """The folder of the drafter's files, its last evaluation, and the run's steps, time, tokens and log."""
 
     folder: Path
     evaluation: Evaluation
@@ -101,8 +94,8 @@ def train(
         model=name,
         command=command,
         num_tokens=len(texts.tokens),
-        num_texts=len(feature_set),
-        coverage=coverage(texts.tokens, learner.target_ids.cpu()),
+        num_texts=len(texts.lengths),
+        coverage=float(torch.isin(texts.tokens, learner.target_ids.cpu()).float().mean()),
         num_weights=sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
         machine=machine(device),
     )
@@ -117,11 +110,7 @@ def train(
 
 
 def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, ...]:
-    """The target's hidden states that a head reads; a draft model reads none.
-
-    Raises:
-        ConfigError: the target has no such states, or one is given twice.
-    """
+    """The target's hidden states that a head reads; a draft model reads none. For errors see `train`."""
     if config.kind == "draft_model":
         return ()
     count = model.config.get_text_config().num_hidden_layers
@@ -134,19 +123,34 @@ def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, .
 def make_learner(
     model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> Learner:
-    """A fresh drafter of the kind in `config`.
-
-    Raises:
-        ConfigError: a mask token that the target does not have; see also `make_draft_model`.
-        UnsupportedModelError: see `head_sizes` and `make_draft_model`.
-    """
+    """A fresh drafter of the kind in `config`; for errors see `train`."""
     if config.kind == "draft_model":
         return make_draft_model(model, config)
     if config.kind == "eagle3":
         return make_eagle3(model, target_ids, hidden_layers, config)
     vocab_size, mask_token = num_logits(model), config.mask_token
-    if mask_token is None:
-        mask_token = unused_token(texts.tokens, vocab_size)
+    if mask_token is None:  # The last of the least used ones.
+        counts = texts.tokens.bincount(minlength=vocab_size)
+        mask_token = int((counts == counts.min()).nonzero()[-1])
     if not 0 <= mask_token < vocab_size:
         raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
     return make_dflash(model, target_ids, hidden_layers, mask_token, config)
+
+
+def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:
+    """The `size` most frequent tokens, ascending int64, or all (FR-Spec, Zhao et al. 2025).
+
+    Ties go to those that are more often among the probable ones.
+
+    Args:
+        tokens: int64 [N], of all texts.
+        top: int [N, K], probable next tokens, -1 where there are none.
+    """
+    if size >= vocab_size:
+        return torch.arange(vocab_size)
+    counts = tokens.bincount(minlength=vocab_size)
+    probable = top[top >= 0].long().bincount(minlength=vocab_size)
+    # Two stable sorts, the second criterion first.
+    order = probable.argsort(descending=True, stable=True)
+    order = order[counts[order].argsort(descending=True, stable=True)]
+    return order[:size].sort().values

@@ -1,4 +1,4 @@
-"""Shapes of heads for any target."""
+"""Heads for any target."""
 
 import pytest
 from helpers.training import SMALL, random_texts
@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from treespec.errors import UnsupportedModelError
 from treespec.training import TrainingConfig, train
-from treespec.training.head_shape import usual_layers
+from treespec.training.heads import usual_layers
 
 
 def test_a_model_of_any_depth_has_different_layers_to_fuse():
