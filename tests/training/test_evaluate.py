@@ -13,9 +13,9 @@ def test_rounds_start_from_the_token_that_the_target_adds():
     right = torch.tensor([[1, 1], [0, 1], [0, 0], [1, 0], [1, 1], [1, 1], [1, 1]], dtype=torch.bool)
     evaluated = torch.tensor([[True, True]] * 6 + [[True, False]])
     # From 0 both are right, so 3 is next; there one is, so 5 is next.
-    assert play_rounds((~right).long(), evaluated).tolist() == [2, 1, 2]
+    assert play_rounds((~right).long(), evaluated) == [2, 1, 2]
     evaluated[5, 1] = False
-    assert play_rounds((~right).long(), evaluated).tolist() == [2, 1]
+    assert play_rounds((~right).long(), evaluated) == [2, 1]
 
 
 def test_chains_of_every_length_play_their_own_rounds():

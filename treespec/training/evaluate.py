@@ -1,7 +1,7 @@
 """How good a drafter is on held-out texts: acceptance by depth and rank, and expected lengths of chains and trees.
 
-Drafts are compared with texts that the target generated. At temperature 0 a draft token is accepted when it is the
-target's most probable token, which in greedily generated text is the text's own token.
+Drafts are compared with texts that the target generated: in its greedily generated text the text's own token is the
+target's most probable one, which is the draft token that is accepted at temperature 0.
 
 Axis letters: B texts, T tokens, D depths.
 """
@@ -75,8 +75,7 @@ def evaluate(texts: Iterable[EvaluatedDrafts], tree_sizes: Iterable[int] = (16, 
     """Sum up one or more evaluated texts."""
     texts = list(texts)
     starts = [greedy_start(text.is_greedy) for text in texts]
-    ranks, overlaps = torch.cat([text.ranks for text in texts]), torch.cat([text.overlaps for text in texts])
-    counted = torch.cat([text.is_evaluated for text in texts])
+    ranks, overlaps, counted, _ = map(torch.cat, zip(*texts, strict=True))
     is_end = torch.cat([torch.arange(len(text.ranks)) >= start for text, start in zip(texts, starts, strict=True)])
     counted_greedy = counted & is_end.unsqueeze(1)
     num_depths, has_greedy = ranks.shape[1], bool(counted_greedy[:, 0].any())
@@ -96,12 +95,12 @@ def evaluate(texts: Iterable[EvaluatedDrafts], tree_sizes: Iterable[int] = (16, 
 
 def _chain_length(texts: list[EvaluatedDrafts], starts: list[int], length: int) -> float:
     """Mean tokens per round of chains of `length`, from `starts` on; each length plays its own rounds."""
-    rounds = [
-        play_rounds(text.ranks[start:, :length], text.is_evaluated[start:, :length])
+    accepted = [
+        count
         for text, start in zip(texts, starts, strict=True)
+        for count in play_rounds(text.ranks[start:, :length], text.is_evaluated[start:, :length])
     ]
-    accepted = torch.cat(rounds)
-    return 1 + (float(accepted.float().mean()) if len(accepted) else 0.0)
+    return 1 + sum(accepted) / max(len(accepted), 1)
 
 
 def greedy_start(is_greedy: Tensor) -> int:
@@ -112,8 +111,8 @@ def greedy_start(is_greedy: Tensor) -> int:
     return start if len(is_greedy) - start >= MIN_GREEDY else len(is_greedy)
 
 
-def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> Tensor:
-    """Accepted tokens, int64, of every round of chains of length D, played along a text.
+def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> list[int]:
+    """Accepted tokens of every round of chains of length D, played along a text.
 
     A round starts from an anchor and accepts draft tokens as long as the text's token has rank 0; the next one starts
     from the token that the target adds.
@@ -123,7 +122,7 @@ def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> Tensor:
     while anchor < len(ranks) and bool(is_evaluated[anchor].all()):
         accepted.append(int(right[anchor]))
         anchor += accepted[-1] + 1
-    return torch.tensor(accepted, dtype=torch.int64)
+    return accepted
 
 
 def histogram(ranks: Tensor, is_counted: Tensor) -> list[list[float]]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
 from treespec.hf.introspect import input_device, num_logits, pick_layers
-from treespec.training.text.fingerprint import fingerprint
+from treespec.training.text.texts import fingerprint
 
 MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
 """Logits of one pass, which bounds its memory."""
@@ -26,8 +26,8 @@ NUM_CANDIDATES = 64
 class Features(NamedTuple):
     """Of one text, on the CPU.
 
-    `states` [T, L J], the layers' states concatenated; `top_ids` int32 [T, K], the most probable next tokens after
-    every token, best first; `top_probs` float16 [T, K], their probabilities.
+    `states` [T, L J], the layers' states concatenated; `top_ids` int32 and `top_probs` float16 [T, K], the most
+    probable next tokens after every token, best first.
     """
 
     states: Tensor
@@ -63,7 +63,9 @@ class FeatureReader:
         self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
         self.vocab_size = num_logits(model)
         self._num_candidates = min(num_candidates, self.vocab_size)
-        self._width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
+        width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
+        self.bytes_per_token = width * dtype.itemsize + 6 * self._num_candidates
+        """The size of one token's `Features`."""
         self.settings = {
             "hidden_layers": list(self._hidden_layers),
             "num_candidates": self._num_candidates,
@@ -71,11 +73,6 @@ class FeatureReader:
             "is_mixed": is_mixed,
             "model": fingerprint(model),
         }
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The size of one token's `Features`."""
-        return self._width * self._dtype.itemsize + 6 * self._num_candidates
 
     def read_all(self, texts: Sequence[Tensor]) -> list[Features]:
         """Features of texts int64 [T], several texts per pass as long as the logits stay below `MAX_LOGITS`."""

@@ -1,8 +1,7 @@
 """The distance of a draft head's distributions to the target's, without holding all logits at once.
 
 A head's logits are by far the largest tensors of its training. Here a chunk of them lives only until it has become its
-loss and its gradient with respect to the outputs, so the backward pass only multiplies by the incoming scalar. In
-bfloat16 everything but the sums is computed in bfloat16.
+loss and its gradient with respect to the outputs, so the backward pass only multiplies by the incoming scalar.
 
 Axis letters: N outputs, H their size, W the draft vocabulary, K candidates.
 """
@@ -40,11 +39,9 @@ def distribution_loss(
     `target` counts in neither term.
 
     Args:
-        outputs: [N, H].
+        outputs: [N, H]; for bfloat16 everything but the sums is computed in bfloat16.
         weight: [W, H] of the output head, which is not trained.
-        target: the target's probabilities.
         row_weights: float32 [N].
-        tv_weight: the total variation's weight, 0 to 1.
     """
     loss = _DistributionLoss.apply(outputs, weight, target.ids, target.probs, row_weights, tv_weight)
     assert isinstance(loss, Tensor)
@@ -52,8 +49,6 @@ def distribution_loss(
 
 
 class _DistributionLoss(torch.autograd.Function):
-    """The gradient is computed in the forward pass; see the module's docstring."""
-
     @staticmethod
     def forward(
         ctx: Any, outputs: Tensor, weight: Tensor, ids: Tensor, probs: Tensor, row_weights: Tensor, tv_weight: float

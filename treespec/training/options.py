@@ -7,20 +7,14 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from treespec.checks import check_count, check_number, check_share
 from treespec.errors import ConfigError
 
+KINDS = {"eagle3": (4, 1), "dflash": (7, 2), "draft_model": (4, 5)}
+"""How many tokens ahead a kind of drafter drafts, and its decoder layers, if the settings leave that open."""
 
-class KindDefaults(NamedTuple):
-    """How many tokens ahead a kind of drafter drafts, and its decoder layers, if the settings leave that open."""
-
-    num_depths: int
-    num_layers: int
-
-
-KINDS = {"eagle3": KindDefaults(4, 1), "dflash": KindDefaults(7, 2), "draft_model": KindDefaults(4, 5)}
 _HEADS_ONLY = ("draft_vocab_size", "hidden_layers", "is_initialised", "noise")
 _DFLASH_ONLY = ("markov_rank", "num_anchors", "mask_token")
 UNUSED = {"eagle3": _DFLASH_ONLY, "dflash": (), "draft_model": _HEADS_ONLY + _DFLASH_ONLY}
@@ -46,8 +40,8 @@ class TrainingConfig:
         tv_weight: the weight of the total variation in the loss; the cross-entropy has the rest.
         tv_start: the share of the run after which the total variation counts.
         is_initialised: the drafter's layers start from the target's where shapes allow.
-        start: the folder of another run, whose weights are this run's first ones. That run has the same kind, sizes,
-            hidden states and mask token. For an EAGLE-3 head a trained head's folder (its files) will do.
+        start: the folder of another run, whose weights are this run's first ones, or of a trained EAGLE-3 head's files;
+            of the same kind and sizes, with the same hidden states and mask token.
         num_steps: optimiser steps; None: until `minutes` are over, or else one pass over the texts.
         minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Excludes
             `num_steps`.
@@ -121,21 +115,20 @@ class TrainingConfig:
 
     @property
     def depths(self) -> int:
-        """How many tokens ahead the drafter is trained."""
-        return self.num_depths or KINDS[self.kind].num_depths
+        """`num_depths` or its default."""
+        return self.num_depths or KINDS[self.kind][0]
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the drafter."""
-        return self.num_layers or KINDS[self.kind].num_layers
+        """`num_layers` or its default."""
+        return self.num_layers or KINDS[self.kind][1]
 
 
 def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str, Any]:
     """Turn `name=value` lines into arguments of `TrainingConfig`: numbers, true, false, none, and `2,15,27` for tuples.
 
     Args:
-        settings: the lines.
-        kind: of drafter, unless a line gives it.
+        kind: of drafter, unless a setting gives it.
 
     Raises:
         ConfigError: an unknown name, a value of another type, or a setting that does nothing for the kind.

@@ -21,17 +21,7 @@ NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "Draf
 
 @dataclass(frozen=True)
 class About:
-    """What was trained.
-
-    Args:
-        config: the settings.
-        model: the target's name.
-        command: that trained it.
-        num_tokens, num_texts: the size of the texts.
-        coverage: the share of their tokens that the draft vocabulary has.
-        num_weights: how many weights were trained.
-        machine: see `machine`.
-    """
+    """What was trained, with which settings, on how much text (`coverage`: its share in the draft vocabulary)."""
 
     config: Mapping[str, Any]
     model: str | None
@@ -111,11 +101,10 @@ def acceptance_table(evaluation: Evaluation) -> list[str]:
     has_greedy = evaluation.num_greedy_positions > 0
     num_ranks = len(evaluation.acceptance[0])
     head = ["depth", *(f"rank {rank + 1}" for rank in range(num_ranks)), "rank 1 at T = 0", "shared mass"]
+    parts = zip(evaluation.acceptance, evaluation.greedy_acceptance, evaluation.overlap, strict=True)
     rows = [
-        [str(depth + 1), *(f"{share:.3f}" for share in row), f"{greedy[0]:.3f}" if has_greedy else "", f"{overlap:.3f}"]
-        for depth, (row, greedy, overlap) in enumerate(
-            zip(evaluation.acceptance, evaluation.greedy_acceptance, evaluation.overlap, strict=True)
-        )
+        [str(depth), *(f"{share:.3f}" for share in row), f"{greedy[0]:.3f}" if has_greedy else "", f"{overlap:.3f}"]
+        for depth, (row, greedy, overlap) in enumerate(parts, start=1)
     ]
     return _table(head, rows)
 

@@ -1,7 +1,6 @@
 """The state of a training run on disk, from which it can be resumed: weights, the optimiser's moments, the log.
 
-No state of random generators is kept: every step's random numbers and every epoch's order follow from the run's seed
-and the number of the step or epoch.
+No state of random generators is kept: all random numbers follow from the run's seed and a step's or epoch's number.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass
 class Progress:
-    """How far a run is: optimiser steps, seconds in the loop, tokens trained on, the log.
-
-    `losses` are those since the log's last line.
-    """
+    """How far a run is: optimiser steps, seconds in the loop, tokens trained on, losses since the log's last line."""
 
     step: int = 0
     seconds: float = 0.0
@@ -39,11 +35,7 @@ class Progress:
 def save_state(
     path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, run: Mapping[str, Any]
 ) -> None:
-    """Write a run's state; `run` holds the settings that identify the run.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Write a run's state; `run` holds the settings that identify the run. A `CheckpointError` if that fails."""
     tensors: dict[str, Tensor] = {}
     for name, weight in _trained(module).items():
         tensors[name] = weight.detach()
@@ -76,14 +68,10 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
 
 
 def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> None:
-    """Load another run's weights only.
-
-    Args:
-        reads: see `Learner`.
+    """Load another run's weights only; for `reads` see `Learner`.
 
     Raises:
-        CheckpointError: the file is damaged, or is of a drafter of another kind or size, or of one that reads something
-            else.
+        CheckpointError: the file is damaged, or is of a drafter of another kind or size or with other `reads`.
     """
     weights = _trained(module)
     tensors, metadata = read_tensors(path, FORMAT, weights)

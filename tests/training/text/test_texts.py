@@ -1,11 +1,13 @@
-"""Shards of texts."""
+"""Shards of texts, and fingerprints of models."""
 
 import pytest
 import torch
+from helpers.tiny import tiny_llama
+from transformers import AutoModelForCausalLM
 
 from treespec.data.tensor_file import write_tensors
 from treespec.errors import CheckpointError
-from treespec.training.text.texts import FORMAT, Texts, read_folder, save_texts
+from treespec.training.text.texts import FORMAT, Texts, fingerprint, read_folder, save_texts
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,23 @@ def test_texts_with_different_numbers_of_candidates_are_not_joined(tmp_path):
         save_texts(tmp_path / f"text-0000{number}.safetensors", Texts(tokens, lengths, top), "")
     with pytest.raises(CheckpointError, match="2 and 4 probable next tokens"):
         read_folder(tmp_path)
+
+
+def test_the_fingerprint_is_the_same_wherever_the_files_lie(tmp_path):
+    model = tiny_llama()
+    for name in ("here", "there"):
+        model.save_pretrained(tmp_path / name)
+        assert fingerprint(AutoModelForCausalLM.from_pretrained(tmp_path / name)) == fingerprint(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_row_and_any_setting_changes_the_fingerprint(dtype):
+    model = tiny_llama().to(dtype)
+    known = {fingerprint(model)}
+    for row in range(len(model.get_input_embeddings().weight)):
+        with torch.no_grad():
+            model.get_input_embeddings().weight[row, -1] += 1
+        known.add(fingerprint(model))
+    model.config.rope_parameters["rope_theta"] = 1234.0
+    known.add(fingerprint(model))
+    assert len(known) == len(model.get_input_embeddings().weight) + 2

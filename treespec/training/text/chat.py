@@ -14,7 +14,7 @@ from treespec.errors import ConfigError
 class Turns(NamedTuple):
     """The chat template's own tokens: those before the user's message, and those between it and the answer.
 
-    `reply` is empty for a model without a template: it writes one text without a message.
+    Without a template `reply` is empty: the model writes one text without a message.
     """
 
     opening: list[int]

@@ -1,28 +1,32 @@
-"""Written texts on disk: one safetensors shard per batch.
-
-Axis letters: N tokens of all texts, C texts, K candidates.
-"""
+"""Written texts on disk: one safetensors shard per batch, and the fingerprint of the model that wrote them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from treespec.data.tensor_file import read_tensors, write_tensors
 from treespec.errors import CheckpointError
 
 FORMAT = "treespec-text-1"
+NUM_SAMPLES = 16
+ORIGIN = ("_name_or_path", "transformers_version")
+"""Entries of configurations that differ between copies of one model."""
 
 
 class Texts(NamedTuple):
-    """Written texts, concatenated.
+    """C written texts of N tokens together, concatenated.
 
-    `tokens` int64 [N]; `lengths` int64 [C], of each text; `top` int64 [N, K], the most probable next tokens after every
-    token, -1 where the model did not generate the next token (the template's opening, given prompts, a text's end).
+    `tokens` int64 [N]; `lengths` int64 [C], of each text; `top` int64 [N, K], the K most probable next tokens after
+    every token, -1 where the model did not generate the next token (the template's opening, given prompts, a text's
+    end).
     """
 
     tokens: Tensor
@@ -31,11 +35,7 @@ class Texts(NamedTuple):
 
 
 def save_texts(path: Path, texts: Texts, settings: str) -> None:
-    """Write one shard.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Write one shard; a `CheckpointError` if that fails."""
     tensors = {name: tensor.to(torch.int32).contiguous() for name, tensor in texts._asdict().items()}
     write_tensors(path, FORMAT, tensors, {"settings": settings})
 
@@ -74,13 +74,34 @@ def read_folder(folder: Path) -> Texts:
 
 
 def join(shards: Sequence[Texts]) -> Texts:
-    """The texts of several shards, concatenated.
-
-    Raises:
-        CheckpointError: shards with different numbers of candidates.
-    """
+    """The texts of several shards, concatenated; a `CheckpointError` if their numbers of candidates differ."""
     widths = sorted({shard.top.shape[1] for shard in shards})
     if len(widths) > 1:
         found = " and ".join(map(str, widths))
         raise CheckpointError(f"texts with {found} probable next tokens cannot be joined: use one num_candidates")
     return Texts(*map(torch.cat, zip(*shards, strict=True)))
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """A short hash of a model's configuration, of the sums of its weights' bits and of some of its weights.
+
+    It tells models apart wherever their files are, so that one model's texts and features are not used for another.
+    """
+    digest = hashlib.sha256(json.dumps(_without_origin(model.config.to_dict()), sort_keys=True, default=str).encode())
+    for name, weight in model.named_parameters():
+        flat = weight.detach().flatten()
+        samples = flat[:: max(1, len(flat) // NUM_SAMPLES)].double().tolist()
+        digest.update(f"{name} {list(weight.shape)} {_bit_sum(flat)} {samples}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _without_origin(entries: Any) -> Any:
+    if not isinstance(entries, dict):
+        return entries
+    return {name: _without_origin(entry) for name, entry in entries.items() if name not in ORIGIN}
+
+
+def _bit_sum(flat: Tensor) -> int:
+    """The same in any order of addition, unlike a sum of floats."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    return int(flat.view(bits).sum(dtype=torch.int64))

@@ -1,10 +1,8 @@
 """Text that a model writes itself: drafters are warmed up with it and heads are trained on it.
 
 The model starts from the bare user turn of its own chat template, or from a message's opening; it writes the user's
-message too, then the answer. Rows leave the batch as they finish. Every batch is one shard on disk with its own seed,
-so that an interrupted run resumes at the missing shards and gives the same text.
-
-Axis letters: B rows, V vocabulary, K candidates.
+message too, then the answer. Every batch is one shard on disk with its own seed, so that an interrupted run resumes at
+the missing shards and gives the same text.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +25,7 @@ from treespec.hf.models.make_scorer import make_scorer
 from treespec.protocols import CausalScorer
 from treespec.sampling import inverse_cdf
 from treespec.training.text.chat import Turns, chat_turns, end_tokens
-from treespec.training.text.fingerprint import fingerprint
-from treespec.training.text.texts import Texts, join, read_texts, save_texts
+from treespec.training.text.texts import Texts, fingerprint, join, read_texts, save_texts
 
 LEAVE_SHARE = 8
 """Finished rows leave the batch once they are one in so many, as every removal copies the cache."""
@@ -46,7 +44,7 @@ class Writing:
         max_message: the longest message in tokens, its opening included; longer ones are cut, but openings are not.
         max_length: the longest text in tokens, the template's included.
         batch_size: texts written in one batch.
-        num_candidates: K, how many of the most probable tokens are kept after every token.
+        num_candidates: how many of the most probable tokens are kept after every token.
         seed: of all random numbers.
 
     Raises:
@@ -79,21 +77,25 @@ class Message(NamedTuple):
 
 @dataclass
 class _Row:
-    """One text that is being written."""
+    """One text that is being written.
+
+    Args:
+        num_message: tokens of the user's message so far; None once the answer has begun.
+        top: the most probable tokens where one was drawn.
+        forced: the template's tokens that come next, whatever is drawn.
+        num_cached: tokens that the model has read, including those after the text's end until the row leaves.
+    """
 
     tokens: list[int]
     temperature: float
     num_message: int | None
-    """Tokens of the user's message so far; None once the answer has begun."""
     top: list[Tensor] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
-    """The template's tokens that come next, whatever was drawn."""
     num_cached: int = 0
-    """Tokens that the model has read, including those read after the text's end until the row leaves."""
     is_done: bool = False
 
     def append(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
-        """Append the drawn token, or the template's token that comes in its place."""
+        """Append the drawn token, or the template's token that replaces it."""
         self.top.append(top)
         if self.num_message is not None and (token in ends or self.num_message >= writing.max_message):
             self.forced, self.num_message = list(turns.reply), None
@@ -119,17 +121,14 @@ def write_batch(
     """Write one text per message in one batch.
 
     Args:
-        scorer: the model.
         ends: ids that end an answer.
         messages: the user's messages; `Message()` lets the model write its own.
         number: of the batch; with `writing.seed` it gives the random generator's seed.
         on_tokens: called with the number of tokens that each pass added.
     """
     generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
-    texts = [
-        _start(message, turns, writing.temperatures[i % len(writing.temperatures)], writing.max_length)
-        for i, message in enumerate(messages)
-    ]
+    temperatures = cycle(writing.temperatures)
+    texts = [_start(message, turns, next(temperatures), writing.max_length) for message in messages]
     message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
     rows = list(texts)
     _prefill(scorer, rows)
@@ -137,8 +136,8 @@ def write_batch(
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
         logits = scorer.extend(last, torch.full((len(rows), 1), -1)).logits[:, 0].float()
         scorer.commit([[0]] * len(rows))
-        temperatures = [writing.message_temperature if row.num_message is not None else row.temperature for row in rows]
-        drawn = draw(logits, torch.tensor(temperatures, device=logits.device), generator).tolist()
+        heat = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
+        drawn = draw(logits, torch.tensor(heat, device=logits.device), generator).tolist()
         top = logits.topk(writing.num_candidates).indices.cpu()
         on_tokens(sum(not row.is_done for row in rows))
         for row, token, candidates in zip(rows, drawn, top, strict=True):
@@ -196,11 +195,10 @@ def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:
 
 def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
     """The texts of all rows; the last token of each has no next token."""
-    top = [torch.full((len(row.tokens), num_candidates), -1) for row in rows]
-    for row, known in zip(rows, top, strict=True):
-        known[-1 - len(row.top) : -1] = torch.stack(row.top)
-    tokens = torch.tensor([token for row in rows for token in row.tokens])
-    return Texts(tokens, torch.tensor([len(row.tokens) for row in rows]), torch.cat(top))
+    unknown = torch.full((num_candidates,), -1)
+    top = [[*[unknown] * (len(row.tokens) - 1 - len(row.top)), *row.top, unknown] for row in rows]
+    tokens, lengths = [token for row in rows for token in row.tokens], [len(row.tokens) for row in rows]
+    return Texts(torch.tensor(tokens), torch.tensor(lengths), torch.stack([each for of_row in top for each in of_row]))
 
 
 def write_texts(
@@ -219,10 +217,9 @@ def write_texts(
     Args:
         tokenizer: gives the chat template and encodes the prompts.
         num_tokens: how much text; the last batch may exceed it.
-        folder: of the shards; existing ones are read, so that an interrupted run is resumed.
+        folder: of the shards; existing ones are read.
         prompts: users' messages that are answered first; then the model writes its own.
         openings: how the model's own messages begin, in turn; without openings it starts from the bare user turn.
-        writing: how text is written; None: `Writing()`.
         on_tokens: called with the number of tokens that were added, those of existing shards first.
 
     Raises:
