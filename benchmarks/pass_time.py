@@ -1,18 +1,33 @@
-"""Milliseconds of one target pass over n nodes: plain linear layers against packed weights.
+"""Milliseconds of one target pass over n nodes of a tree, by context: as transformers runs it, packed, optimised.
 
-Rounds are paired and interleaved: each round times every variant once for every n, so that another process's work
-falls on all of them. Medians, quartiles and all raw times are written to benchmarks/results/pass_time.{json,md}.
+Every variant scores the same tree of n nodes behind the same tokens. Rounds are paired and interleaved: each round
+times every variant once for every n, so that another process's work falls on all of them. Beside them stand the
+machine's limits, measured in the same run: reading the weights once, and the arithmetic of n rows at the rate of a
+large product.
+
+- plain: transformers' own attention, concatenating cache and linear layers.
+- scorer: treespec's attention and cache, plain linear layers.
+- packed: the same with `prepack_linears` (float32 only).
+- optimised: the same with `treespec.optimize`.
+- bfloat16 linears: the same with `treespec.optimize(dtype=torch.bfloat16)` (float32 models only).
+
+Medians, quartiles and all raw times are written to benchmarks/results/pass_time.{json,md}.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from rich.progress import track
+from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
+import treespec
 from benchmarks.common import smollm2
 from benchmarks.common.settings import (
     RESULTS,
@@ -23,69 +38,147 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
+from treespec.hf import tree_attention_mask
+from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.cpu import prepack_linears
+from treespec.tree import TokenTree
 
-NUM_NODES = (1, 2, 4, 8, 16, 32, 64)
-VARIANTS = ("plain", "packed")
-NUM_CACHED = 200
+NUM_NODES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (64, 256, 1024)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+VARIANTS = {
+    "float32": ("plain", "scorer", "packed", "optimised", "bfloat16 linears"),
+    "bfloat16": ("plain", "scorer", "optimised"),
+}
+Times = dict[str, dict[int, dict[int, list[float]]]]
+
+
+@contextmanager
+def variant(name: str, model: PreTrainedModel) -> Iterator[None]:
+    """The model as a contestant runs it."""
+    if name == "packed":
+        with prepack_linears(model):
+            yield
+    elif name in ("optimised", "bfloat16 linears"):
+        with treespec.optimize(model, dtype=torch.bfloat16 if name == "bfloat16 linears" else None):
+            yield
+    else:
+        yield
 
 
 @torch.inference_mode()
-def measure(model: PreTrainedModel, num_rounds: int, generator: torch.Generator) -> dict[str, dict[int, list[float]]]:
-    """Times in ms of every round, by variant and number of nodes."""
-
-    def tokens(count: int) -> torch.Tensor:
-        return torch.randint(model.config.vocab_size, (1, count), generator=generator)
-
-    cache = DynamicCache()
-    model(tokens(NUM_CACHED), past_key_values=cache)
-    times = {variant: {n: [] for n in NUM_NODES} for variant in VARIANTS}
-    for round_number in track(range(-1, num_rounds), description="rounds"):
-        for variant in VARIANTS:
-            packed = prepack_linears(model) if variant == "packed" else None
-            model(tokens(2), past_key_values=cache)
-            cache.crop(-2)
-            for n in NUM_NODES:
-                ids = tokens(n)
-                start = time.perf_counter()
-                model(ids, past_key_values=cache)
-                if round_number >= 0:
-                    times[variant][n].append(1e3 * (time.perf_counter() - start))
-                cache.crop(-n)
-            if packed:
-                packed.remove()
+def measure(model: PreTrainedModel, names: tuple[str, ...], num_rounds: int, generator: torch.Generator) -> Times:
+    """Times in ms of every round, by variant, context and number of nodes."""
+    times: Times = {name: {size: {n: [] for n in NUM_NODES} for size in CONTEXTS} for name in names}
+    for context in CONTEXTS:
+        prompt = torch.randint(model.config.vocab_size, (1, context), generator=generator)
+        passes = {n: tree_pass(n, context, model, generator) for n in NUM_NODES}
+        for number in track(range(-1, num_rounds), description=f"{model.dtype}, {context} tokens"):
+            for name in names:
+                cache = DynamicCache() if name == "plain" else treespec.new_cache(model.config.num_hidden_layers)
+                model(prompt, past_key_values=cache)
+                folding = FoldedAttention(model)
+                with variant(name, model):
+                    for is_warm, n in [(False, 2), *((number >= 0, n) for n in NUM_NODES)]:
+                        start = time.perf_counter()
+                        if name == "plain":
+                            model(**passes[n], past_key_values=cache)
+                        else:
+                            with folding.running():
+                                model(**passes[n], past_key_values=cache)
+                        elapsed = 1e3 * (time.perf_counter() - start)
+                        cache.crop(-n)
+                        if is_warm:
+                            times[name][context][n].append(elapsed)
     return times
 
 
+def tree_pass(num_nodes: int, context: int, model: PreTrainedModel, generator: torch.Generator) -> dict[str, Any]:
+    """Arguments of a pass over a random tree, every third node a leaf; a single node needs no mask."""
+    tokens = torch.randint(model.config.vocab_size, (num_nodes,), generator=generator)
+    if num_nodes == 1:
+        return {"input_ids": tokens.unsqueeze(0)}
+    parents = torch.tensor([-1, *((node * 2) // 3 for node in range(num_nodes - 1))])
+    attention = tree_attention_mask(TokenTree(tokens, parents), context, model.config)
+    mask = {"attention_mask": attention.mask, "position_ids": attention.position_ids}
+    return {"input_ids": tokens.unsqueeze(0), **mask}
+
+
+def limits(model: PreTrainedModel) -> dict[str, float]:
+    """The machine's rates in GB/s and GFLOP/s, and what the model's linear layers have, in GB and GFLOP per row."""
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    large = torch.zeros(1 << 28, dtype=torch.uint8)  # 256 MiB
+    copy_to = torch.empty_like(large)
+    square = torch.randn(1536, 1536).to(model.dtype)
+    copy_seconds, product_seconds = best(lambda: copy_to.copy_(large)), best(lambda: square @ square)
+    return {
+        "copied_gb_per_s": 2 * large.nbytes / copy_seconds / 1e9,
+        "gflop_per_s": 2 * 1536**3 / product_seconds / 1e9,
+        "weights_gb": sum(weight.nbytes for weight in weights) / 1e9,
+        "gflop_per_row": sum(2 * weight.numel() for weight in weights) / 1e9,
+    }
+
+
+def best(run: Callable[[], Any], num_runs: int = 15) -> float:
+    """Seconds of the fastest run."""
+    seconds = []
+    for _ in range(num_runs):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
 @torch.inference_mode()
-def largest_difference(model: PreTrainedModel, generator: torch.Generator) -> tuple[float, float]:
-    """Largest absolute difference of logits between the variants, and the standard deviation of the logits."""
+def largest_differences(model: PreTrainedModel, names: tuple[str, ...], generator: torch.Generator) -> dict[str, float]:
+    """Largest difference of logits from the plain model's, in standard deviations of the logits."""
     ids = torch.randint(model.config.vocab_size, (1, 64), generator=generator)
-    plain = model(ids).logits
-    with prepack_linears(model):
-        packed = model(ids).logits
-    return float((packed - plain).abs().max()), float(plain.std())
+    plain = model(ids).logits.float()
+    found = {}
+    for name in names:
+        with variant(name, model):
+            found[name] = float((model(ids).logits.float() - plain).abs().max() / plain.std())
+    return found
 
 
 def report(data: dict) -> str:
-    def quartiles(times: list[float]) -> str:
-        low, middle, high = statistics.quantiles(times, n=4)
-        return f"{middle:.1f} ({low:.1f} to {high:.1f})"
+    lines = [
+        f"# One pass of {smollm2.NAME} over n nodes\n",
+        f"Milliseconds, median (quartiles) of {data['num_rounds']} paired rounds. Load average {data['load_average']} "
+        f"before, {data['load_average_after']} after; more than one process's load makes all times longer, ratios less "
+        "so. T(16) / T(1) is the median of the rounds' ratios.\n",
+    ]
+    for dtype, found in data["dtypes"].items():
+        rates = found["limits"]
+        memory = 1e3 * rates["weights_gb"] / rates["copied_gb_per_s"]
+        lines.append(
+            f"## {dtype}\n\nLimits of the linear layers: {memory:.1f} ms to read {rates['weights_gb']:.2f} GB at the "
+            f"rate of a copy ({rates['copied_gb_per_s']:.1f} GB/s), and "
+            f"{1e3 * rates['gflop_per_row'] / rates['gflop_per_s']:.2f} ms of arithmetic per node at the rate of a "
+            f"large product ({rates['gflop_per_s']:.0f} GFLOP/s). Largest difference of logits from the plain model's, "
+            "in standard deviations: "
+            + ", ".join(f"{name} {value:.1e}" for name, value in found["logit_differences"].items() if name != "plain")
+            + ".\n"
+        )
+        rows = [
+            [size, name, *(quartiles(by_nodes[n]) for n in by_nodes), ratio(by_nodes)]
+            for name, by_context in found["times_ms"].items()
+            for size, by_nodes in by_context.items()
+        ]
+        rows.sort(key=lambda row: int(row[0]))
+        header = ["context", "variant", *(f"n = {n}" for n in NUM_NODES), "T(16) / T(1)"]
+        lines.append(markdown_table(header, [[str(cell) for cell in row] for row in rows]))
+    return "\n".join([*lines, settings_lines(data)])
 
-    def ratio(n: int) -> str:
-        plain, packed = (data["times_ms"][variant][n] for variant in VARIANTS)
-        return f"{statistics.median(a / b for a, b in zip(plain, packed, strict=True)):.2f}"
 
-    rows = [[str(n), *(quartiles(data["times_ms"][v][n]) for v in VARIANTS), ratio(n)] for n in NUM_NODES]
-    return (
-        f"# One pass of {smollm2.NAME} over n nodes, {NUM_CACHED} tokens cached\n\n"
-        f"Milliseconds, median (quartiles) of {data['num_rounds']} paired rounds; the ratio is that of the pairs. "
-        f"Load average {data['load_average']} before, {data['load_average_after']} after. Largest difference of logits "
-        f"{data['logit_difference']:.1e} at a standard deviation of {data['logit_std']:.2f}.\n\n"
-        + markdown_table(["nodes", "plain, ms", "packed, ms", "plain / packed"], rows)
-        + "\n"
-        + settings_lines(data)
-    )
+def quartiles(times: list[float]) -> str:
+    low, middle, high = statistics.quantiles(times, n=4)
+    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
+
+
+def ratio(by_nodes: dict) -> str:
+    many, one = by_nodes[16], by_nodes[1]
+    return f"{statistics.median(a / b for a, b in zip(many, one, strict=True)):.2f}"
 
 
 def main() -> None:
@@ -93,12 +186,17 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=21)
     args = options.parse_args()
     torch.set_num_threads(args.threads)
-    data = settings(seed=args.seed, num_rounds=args.rounds)
+    data = settings(seed=args.seed, num_rounds=args.rounds, dtypes={})
     model, _ = smollm2.load()
-    generator = torch.Generator().manual_seed(args.seed)
-    difference, std = largest_difference(model, generator)
-    times = measure(model, args.rounds, generator)
-    data |= {"logit_difference": difference, "logit_std": std, "load_average_after": load_average(), "times_ms": times}
+    for name, dtype in DTYPES.items():
+        model = model.to(dtype=dtype)  # pyright: ignore[reportCallIssue]
+        generator = torch.Generator().manual_seed(args.seed)
+        data["dtypes"][name] = {
+            "limits": limits(model),
+            "logit_differences": largest_differences(model, VARIANTS[name], generator),
+            "times_ms": measure(model, VARIANTS[name], args.rounds, generator),
+        }
+    data["load_average_after"] = load_average()
     write_json(RESULTS / "pass_time.json", data)
     (RESULTS / "pass_time.md").write_text(report(data))
     print(report(data))

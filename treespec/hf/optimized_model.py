@@ -96,8 +96,9 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
         model: a causal language model, a draft model or a head, with float32 or bfloat16 weights on the CPU. Calls that
             want gradients run as before.
         dtype: None keeps the weights' own. `torch.bfloat16` rounds weights and inputs of a float32 model's linear
-            layers, its output embedding excepted: then logits are another model's, close to the first, and speculation
-            is exact towards that one. The model's own weights stay as they are.
+            layers, its output embedding excepted: the logits become another model's, close to the first's. Rounding is
+            coarse enough for a near-tie to fall differently in passes over one node and over a tree, so greedy texts
+            equal that model's own `generate` less often than in float32. The weights stay as they are.
         is_remeasured: measure again what is known already, for instance because the machine was busy then.
 
     Raises:
