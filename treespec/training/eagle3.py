@@ -13,7 +13,7 @@ from treespec.errors import CheckpointError
 from treespec.heads.files.build import plain_names
 from treespec.heads.files.checkpoint import read_checkpoint, split_fused
 from treespec.heads.files.config import ConfigReader
-from treespec.heads.files.eagle3 import eagle3_config, without_midlayer
+from treespec.heads.files.eagle3 import eagle3_config
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.training.data import Batch
 from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights
@@ -45,7 +45,7 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
             CheckpointError: damaged files, or those of a head of another kind or size, or with other hidden states.
         """
         found = read_checkpoint(folder)
-        tensors = without_midlayer(plain_names(found.tensors))
+        tensors = plain_names(found.tensors)
         layers = eagle3_config(ConfigReader(folder / "config.json", found.config), tensors).hidden_layers
         if layers is not None and layers != self._hidden_layers:
             own = list(self._hidden_layers)

@@ -12,7 +12,7 @@ from treespec.errors import CheckpointError
 from treespec.heads.files.checkpoint import ID_DTYPES, Checkpoint, load_state
 from treespec.heads.files.config import ConfigReader
 from treespec.heads.files.dflash import dflash_config
-from treespec.heads.files.eagle3 import eagle3_config, is_eagle3, without_midlayer
+from treespec.heads.files.eagle3 import OWN_TENSORS, eagle3_config
 from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
@@ -34,13 +34,12 @@ def build_head(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Eagle3Head | DFlashHead:
-    """The head of a checkpoint, of the kind that its configuration says.
+    """The head of a checkpoint, of the kind that its configuration says, in this dtype and on this device.
 
     Args:
         embedding: the target's [V, H], for files without one.
-        lm_head: the target's [V, H], for files without `lm_head`: those with `lm_head_from_target` in their
-            configuration, and DFlash and DSpark heads of the whole vocabulary.
-        dtype, device: of the module.
+        lm_head: the target's [V, H], for files with `lm_head_from_target` in their configuration, and for DFlash and
+            DSpark heads of the whole vocabulary without `lm_head`.
 
     Raises:
         CheckpointError: a configuration or a tensor that such a head does not have, or the target's weights are needed
@@ -48,11 +47,7 @@ def build_head(
     """
     path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
     config = ConfigReader(path / "config.json", checkpoint.config)
-    if _kind(config, tensors) == "eagle3":
-        tensors = without_midlayer(tensors)
-        shape = eagle3_config(config, tensors)
-    else:
-        shape = dflash_config(config, tensors)
+    shape = eagle3_config(config, tensors) if _kind(config, tensors) == "eagle3" else dflash_config(config, tensors)
     offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids = _target_ids(shape, offsets, checkpoint)
     embedding = _embedding(shape, tensors.pop("embed_tokens.weight", None), embedding, checkpoint)
@@ -62,10 +57,8 @@ def build_head(
     tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
     embedding = embedding.to(device=device, dtype=dtype)
     with torch.device("meta"):
-        if isinstance(shape, DFlashConfig):
-            head = DFlashHead(shape, embedding, ids)
-        else:
-            head = Eagle3Head(shape, embedding, ids)
+        is_dflash = isinstance(shape, DFlashConfig)
+        head = DFlashHead(shape, embedding, ids) if is_dflash else Eagle3Head(shape, embedding, ids)
     load_state(head, tensors, shape.layer, path)
     return head.to(device).eval()
 
@@ -79,7 +72,7 @@ def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
         raise CheckpointError(f"{config.path.parent} holds a {kind!r} speculator; {', '.join(KINDS)} are read")
     if "dflash_config" in config.values or "block_size" in config.values:
         return "dflash"
-    if not is_eagle3(tensors):
+    if not tensors.keys() & set(OWN_TENSORS):
         raise CheckpointError(
             f"{config.path.parent} holds no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark): a whole "
             "model drafts as TreeSpeculation(model)"
@@ -88,19 +81,17 @@ def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
 
 
 def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that are read, without a prefix `model.`."""
-    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    return {
-        name: tensor for name, tensor in plain.items() if not (name.startswith(IGNORED) or name.endswith(".inv_freq"))
-    }
+    """The tensors that are read, by the speculators library's names."""
+    plain = {name.removeprefix("model.").replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    return {name: t for name, t in plain.items() if not name.startswith(IGNORED) and not name.endswith(".inv_freq")}
 
 
 def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoint) -> Tensor:
     """int64 [W]: the target's id of every draft id."""
     path, size, vocab_size = checkpoint.path, config.draft_vocab_size, config.vocab_size
+    if offsets is None and size != vocab_size:
+        raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
     if offsets is None:
-        if size != vocab_size:
-            raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
         return torch.arange(size)
     if list(offsets.shape) != [size] or offsets.dtype not in ID_DTYPES:
         raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")

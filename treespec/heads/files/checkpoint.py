@@ -16,6 +16,10 @@ from treespec.heads.files.config import read_config
 from treespec.heads.modules.layers import LayerConfig
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLE_HINT = (
+    "which can run code and are not opened: convert them where you trust them by weights = torch.load(file, "
+    "weights_only=True); save_file({name: tensor.clone() for name, tensor in weights.items()}, 'model.safetensors')"
+)
 NUM_NAMED = 4
 """How many tensors a message names; the others are counted."""
 
@@ -24,6 +28,9 @@ SCALE_DTYPES = (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 ID_TENSORS = ("d2t", "t2d", "token_map")
 """Last parts of the names of tensors that hold ids or flags, not weights."""
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""The modules' fused projections and their parts in files."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,23 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
-    config = read_config(folder / "config.json")
+    config, tensors = read_config(folder / "config.json"), {}
+    for file in weight_files(folder):
+        fresh = read_finite_tensors(file)
+        if twice := sorted(tensors.keys() & fresh.keys()):
+            raise CheckpointError(f"{file} holds tensors that another file of the folder holds too: {some(twice)}")
+        tensors |= fresh
+    return Checkpoint(folder, config, tensors)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files, at least one. Raises: CheckpointError, none or pickled ones only."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = ", ".join(sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES))
-        found = f"only pickled weights ({pickles}), which can run code and are not opened" if pickles else "none"
-        raise CheckpointError(f"{folder} needs *.safetensors files, found {found}: save the tensors as safetensors")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        fresh = read_finite_tensors(file)
-        if twice := sorted(tensors.keys() & fresh.keys()):
-            raise CheckpointError(f"{file} holds tensors that another file of the folder holds too: {_some(twice)}")
-        tensors |= fresh
-    return Checkpoint(folder, config, tensors)
+        found = f"only pickled weights ({pickles}), {PICKLE_HINT}" if pickles else "none"
+        raise CheckpointError(f"{folder} needs *.safetensors files, found {found}")
+    return files
 
 
 def read_finite_tensors(path: Path) -> dict[str, Tensor]:
@@ -75,9 +86,9 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
         and (not tensor.is_floating_point() or tensor.dtype in SCALE_DTYPES)
     ]
     if others:
-        raise CheckpointError(f"{path} holds weights that are not plain floating-point numbers: {_some(others)}")
+        raise CheckpointError(f"{path} holds weights that are not plain floating-point numbers: {some(others)}")
     if spoilt := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
-        raise CheckpointError(f"{path} holds NaN or infinity in {_some(spoilt)}: it is damaged")
+        raise CheckpointError(f"{path} holds NaN or infinity in {some(spoilt)}: it is damaged")
     return tensors
 
 
@@ -95,7 +106,7 @@ def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerCon
         if expected[name].shape != tensors[name].shape
     ]
     kinds = {"missing": missing, "unknown": unknown, "of another shape than config.json says": wrong}
-    if problems := [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]:
+    if problems := [f"{kind}: {some(names)}" for kind, names in kinds.items() if names]:
         raise CheckpointError(f"{path} holds another model than its config.json says; tensors {'; '.join(problems)}")
     module.load_state_dict(fuse_split(tensors), assign=True)
 
@@ -103,35 +114,28 @@ def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerCon
 def split_fused(state: Mapping[str, Tensor], layer: LayerConfig) -> dict[str, Tensor]:
     """A module's state with its fused projections split, as files have them."""
     keys = layer.num_key_heads * layer.head_dim
-    parts = {
-        "qkv_proj": {"q_proj": layer.num_heads * layer.head_dim, "k_proj": keys, "v_proj": keys},
-        "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), layer.intermediate_size),
+    sizes = {
+        "qkv_proj": [layer.num_heads * layer.head_dim, keys, keys],
+        "gate_up_proj": [layer.intermediate_size, layer.intermediate_size],
     }
-    split: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        owner, _, kind = name.rpartition(".")
-        stem, _, projection = owner.rpartition(".")
-        if projection not in parts:
-            split[name] = tensor
-            continue
-        pieces = tensor.split(list(parts[projection].values()))
-        split |= {f"{stem}.{part}.{kind}": piece for part, piece in zip(parts[projection], pieces, strict=True)}
+    split = dict(state)
+    for name in state:
+        for fused, parts in FUSED.items():
+            if f".{fused}." in name:
+                pieces = split.pop(name).split(sizes[fused])
+                split |= {name.replace(fused, part): piece for part, piece in zip(parts, pieces, strict=True)}
     return split
 
 
 def fuse_split(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `split_fused`; all parts of a fused projection must be there."""
-    groups = {"q_proj": ("qkv_proj", "k_proj", "v_proj"), "gate_proj": ("gate_up_proj", "up_proj")}
-    fused: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        owner, _, kind = name.rpartition(".")
-        stem, _, projection = owner.rpartition(".")
-        if projection in groups:
-            together, *others = groups[projection]
-            fused[f"{stem}.{together}.{kind}"] = torch.cat([tensor, *(tensors[f"{stem}.{p}.{kind}"] for p in others)])
-        elif projection not in ("k_proj", "v_proj", "up_proj"):
-            fused[name] = tensor
-    return fused
+    state = dict(tensors)
+    for name in tensors:
+        for fused, parts in FUSED.items():
+            if f".{parts[0]}." in name:
+                pieces = [state.pop(name.replace(parts[0], part)) for part in parts]
+                state[name.replace(parts[0], fused)] = torch.cat(pieces)
+    return state
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -140,6 +144,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(wide.isfinite().all())
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first names, and how many more there are."""
     rest = len(names) - NUM_NAMED
     return ", ".join(names[:NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")

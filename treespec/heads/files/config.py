@@ -23,11 +23,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object of a file.
-
-    Raises:
-        CheckpointError: missing, damaged, or not an object.
-    """
+    """The JSON object of a file. Raises: CheckpointError, missing, damaged or not an object."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -90,11 +86,6 @@ class ConfigReader:
 def llama_keys(config: ConfigReader) -> ConfigReader:
     """The keys of the layers: the speculators library nests them, others keep them at the top."""
     return config.nested("transformer_layer_config") if config.get("transformer_layer_config") is not None else config
-
-
-def num_layers(llama: ConfigReader, tensors: Mapping[str, Tensor], default: int | None = None) -> int:
-    """How many decoder layers there are; no more than the file has tensors."""
-    return llama.integer("num_hidden_layers", default, most=len(tensors))
 
 
 def layer_config(llama: ConfigReader, tensors: Mapping[str, Tensor]) -> LayerConfig:

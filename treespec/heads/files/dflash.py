@@ -15,15 +15,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from treespec.heads.files.config import (
-    FULL,
-    MAX_COUNT,
-    ConfigReader,
-    layer_config,
-    layer_windows,
-    llama_keys,
-    num_layers,
-)
+from treespec.heads.files.config import FULL, MAX_COUNT, ConfigReader, layer_config, layer_windows, llama_keys
 from treespec.heads.modules.dflash import DFlashConfig, Span
 
 LAYER_IDS = "aux_hidden_state_layer_ids"
@@ -36,18 +28,16 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
     Raises:
         CheckpointError: a missing or wrong value, or a setting that is not supported.
     """
-    llama, config = (
-        llama_keys(config),
-        ConfigReader(config.path, {**config.values, **config.nested("dflash_config").values}),
-    )
+    llama = llama_keys(config)
+    config = ConfigReader(config.path, {**config.values, **config.nested("dflash_config").values})
     config.require("projector_type", "dflash", "dspark")
     config.require("markov_head_type", "vanilla")
-    layer, count = layer_config(llama, tensors), num_layers(llama, tensors)
+    layer, count = layer_config(llama, tensors), llama.integer("num_hidden_layers", most=len(tensors))
     vocab_size, hidden_layers = llama.integer("vocab_size"), _hidden_layers(config, count)
     stored = tensors.get(MARKOV_WEIGHT)
     rank = config.integer("markov_rank", 0 if stored is None or stored.ndim != 2 else stored.shape[1], least=0)
-    is_dspark = config.get("speculators_model_type") == "dspark" or "DSpark" in str(config.get("architectures"))
-    is_anchored = config.get("sample_from_anchor", config.get("shift_label", is_dspark or rank > 0))
+    has_own_type = config.get("speculators_model_type") == "dspark" or "DSpark" in str(config.get("architectures"))
+    is_anchored = config.get("sample_from_anchor", config.get("shift_label", has_own_type or rank > 0))
     return DFlashConfig(
         layer=layer,
         vocab_size=vocab_size,

@@ -18,37 +18,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from treespec.heads.files.config import (
-    FULL,
-    MAX_COUNT,
-    SLIDING,
-    ConfigReader,
-    layer_config,
-    layer_windows,
-    llama_keys,
-    num_layers,
-)
+from treespec.heads.files.config import FULL, MAX_COUNT, SLIDING, ConfigReader, layer_config, layer_windows, llama_keys
 from treespec.heads.modules.eagle3 import Eagle3Config
 
 NUM_FEATURES = 3
 """EAGLE-3's own number, for files in which `fc.weight` is missing too."""
 
 OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
+"""Tensors that no plain model has."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-def is_eagle3(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether any tensor is one that such a head has and a plain model has not."""
-    return any(name in OWN_TENSORS or name.startswith("midlayer.") for name in tensors)
-
-
-def without_midlayer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the speculators library's names."""
-    prefix = "midlayer."
-    return {
-        f"layers.0.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
@@ -62,10 +40,8 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
     if len(set(windows)) > 1:
         raise llama.error("layer_types", "one type for all layers")
     layer = replace(layer_config(llama, tensors), window=windows[0])
-    vocab_size, target_hidden_size = (
-        llama.integer("vocab_size"),
-        config.integer("target_hidden_size", layer.hidden_size),
-    )
+    vocab_size = llama.integer("vocab_size")
+    target_hidden_size = config.integer("target_hidden_size", layer.hidden_size)
     hidden_layers = config.layers(LAYER_IDS) or tuple(i + 1 for i in nested.layers(LAYER_IDS))
     fused = tensors.get("fc.weight")
     columns = NUM_FEATURES if fused is None or fused.ndim != 2 else max(fused.shape[1] // target_hidden_size, 1)
@@ -77,7 +53,7 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
         target_hidden_size=target_hidden_size,
         num_features=len(hidden_layers) or config.integer("num_aux_hidden_states", columns, most=MAX_COUNT),
         hidden_layers=hidden_layers or None,
-        num_layers=num_layers(llama, tensors, 1),
+        num_layers=llama.integer("num_hidden_layers", 1, most=len(tensors)),
         has_norm_before_residual=bool(flags.get("norm_before_residual")),
         has_norm_before_fc=bool(flags.get("norm_before_fc", "input_norm.weight" in tensors)),
         has_feature_norms=bool(flags.get("fc_norm", "fc_norm.0.weight" in tensors)),

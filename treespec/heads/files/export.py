@@ -21,9 +21,6 @@ from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 
-NUM_TOKENS = 3
-"""How many tokens an EAGLE-3 head's file says to draft by default."""
-
 
 def save_head(
     head: Eagle3Head | DFlashHead,
@@ -39,7 +36,7 @@ def save_head(
     Args:
         hidden_layers: the target's hidden states that the head fuses, counted from the embedding (0).
         verifier: the target's name, for information.
-        has_lm_head: False leaves out rows that are the target's own, from where loading takes them again.
+        has_lm_head: False leaves out rows that are the target's own; loading takes them from there.
         has_embedding: write the embedding too, for libraries that do not take the target's.
         dtype: of the weights; None: the head's own.
 
@@ -60,8 +57,10 @@ def save_head(
         keys[FROM_TARGET] = True
     if has_embedding:
         state["embed_tokens.weight"] = head.embedding
-    if not torch.equal(head.target_ids.cpu(), torch.arange(head.config.vocab_size)):
-        state |= _vocabulary_maps(head)
+    ids = head.target_ids.cpu()
+    if not torch.equal(ids, torch.arange(head.config.vocab_size)):
+        is_used = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        state |= {"d2t": ids - torch.arange(len(ids)), "t2d": is_used}
     tensors = {name: _file_tensor(name, tensor, dtype) for name, tensor in state.items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor
 
 
 def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
-    return _common_keys(config, "Eagle3Speculator", NUM_TOKENS, verifier) | {
+    return _common_keys(config, "Eagle3Speculator", 3, verifier) | {
         "norm_before_residual": config.has_norm_before_residual,
         "norm_before_fc": config.has_norm_before_fc,
         "fc_norm": config.has_feature_norms,
@@ -89,8 +88,7 @@ def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: s
 
 
 def _dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
-    is_dspark = config.algorithm == "dspark"
-    architecture = "DSparkDraftModel" if is_dspark else "DFlashDraftModel"
+    architecture = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}[config.algorithm]
     keys = _common_keys(config, architecture, config.num_depths, verifier) | {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token,
@@ -99,7 +97,7 @@ def _dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: s
         "sliding_window_non_causal": not _is_causal(config),
         "transformer_layer_config": _layer_keys(config, [span.window for span in config.spans]),
     }
-    if is_dspark:
+    if config.algorithm == "dspark":
         keys |= {
             "markov_rank": config.markov_rank,
             "markov_head_type": "vanilla",
@@ -161,9 +159,3 @@ def _layer_keys(config: HeadConfig, windows: Sequence[int | None]) -> dict[str, 
         keys["layer_types"] = [SLIDING if window else FULL for window in windows]
         keys["sliding_window"] = next(window for window in windows if window)
     return keys
-
-
-def _vocabulary_maps(head: Eagle3Head | DFlashHead) -> dict[str, Tensor]:
-    ids = head.target_ids.cpu()
-    is_used = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-    return {"d2t": ids - torch.arange(len(ids)), "t2d": is_used}

@@ -12,13 +12,11 @@ from pathlib import Path
 from torch import Tensor
 
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.files.checkpoint import ID_DTYPES, PICKLES, read_finite_tensors
+from treespec.heads.files.checkpoint import ID_DTYPES, PICKLE_HINT, PICKLES, read_finite_tensors, some, weight_files
 from treespec.heads.files.config import ConfigReader, read_config
 from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
 
 FILE_NAMES = ("medusa_lm_head.safetensors", "model.safetensors")
-NUM_NAMED = 3
-"""How many missing tensors a message names."""
 
 _NAMES = (
     # The authors' format, which text-generation-inference reads too; its second version has no output weights.
@@ -72,28 +70,17 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
 
 def _find_file(path: Path) -> Path:
     if path.suffix in PICKLES:
-        raise _pickled(path)
+        raise CheckpointError(f"{path} holds pickled weights, {PICKLE_HINT}")
     if path.is_file():
         return path
     if not path.is_dir():
         raise CheckpointError(f"there is no file or folder {path}: Medusa heads are read from a local safetensors file")
-    files = sorted(path.glob("*.safetensors"))
-    named = [path / name for name in FILE_NAMES if (path / name).is_file()] or files
-    if named and (named[0].name in FILE_NAMES or len(files) == 1):
-        return named[0]
-    pickles = sorted(file for file in path.iterdir() if file.suffix in PICKLES)
-    if pickles and not files:
-        raise _pickled(pickles[0])
-    names = ", ".join(file.name for file in files) or "none"
-    raise CheckpointError(f"{path} should hold {FILE_NAMES[0]}; its safetensors files: {names}")
-
-
-def _pickled(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a pickle, which can run code and is not opened: convert it once where you trust it, "
-        f"weights = torch.load({path.name!r}, weights_only=True); safetensors.torch.save_file("
-        f"{{name: tensor.clone() for name, tensor in weights.items()}}, {FILE_NAMES[0]!r})"
-    )
+    files = weight_files(path)
+    named = [file for file in files if file.name in FILE_NAMES]
+    if not named and len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointError(f"{path} should hold {FILE_NAMES[0]}; its safetensors files: {names}")
+    return (named or files)[0]
 
 
 def _classify(tensors: Mapping[str, Tensor], file: Path) -> Found:
@@ -117,9 +104,7 @@ def _count(config: ConfigReader, names: tuple[str, str], found: Found, axis: int
     kinds = ("block", "output") if axis == 1 else ("block",)
     count = max((int(key[axis]) for key in found if key[0] in kinds), default=-1) + 1
     if count > len(found):
-        raise CheckpointError(
-            f"{config.path.parent}: tensors are numbered up to {count - 1}, and there are {len(found)}"
-        )
+        raise CheckpointError(f"{config.path.parent}: of {len(found)} tensors one has the number {count - 1}")
     return count
 
 
@@ -130,11 +115,12 @@ def _assemble(found: Found, num_heads: int, num_layers: int, file: Path) -> Medu
     if shared is None:
         wanted += [("output", i) for i in range(num_heads)]
     if missing := [" ".join(map(str, key)) for key in wanted if key not in found]:
-        raise CheckpointError(
-            f"{file} lacks tensors of {num_heads} heads with {num_layers} layers: {', '.join(missing[:NUM_NAMED])}"
-            + (", ..." if len(missing) > NUM_NAMED else "")
-        )
-    token_map = _token_map(found, file)
+        raise CheckpointError(f"{file} lacks tensors of {num_heads} heads with {num_layers} layers: {some(missing)}")
+    token_map = found.get(("token_map",))
+    if token_map is not None:
+        if token_map.ndim != 1 or not len(token_map) or token_map.dtype not in ID_DTYPES:
+            raise CheckpointError(f"{file}: token_map must be ids [W], got {token_map.dtype} {list(token_map.shape)}")
+        token_map = token_map.long()
     heads = []
     for i in range(num_heads):
         blocks = tuple((found["block", i, j, "weight"], found.get(("block", i, j, "bias"))) for j in range(num_layers))
@@ -157,13 +143,3 @@ def _shared_output(found: Found, num_heads: int, file: Path) -> Tensor | None:
         )
     # A vLLM checkpoint whose heads share one output may hold the first only.
     return found.get(("shared",), found["output", 0] if num_heads > 1 and outputs == {("output", 0)} else None)
-
-
-def _token_map(found: Found, file: Path) -> Tensor | None:
-    """int64 [W]."""
-    token_map = found.get(("token_map",))
-    if token_map is None:
-        return None
-    if token_map.ndim != 1 or not len(token_map) or token_map.dtype not in ID_DTYPES:
-        raise CheckpointError(f"{file}: token_map must be ids [W], got {token_map.dtype} {list(token_map.shape)}")
-    return token_map.long()

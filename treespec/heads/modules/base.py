@@ -43,10 +43,9 @@ class DraftHead(nn.Module, Generic[Config]):
     """A head as a module, for drafting and for training.
 
     Args:
-        config: its shape.
         embedding: [V, H], the target's or the checkpoint's own; frozen, and not in the state dict.
         target_ids: int64 [W], the target's id of every draft id.
-        layers: decoder layers, built by the subclass.
+        layers: built by the subclass.
     """
 
     embedding: Tensor

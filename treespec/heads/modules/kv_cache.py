@@ -102,7 +102,6 @@ class TrainingCache:
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """See `KeyValueCache`."""
         if layer in self._stored:
-            before = self._stored[layer]
-            keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+            keys, values = (torch.cat(pair, 2) for pair in zip(self._stored[layer], (keys, values), strict=True))
         self._stored[layer] = keys, values
         return keys, values

@@ -1,12 +1,11 @@
-"""The layers of draft heads: grouped-query attention under an explicit mask, and a gated MLP.
+"""The layers of draft heads; projections of the same input are one matrix here, see `split_fused`.
 
-Projections of the same input are one matrix here; files hold them apart, see `split_fused`.
 Axis letters: B rows, F new tokens, S keys, H hidden size, A query heads, G key heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,7 +44,6 @@ class LayerConfig:
     window: int | None = None
 
     def rotary(self) -> Rotary:
-        """The rotary embedding of such layers."""
         return Rotary(self.head_dim, self.rope, self.max_positions)
 
     def norm(self, size: int | None = None) -> nn.RMSNorm:
@@ -61,16 +59,10 @@ class KeyValueCache(Protocol):
         ...
 
 
-class SparseAttention(Protocol):
-    """Replaces a mask under which most queries see few keys."""
-
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention outputs of queries [B, G, R F, D], R query heads per key head stacked; keys [B, G, S, D]."""
-        ...
-
-
-Mask = Tensor | SparseAttention | None
-"""bool [B or 1, 1, F, S], True where a key is attended; or a faster equivalent; None: every key is attended."""
+Mask = Tensor | Callable[[Tensor, Tensor, Tensor], Tensor] | None
+"""bool [B or 1, 1, F, S], True where a key is attended; None: every key is attended. Or a function that computes the
+attention where a mask would hide most keys: queries [B, G, R F, D], R query heads per key head stacked; keys and values
+[B, G, S, D]."""
 
 
 class Attention(nn.Module):
@@ -96,8 +88,7 @@ class Attention(nn.Module):
     def forward(self, states: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache) -> Tensor:
         """states [B, F, input_size] to [B, F, H]; `mask` says which of the cache's keys are attended."""
         queries, keys, values = self.project(states, rotation)
-        keys, values = cache.extend(self._index, keys, values)
-        return self.attend(queries, keys, values, mask)
+        return self.attend(queries, *cache.extend(self._index, keys, values), mask)
 
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, F, A, D], rotated keys and values [B, G, F, D]."""

@@ -56,20 +56,17 @@ class MedusaHeads:
             raise CheckpointError(f"a Medusa head's output must be [W, H], got {list(self.heads[0].output.shape)}")
         width, hidden = self.heads[0].output.shape
         for number, head in enumerate(self.heads):
-            good = head.output.shape == (width, hidden)
-            for weight, bias in head.blocks:
-                good = good and weight.shape == (hidden, hidden) and (bias is None or bias.shape == (hidden,))
-            if not good:
-                shapes = [list(weight.shape) for weight, _ in head.blocks] + [list(head.output.shape)]
-                raise CheckpointError(
-                    f"Medusa head {number} has tensors of shapes {shapes}, expected blocks [{hidden}, {hidden}] and an "
-                    f"output [{width}, {hidden}]"
-                )
-        if self.token_map is not None:
-            if self.token_map.shape != (width,):
-                raise CheckpointError(f"token_map must be [{width}], got {list(self.token_map.shape)}")
-            if bool((self.token_map < 0).any()) or len(self.token_map.unique()) < width:
-                raise CheckpointError("token_map holds a negative id or one token twice")
+            weights, biases = (
+                [weight for weight, _ in head.blocks],
+                [bias for _, bias in head.blocks if bias is not None],
+            )
+            shapes = [list(tensor.shape) for tensor in (*weights, *biases, head.output)]
+            expected = [[hidden, hidden]] * len(weights) + [[hidden]] * len(biases) + [[width, hidden]]
+            if shapes != expected:
+                raise CheckpointError(f"Medusa head {number} has tensors of shapes {shapes}, expected {expected}")
+        ids = self.token_map
+        if ids is not None and (ids.shape != (width,) or bool((ids < 0).any()) or len(ids.unique()) < width):
+            raise CheckpointError(f"token_map must be {width} different ids, none negative; got {list(ids.shape)}")
 
     @property
     def num_heads(self) -> int:

@@ -69,7 +69,7 @@ def rotate(states: Tensor, rotation: Rotation) -> Tensor:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a configuration: `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    """A configuration's `rope_parameters`, or its `rope_theta` and `rope_scaling`.
 
     Raises:
         CheckpointError: settings per layer type, or for a part of each head only.

@@ -27,7 +27,7 @@ class AnchoredAttention:
     is_causal: bool = False
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Stacked queries over keys and values [B, G, S, D]; see `SparseAttention`."""
+        """Attention outputs of stacked queries over keys and values [B, G, S, D]; see `Mask`."""
         num_context, size = self.context.shape[2], self.size
         sizes = [num_context, keys.shape[2] - num_context]
         (context_keys, own_keys), (context_values, own_values) = keys.split(sizes, 2), values.split(sizes, 2)
@@ -60,7 +60,7 @@ class UnrolledAttention:
     num_tokens: int
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Stacked queries over keys and values [B, G, S, D]; see `SparseAttention`."""
+        """Attention outputs of stacked queries over keys and values [B, G, S, D]; see `Mask`."""
         length, device = self.num_tokens - self.step, queries.device
         sizes = [self.num_tokens - i for i in range(self.step + 1)]
         (first_keys, *own_keys), (first_values, *own_values) = keys.split(sizes, 2), values.split(sizes, 2)
