@@ -57,7 +57,7 @@ POLICIES = {
     "Truncated": lambda: Truncated(KAry((2, 2, 1)), 5),
 }
 CODEC = ToyCodec([chr(48 + token) * 2 for token in range(60)] + ["<a>", "<b>", "<c>", "<d>"])
-NEEDS_A_LAW = {"mixed", "dyspec"}
+NEED_PROBS = {"mixed", "dyspec"}
 DRAFTERS = {
     "draft model": lambda draft: DraftModel(draft),
     "shared tokens": lambda draft: DraftModel(draft, vocabulary=SharedVocabulary(torch.arange(60))),
@@ -69,8 +69,8 @@ DRAFTERS = {
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
-HAVE_LAWS = ("shared tokens", "re-encoding", "draft model", "early exit", "medusa", "block")
-PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d in HAVE_LAWS or p not in NEEDS_A_LAW]
+HAVE_PROBS = ("shared tokens", "re-encoding", "draft model", "early exit", "medusa", "block")
+PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d in HAVE_PROBS or p not in NEED_PROBS]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 
@@ -105,7 +105,7 @@ def test_greedy_equals_plain(target, inputs, plain, draft, drafter, policy):
         assert speculation.stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("policy", sorted(NEEDS_A_LAW))
+@pytest.mark.parametrize("policy", sorted(NEED_PROBS))
 def test_policies_that_sample_refuse_candidates(target, inputs, policy):
     speculation = treespec.TreeSpeculation(TokenRecycling(), tree=POLICIES[policy]())
     with pytest.raises(treespec.TreespecError, match="must be selected"):

@@ -10,8 +10,15 @@ from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConf
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError
 from treespec.hf.attention import mask as mask_module
-from treespec.hf.attention.layout import AttentionLayout, Reach, attention_layout
-from treespec.hf.attention.mask import CachedSlots, is_known_chain, pending_attention, tree_attention_mask
+from treespec.hf.attention.mask import (
+    AttentionLayout,
+    CachedSlots,
+    Reach,
+    attention_layout,
+    is_known_chain,
+    pending_attention,
+    tree_attention_mask,
+)
 from treespec.tree import TokenTree, TreeBatch
 
 FULL = {None: Reach("full")}
@@ -184,7 +191,7 @@ class TestNoMask:
 
 
 class TestPlantedBugs:
-    """The oracle tells each of them apart."""
+    """The oracle finds each of them."""
 
     PARENTS, CACHED = [[-1, 0, 0, 1, 2, 3]], [[False, True, True, True, True]]
 

@@ -38,7 +38,7 @@ def test_attention_models_score_trees(name, attention):
     result = check(build(name, attention))
     assert result.capability == Capability.TREE
     assert result.errors[Capability.TREE] <= result.tolerance / 5
-    assert result.tolerance < 1e-3, "float32 is judged strictly"
+    assert result.tolerance < 1e-3, "float32 is compared strictly"
     assert result.reason == ""
 
 
@@ -137,7 +137,7 @@ def test_attention_without_masks_verifies_chains():
     scorer = make_scorer(model)
     assert scorer.capability == Capability.TREE
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treespec.hf.attention.layout.MASK_IMPLEMENTATIONS", ("eager",))
+        patch.setattr("treespec.hf.attention.mask.MASK_IMPLEMENTATIONS", ("eager",))
         result = check(model)
     assert result.capability == Capability.CHAIN
     assert "'sdpa' takes no tree mask" in result.reason
@@ -274,7 +274,7 @@ def test_forbidden_tokens_do_not_matter(value):
 
 
 def test_noise_does_not_loosen_the_tolerance_beyond_what_a_wrong_mask_does(monkeypatch):
-    """A model whose own passes differ a lot is judged by the largest tolerance, not by ten times its noise."""
+    """A model whose own passes differ a lot is held to the largest tolerance, not by ten times its noise."""
     model = build("llama")
     generator = torch.Generator().manual_seed(0)
     noise = lambda module, inputs, logits: logits + 0.05 * torch.randn(logits.shape, generator=generator)  # noqa: E731

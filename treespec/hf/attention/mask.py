@@ -9,21 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import PreTrainedConfig
 
-from treespec.errors import InvalidTreeError
-from treespec.hf.attention.layout import AttentionLayout, Reach, attention_layout
+from treespec.errors import InvalidTreeError, UnsupportedModelError
+from treespec.hf.attention.folded import plain_implementation
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, ancestor_mask
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
+MASK_IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
 Mask: TypeAlias = Tensor | BlockMask
+
+
+class Reach(NamedTuple):
+    """How far back a layer attends: to the start, over `size` positions, or to the start of a chunk of `size`."""
+
+    kind: Literal["full", "sliding", "chunked"]
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Which masks a model takes: the reach of every layer type, or of all layers under the one key None."""
+
+    implementation: str
+    reaches: dict[str | None, Reach]
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,35 @@ class CachedSlots:
         """Committed tokens per row."""
         return self.mask.sum(1)
 
-    @property
-    def positions(self) -> Int[Tensor, "B S"]:
-        """The position of each slot's token; meaningless where `mask` is False."""
-        return (self.mask.cumsum(1) - 1).clamp(min=0)
+
+def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
+    """Read from a model's configuration which masks its layers take.
+
+    Raises:
+        UnsupportedModelError: an attention implementation without free masks (flash attention), or a layer type
+            that is not attention over all cached tokens (recurrent, compressed).
+    """
+    text = config.get_text_config()
+    implementation = plain_implementation(text)
+    if implementation not in MASK_IMPLEMENTATIONS:
+        raise UnsupportedModelError(
+            f"attention implementation {implementation!r} takes no tree mask: load the model with one of "
+            f"attn_implementation={MASK_IMPLEMENTATIONS}, or verify chains"
+        )
+    window, chunk = getattr(text, "sliding_window", None), getattr(text, "attention_chunk_size", None)
+    reaches: dict[str | None, Reach] = {
+        "full_attention": Reach("full"),
+        "sliding_attention": Reach("sliding", window or 0),
+        "chunked_attention": Reach("chunked", chunk or 0),
+    }
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        kind = "sliding_attention" if window is not None else "full_attention" if chunk is None else "chunked_attention"
+        return AttentionLayout(implementation, {None: reaches[kind]})
+    unknown = set(types) - set(reaches)
+    if unknown:
+        raise UnsupportedModelError(f"layers of type {sorted(unknown)} take no tree mask: no trees for this model")
+    return AttentionLayout(implementation, {name: reaches[name] for name in types})
 
 
 def tree_attention_mask(
@@ -91,7 +130,10 @@ def tree_attention_mask(
         InvalidTreeError: the trees' rows are not those of `cached`.
         UnsupportedModelError: the attention implementation or a layer type takes no tree mask.
     """
-    batch = _as_batch(trees)
+    if isinstance(trees, TreeBatch):
+        batch = trees
+    else:
+        batch = TreeBatch.from_trees([trees] if isinstance(trees, TokenTree) else trees)
     if isinstance(cached, int):
         full = torch.ones(batch.num_rows, cached, dtype=torch.bool, device=batch.device)
         slots = CachedSlots(full, True, num_slots)
@@ -108,13 +150,7 @@ def pending_attention(
 ) -> TreeAttention:
     """The mask and positions of the last `num_new` of the N pending nodes, which follow the committed slots.
 
-    Args:
-        slots: the committed slots.
-        parents: ids of pending nodes, -1 for the last committed token, -2 for padding. On the CPU a chain is
-            recognised, which then needs no mask; on an accelerator reading them would wait for the device.
-        num_new: F.
-        layout: of the model, see `attention_layout`.
-        dtype: of additive masks.
+    Parents on the CPU are recognised as a chain, which needs no mask; `dtype` is that of additive masks.
     """
     num_pending = parents.shape[1]
     device = slots.mask.device
@@ -145,29 +181,24 @@ def is_known_chain(parents: Int[Tensor, "B N"]) -> bool:
     return bool(((parents == steps) | (parents == PADDING_PARENT)).all())
 
 
-def _as_batch(trees: TreeBatch | TokenTree | Sequence[TokenTree]) -> TreeBatch:
-    if isinstance(trees, TreeBatch):
-        return trees
-    return TreeBatch.from_trees([trees] if isinstance(trees, TokenTree) else trees)
-
-
 def _attended_keys(slots: CachedSlots, ancestors: Bool[Tensor, "B N N"], num_new: int) -> Bool[Tensor, "B F K"]:
     """Committed tokens, ancestors and the node itself; not the unused slots of a static cache."""
     num_pending = ancestors.shape[1]
     committed = slots.mask.unsqueeze(1).expand(-1, num_new, -1)
     # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.
     itself = torch.eye(num_pending, dtype=torch.bool, device=ancestors.device)[-num_new:]
-    keys = torch.cat([committed, ancestors[:, -num_new:] | itself], dim=2)
-    if slots.num_slots is None:
-        return keys
-    return torch.nn.functional.pad(keys, (0, slots.num_slots - keys.shape[2]))
+    return _padded(torch.cat([committed, ancestors[:, -num_new:] | itself], dim=2), slots)
 
 
 def _key_positions(slots: CachedSlots, pending_positions: Int[Tensor, "B N"]) -> Int[Tensor, "B K"]:
-    known = torch.cat([slots.positions, pending_positions], dim=1)
-    if slots.num_slots is None:
-        return known
-    return torch.nn.functional.pad(known, (0, slots.num_slots - known.shape[1]))
+    positions = (slots.mask.cumsum(1) - 1).clamp(min=0)  # Meaningless where the slot is empty.
+    return _padded(torch.cat([positions, pending_positions], dim=1), slots)
+
+
+def _padded(keys: Tensor, slots: CachedSlots) -> Tensor:
+    """With zeros for the unused slots of a static cache."""
+    missing = 0 if slots.num_slots is None else slots.num_slots - keys.shape[-1]
+    return torch.nn.functional.pad(keys, (0, missing)) if missing else keys
 
 
 def _limit(
@@ -185,18 +216,18 @@ def _limit(
 def _encode(allowed: Bool[Tensor, "B F K"], implementation: str, dtype: torch.dtype) -> Mask:
     """The mask in the form that the attention implementation reads."""
     if implementation == "flex_attention":
-        return _block_mask(allowed)
+        num_rows, num_queries, num_keys = allowed.shape
+        return create_block_mask(
+            lambda row, head, query, key: allowed[row, query, key],
+            num_rows,
+            None,
+            num_queries,
+            num_keys,
+            device=str(allowed.device),
+        )
     mask = allowed.unsqueeze(1)
     if implementation == "sdpa":
         return mask
     # Eager attention adds the mask to its scores: a bool mask would be read as 0 and 1 there, silently.
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(mask, zero, torch.finfo(dtype).min)
-
-
-def _block_mask(allowed: Bool[Tensor, "B F K"]) -> BlockMask:
-    def is_attended(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return allowed[row, query, key]
-
-    num_rows, num_queries, num_keys = allowed.shape
-    return create_block_mask(is_attended, num_rows, None, num_queries, num_keys, device=str(allowed.device))

@@ -8,6 +8,7 @@ added and removed, a model shared by threads should not be called by two of them
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,12 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from treespec.hf.attention.alibi import alibi_blocks, hook_blocks
 from treespec.hf.attention.mask import TreeAttention
+
+_BIAS_NAMES = ("alibi", "position_bias")
 
 
 class PositionPatches:
@@ -28,7 +31,7 @@ class PositionPatches:
 
     def __init__(self, model: PreTrainedModel) -> None:
         modules = list(model.modules())
-        self._blocks = alibi_blocks(model)
+        self._blocks = _alibi_blocks(model)
         self._windows = [module for module in modules if _has_window(module)]
         self._tempered = [
             module
@@ -62,15 +65,12 @@ class PositionPatches:
                 near = attention.position_ids.unsqueeze(2) - keys.unsqueeze(1) < self._window_size
                 stack.enter_context(_window(module, near))
             if self._blocks:
-                for handle in hook_blocks(self._blocks, _allowed(attention.mask), keys):
+                mask: Any = attention.mask  # [B, 1, F, K], bool or additive
+                allowed = (mask if mask.dtype == torch.bool else mask == 0).squeeze(1)
+                for handle in _hook_blocks(self._blocks, allowed, keys):
                     stack.callback(handle.remove)
                 attention = replace(attention, mask=torch.ones_like(keys))
             yield attention
-
-
-def _allowed(mask: Any) -> Bool[Tensor, "B F K"]:
-    """From a mask [B, 1, F, K] that is bool or additive."""
-    return (mask if mask.dtype == torch.bool else mask == 0).squeeze(1)
 
 
 def _has_window(module: nn.Module) -> bool:
@@ -131,3 +131,78 @@ def _temperature(module: Any, positions: Int[Tensor, "B F"]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer blocks of a model that passes them an alibi bias; none for any other model."""
+    if not getattr(model.config.get_text_config(), "alibi", True):
+        return []
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = [block for stack in stacks for block in stack]
+    return [block for block in blocks if _bias_name(inspect.signature(block.forward).parameters) is not None]
+
+
+def _hook_blocks(
+    blocks: list[nn.Module], allowed: Bool[Tensor, "B F K"], key_positions: Int[Tensor, "B K"]
+) -> list[RemovableHandle]:
+    """Replace mask and bias of alibi blocks until the handles are removed, in this thread's passes only.
+
+    Such a block adds `slope * slot` to every score. Its own bias for a plain text serves as the table of biases by
+    position; so the model is to be called with a mask of ones [B, K], as for a text without padding.
+    """
+    owner = threading.get_ident()
+
+    def replace_bias(block: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        name = _bias_name(kwargs)
+        if threading.get_ident() != owner or name is None:
+            return None
+        bias = kwargs[name]
+        keys, nodes = key_positions.to(bias.device), allowed.to(bias.device).unsqueeze(1)
+        mask = _masked(kwargs["attention_mask"], nodes, keys)
+        return args, {**kwargs, name: _bias_at(name, bias, keys), "attention_mask": mask}
+
+    return [block.register_forward_pre_hook(replace_bias, with_kwargs=True) for block in blocks]
+
+
+class _RowBias:
+    """A bias [B, A, 1, K] for attention code (mpt's) that expects one [A, 1, K] for all rows and adds it to scores."""
+
+    def __init__(self, bias: Tensor) -> None:
+        self._bias = bias
+        self.shape = bias.shape[1:]
+
+    def size(self, axis: int) -> int:
+        return self.shape[axis]
+
+    def __getitem__(self, index: Any) -> _RowBias:
+        """The attention code cuts the bias to the newest K keys; it has exactly these."""
+        return self
+
+    def __radd__(self, scores: Tensor) -> Tensor:
+        return scores + self._bias.to(scores.device)
+
+
+def _bias_name(names: Any) -> str | None:
+    return next((name for name in _BIAS_NAMES if name in names), None)
+
+
+def _bias_at(name: str, bias: Tensor, keys: Int[Tensor, "B K"]) -> Tensor | _RowBias:
+    """A bias by slots, [B * A, 1, K] (bloom), [B, A, 1, K] (falcon) or [A, 1, >= K] (mpt), by the keys' positions."""
+    num_rows, num_keys = keys.shape
+    if name == "position_bias":
+        return _RowBias(_take(bias[None, ..., -num_keys:].expand(num_rows, -1, -1, -1), keys))
+    return _take(bias.reshape(num_rows, -1, 1, num_keys), keys).reshape(bias.shape)
+
+
+def _take(table: Float[Tensor, "B A 1 P"], keys: Int[Tensor, "B K"]) -> Float[Tensor, "B A 1 K"]:
+    """The entries of a table by position, at the keys' positions."""
+    return table.gather(3, keys[:, None, None, :].expand(-1, table.shape[1], -1, -1))
+
+
+def _masked(mask: Tensor, allowed: Bool[Tensor, "B 1 F K"], keys: Int[Tensor, "B K"]) -> Tensor:
+    """The nodes' mask, from the one [B, 1 or A, F, K] that the blocks get for a plain text."""
+    if mask.dtype == torch.bool:
+        # Only mpt passes its blocks a bool mask, in which True means masked.
+        return ~allowed
+    # The last query of a text attends every slot: its row is what the model adds to the scores (falcon: the bias).
+    return _take(mask[:, :, -1:, :], keys).masked_fill(~allowed, torch.finfo(mask.dtype).min)

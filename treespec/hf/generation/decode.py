@@ -18,33 +18,59 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.engine.loop import hidden_layers, speculate
 from treespec.engine.request import Request, Result
-from treespec.errors import TreespecError
+from treespec.errors import ConfigError, TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
-from treespec.hf.generation.options import Options
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
-from treespec.protocols import EarlyExitDrafter
+from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
 
 Output = Tensor | GenerateDecoderOnlyOutput
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What transformers hands to a `custom_generate` object.
+class Options:
+    """The options of `TreeSpeculation`, whose arguments have the same names; one call's are a copy with `replace`.
 
-    Attributes:
-        model: the target.
-        input_ids, mask: int64 [B, P], bool [B, P], False on left padding.
-        processors, criteria, config: as `generate` prepares them.
-        cache: the caller's, or an empty one.
+    Raises:
+        ConfigError: stop strings that are not strings or come without a tokenizer, a streamer without `put` and
+            `end`, a seed that is not an int from 0 to 2**63 - 1.
     """
+
+    drafter: Drafter
+    policy: TreePolicy
+    verification: str | VerificationRule = "auto"
+    tokenizer: Any = None
+    streamer: BaseStreamer | None = None
+    stop_strings: str | Sequence[str] | None = None
+    seed: int | None = None
+    record_steps: bool = False
+
+    def __post_init__(self) -> None:
+        seed, streamer = self.seed, self.streamer
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+            raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
+        if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+            raise ConfigError(f"a streamer needs put() and end(), got {type(streamer).__name__}")
+        if self.stop_strings is None:
+            return
+        strings = [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings
+        if not isinstance(strings, Sequence) or not strings or not all(isinstance(s, str) and s for s in strings):
+            raise ConfigError(f"stop_strings must be one or several non-empty strings, got {self.stop_strings!r}")
+        if self.tokenizer is None:
+            raise ConfigError("stop_strings need the tokenizer: give tokenizer=tokenizer too")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What transformers hands to a `custom_generate` object: int64 [B, P], bool [B, P], and what it prepared."""
 
     model: PreTrainedModel
     input_ids: Tensor
@@ -65,13 +91,13 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     Raises:
         TreespecError: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`.
     """
-    scores = OutputScores.for_config(call.config, call.num_rows, call.input_ids.shape[1])
+    scores = OutputScores(call.config, *call.input_ids.shape)
     target = _make_target(call, options)
     criteria = call.criteria
     if options.stop_strings is not None:
         strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
         criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
-    stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of if scores else None)
+    stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of)
     streamer = options.streamer
     request = Request(
         prompt_ids=call.input_ids,
@@ -83,7 +109,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         is_sampling=bool(call.config.do_sample),
         seed=options.seed,
         on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
-        on_target_probs=scores,
+        on_target_probs=scores if scores.kept else None,
         has_records=options.record_steps,
     )
     try:
@@ -132,9 +158,7 @@ def _final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
     return target.cache
 
 
-def _output(
-    call: Prepared, emitted: Sequence[Sequence[int]], scores: OutputScores | None, cache: Cache | None
-) -> Output:
+def _output(call: Prepared, emitted: Sequence[Sequence[int]], scores: OutputScores, cache: Cache | None) -> Output:
     """What `generate` returns for the tokens that every row emitted."""
     rows = [torch.tensor(tokens, dtype=torch.int64) for tokens in emitted]
     pad = getattr(call.config, "_pad_token_tensor", None)
@@ -145,7 +169,7 @@ def _output(
     lengths = list(map(len, emitted))
     return GenerateDecoderOnlyOutput(
         sequences=sequences,  # pyright: ignore[reportArgumentType]
-        scores=scores.scores(lengths) if scores else None,  # pyright: ignore[reportArgumentType]
-        logits=scores.logits(lengths) if scores else None,  # pyright: ignore[reportArgumentType]
+        scores=scores.stacked("scores", lengths),  # pyright: ignore[reportArgumentType]
+        logits=scores.stacked("logits", lengths),  # pyright: ignore[reportArgumentType]
         past_key_values=cache,
     )

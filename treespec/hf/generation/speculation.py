@@ -15,10 +15,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.hf.generation.decode import Output, Prepared, decode
-from treespec.hf.generation.inputs import Inputs, prompt_arguments
-from treespec.hf.generation.options import Options
-from treespec.hf.generation.validate import check_ids, check_mode, check_positions, prompt_mask
+from treespec.hf.generation.decode import Options, Output, Prepared, decode
+from treespec.hf.generation.validate import (
+    Inputs,
+    check_ids,
+    check_mode,
+    check_positions,
+    prompt_arguments,
+    prompt_mask,
+)
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
 from treespec.policies import as_policy

@@ -1,8 +1,7 @@
 """`RecurrentScorer`: models whose cache is a state, not a list of tokens, decode chains by snapshot and replay.
 
-A state-space or convolution layer folds every token into one state, so siblings would mix and a rejected token cannot
-be dropped. Before a chain is scored a snapshot of the layers' states is taken; a commit that keeps less than the whole
-chain restores it and feeds the accepted tokens again.
+Before a chain is scored a snapshot of the layers' states is taken; a commit that keeps less than the whole chain
+restores it and feeds the accepted tokens again.
 """
 
 from __future__ import annotations
@@ -36,16 +35,13 @@ class _Row:
 class RecurrentScorer(ModelScorer):
     """A model with recurrent or convolution states as a `CausalScorer` of chains, or of single tokens.
 
-    Every row has its own cache and its own passes: states have no padding that could be masked, so rows of different
-    lengths cannot share one. Left padding is not fed.
-
-    With `Capability.CHAIN` the chain of one `extend` is one pass; with `Capability.PLAIN` an `extend` takes one node.
-    In both cases several `extend` calls between two commits may continue the pending chain, as draft models do.
+    Every row has its own cache and its own passes: padding cannot be masked in a state. Several `extend` calls between
+    two commits may continue the pending chain, as draft models do.
 
     Args:
         model: takes a transformers cache as `past_key_values` or `cache_params`.
         capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
-        hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
+        hidden_layers: see `TreeScorer`.
 
     Raises:
         UnsupportedModelError: TREE was asked for, or the model takes no transformers cache.
@@ -61,13 +57,9 @@ class RecurrentScorer(ModelScorer):
         super().__init__(model, capability, hidden_layers)
         if capability == Capability.TREE:
             raise UnsupportedModelError(f"{self.facts.name} keeps a state that mixes siblings: it scores no trees")
+        self.max_positions = None
         self._cache_argument = self.facts.cache_argument
         self._rows: list[_Row] = []
-
-    @property
-    def max_positions(self) -> int | None:
-        """None: a state has no largest position."""
-        return None
 
     @property
     def cache(self) -> Cache | None:
@@ -105,11 +97,7 @@ class RecurrentScorer(ModelScorer):
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep, per row, the first `len(paths[b])` pending nodes and drop the others.
-
-        Raises:
-            TreespecError: a path is not the beginning of the pending chain, or there is not one path per row.
-        """
+        """See `CausalScorer`; raises `TreespecError` for a path that is not the beginning of the pending chain."""
         if len(paths) != len(self._rows):
             raise TreespecError(f"expected one path for each of {len(self._rows)} rows, got {len(paths)}")
         for row, path in zip(self._rows, paths, strict=True):
@@ -120,7 +108,6 @@ class RecurrentScorer(ModelScorer):
             self._commit_row(row, len(path))
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self._rows = [self._rows[row] for row in rows]
 
     def _chain(self, row: _Row, tokens: Int[Tensor, " F"], parents: Int[Tensor, " F"]) -> Int[Tensor, " L"]:
@@ -133,7 +120,7 @@ class RecurrentScorer(ModelScorer):
                 f"{self.facts.name} keeps a state and can only score chains, got parents {parents.tolist()} after "
                 f"{len(row.pending)} pending nodes: use a chain policy with it"
             )
-        if self._capability == Capability.PLAIN and len(found) > 1:
+        if self.capability == Capability.PLAIN and len(found) > 1:
             raise UnsupportedModelError(f"{self.facts.name} decodes one token at a time, got {len(found)} nodes")
         return tokens[is_node]
 
@@ -151,7 +138,7 @@ class RecurrentScorer(ModelScorer):
             restore(row.cache, row.state)
             row.length -= len(row.pending)
             replayed = torch.tensor(row.pending[:num_kept], dtype=torch.int64, device=self.device)
-            step = 1 if self._capability == Capability.PLAIN else max(num_kept, 1)
+            step = 1 if self.capability == Capability.PLAIN else max(num_kept, 1)
             for tokens in replayed.split(step) if num_kept else ():
                 self._feed(row, tokens, has_last_logits_only=True)
         row.state, row.pending = None, []

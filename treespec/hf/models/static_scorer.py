@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from treespec.protocols import Capability, CausalScorer, HiddenStates, Scores
+from treespec.protocols import CausalScorer, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
 
@@ -27,28 +27,10 @@ class StaticScorer:
 
     def __init__(self, scorer: CausalScorer) -> None:
         self._scorer = scorer
+        self.capability, self.vocab_size, self.device = scorer.capability, scorer.vocab_size, scorer.device
+        self.max_positions, self.hidden_layers = scorer.max_positions, scorer.hidden_layers
         self._columns: list[int] = []
         self._num_columns = 0
-
-    @property
-    def capability(self) -> Capability:
-        return self._scorer.capability
-
-    @property
-    def vocab_size(self) -> int:
-        return self._scorer.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self._scorer.device
-
-    @property
-    def max_positions(self) -> int | None:
-        return self._scorer.max_positions
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return self._scorer.hidden_layers
 
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `CausalScorer`; a prompt is one pass, without padding."""
@@ -69,17 +51,14 @@ class StaticScorer:
         return Scores(scores.logits[:, :count], states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """See `CausalScorer`."""
         self._scorer.commit([[self._columns[node] for node in path] for path in paths])
         self._drop_pending()
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """See `CausalScorer`."""
         self._scorer.select_rows(rows)
 
     def _renumber(self, parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
-        """The padded scorer's ids of pending nodes."""
-        # Parents may be nodes of the same pass: these follow all earlier ones, padding included.
+        """The padded scorer's ids; parents may be of this pass, whose nodes follow all earlier ones and padding."""
         numbers = [*self._columns, *range(self._num_columns, self._num_columns + parents.shape[1])]
         columns = torch.tensor(numbers).to(parents.device, non_blocking=True)
         return torch.where(parents >= 0, columns[parents.clamp(min=0)], parents)

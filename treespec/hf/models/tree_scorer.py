@@ -12,8 +12,13 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.attention.folded import FoldedAttention
-from treespec.hf.attention.layout import attention_layout
-from treespec.hf.attention.mask import CachedSlots, TreeAttention, is_known_chain, pending_attention
+from treespec.hf.attention.mask import (
+    CachedSlots,
+    TreeAttention,
+    attention_layout,
+    is_known_chain,
+    pending_attention,
+)
 from treespec.hf.attention.position_patches import PositionPatches
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.cache.growing import use_growing_layers
@@ -56,6 +61,7 @@ class TreeScorer(ModelScorer):
         hidden_layers: Sequence[int] = (),
     ) -> None:
         super().__init__(model, capability, hidden_layers)
+        self.max_positions = self.facts.max_positions
         self._max_cache_len = max_cache_len
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
@@ -69,12 +75,8 @@ class TreeScorer(ModelScorer):
             )
         self._slots: SlotCache | None = None
         self._static_cache: Cache | None = None
-        self._parents = torch.empty(0, 0, dtype=torch.int64)
-
-    @property
-    def max_positions(self) -> int | None:
-        """The size of the model's position table, None where positions are computed (rope, alibi)."""
-        return self.facts.max_positions
+        self._is_compact = capability != Capability.TREE
+        self._drop_pending(0)
 
     @property
     def cache(self) -> Cache:
@@ -83,15 +85,7 @@ class TreeScorer(ModelScorer):
 
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
-        """Start a text: cache the prompt's tokens but the last, whose pass is the first tree's.
-
-        Args:
-            ids: P = 0 is allowed (prompts of one token).
-            mask: False on left padding.
-
-        Returns:
-            The wanted hidden states [B, P', H] of the last P' columns; columns that are padding in every row, or whose
-            tokens a given cache held, are not computed. Empty for P = 0.
+        """See `CausalScorer`; columns that are padding in every row, or that a given cache held, are not computed.
 
         Raises:
             ContextFullError: the prompt is longer than the position table or the static cache.
@@ -124,12 +118,7 @@ class TreeScorer(ModelScorer):
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
-        """Score F new pending nodes in one pass; any number of times between commits.
-
-        Args:
-            tokens: of the nodes.
-            parents: ids of pending nodes; -1 attaches a node to the last committed token, -2 is padding. They may stay
-                on the CPU: chains are recognised there without waiting for the device.
+        """See `CausalScorer`; parents on the CPU let chains be recognised without waiting for the device.
 
         Raises:
             ContextFullError: a node's position is beyond the position table, or a static cache is full. The cache is
@@ -150,13 +139,11 @@ class TreeScorer(ModelScorer):
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
         self._state.commit(paths)
         self._drop_pending(len(paths))
 
     @torch.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self._state.select_rows(rows)
         if self._parents.shape[1]:
             self._parents = self._parents[torch.tensor(list(rows), device=self._parents.device)]
@@ -171,10 +158,6 @@ class TreeScorer(ModelScorer):
     def _model_cache(self) -> Cache:
         """What a pass reads and writes."""
         return self._state.cache
-
-    @property
-    def _is_compact(self) -> bool:
-        return self._capability != Capability.TREE
 
     def _empty_cache(self, num_rows: int) -> Cache:
         """A new cache, or the static one again: compiled passes may have recorded its addresses."""
@@ -215,24 +198,24 @@ class TreeScorer(ModelScorer):
     def _check_shape(self, parents: Int[Tensor, "B N"], num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
         name = self.facts.name
-        if self._capability != Capability.TREE and not is_known_chain(parents.cpu()):
+        if self.capability != Capability.TREE and not is_known_chain(parents.cpu()):
             raise UnsupportedModelError(f"{name} can only score chains, got a tree: use a chain policy with it")
-        if self._capability == Capability.PLAIN and num_new > 1:
+        if self.capability == Capability.PLAIN and num_new > 1:
             raise UnsupportedModelError(f"{name} decodes one token at a time, got {num_new} nodes")
 
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
         """Raise `ContextFullError` when a pending node's position is beyond the position table."""
         longest = max(self._state.lengths, default=0)
-        if self.facts.max_positions is None or longest + parents.shape[1] <= self.facts.max_positions:
+        if self.max_positions is None or longest + parents.shape[1] <= self.max_positions:
             return
         # Only near the end of the context are depths read back from the device.
         depths = (ancestor_mask(parents).sum(-1)).amax(1).tolist()
         self._check_positions(max(length + depth for length, depth in zip(self._state.lengths, depths, strict=True)))
 
     def _check_positions(self, num_positions: int) -> None:
-        if self.facts.max_positions is not None and num_positions > self.facts.max_positions:
+        if self.max_positions is not None and num_positions > self.max_positions:
             raise ContextFullError(
-                f"{self.facts.name} has a table of {self.facts.max_positions} positions, but {num_positions} are "
+                f"{self.facts.name} has a table of {self.max_positions} positions, but {num_positions} are "
                 "needed: shorten the prompt, max_new_tokens or the tree"
             )
 
