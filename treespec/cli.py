@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 try:
     import typer
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
@@ -84,11 +77,9 @@ def warm_up(
     folder, console = texts or out.with_name(f"{out.stem}-texts"), Console(stderr=True)
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
     start = _let_write(make, console, model, tokens, folder, writing, prompts=prompts)
-    about = {"model": name or model, "command": _command(), **start.about}
-    replace(start, about=about).save(out)
-    console.print(
-        f"{out}: {start.num_tokens} tokens of text, {out.stat().st_size / 1e6:.1f} MB; the text is in {folder}"
-    )
+    replace(start, about={"model": name or model, "command": _command(), **start.about}).save(out)
+    size = out.stat().st_size / 1e6
+    console.print(f"{out}: {start.num_tokens} tokens of text, {size:.1f} MB; the text is in {folder}")
 
 
 @app.command("write")
@@ -117,9 +108,9 @@ def write(
     from treespec.training.text.writing import Writing, write_texts
 
     _use_threads(threads)
-    console = Console(stderr=True)
-    sizes = {"batch_size": batch_size, "max_message": max_message, "max_length": max_length}
-    writing = Writing(temperatures=tuple(temperature or Writing.temperatures), seed=seed, **sizes)
+    console, sizes = Console(stderr=True), {"max_message": max_message, "max_length": max_length}
+    temperatures = tuple(temperature or Writing.temperatures)
+    writing = Writing(temperatures=temperatures, batch_size=batch_size, seed=seed, **sizes)
     texts = _let_write(write_texts, console, model, tokens, out, writing, dtype, prompts=prompts, openings=openings)
     console.print(f"{out}: {len(texts.tokens)} tokens in {len(texts.lengths)} texts")
 
@@ -148,7 +139,7 @@ def train(
     from treespec.hf.loading.models import load_model, load_tokenizer
     from treespec.training import TrainingConfig, parse_settings
     from treespec.training import train as run_training
-    from treespec.training.console import Reporter
+    from treespec.training.console import callbacks_of
     from treespec.training.report import acceptance_table
     from treespec.training.text.texts import join, read_folder
 
@@ -159,20 +150,10 @@ def train(
         target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
         tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
     torch.nn.Module.to(target, processor)
+    about = {"name": name or model, "command": _command()}
     with _progress(console) as progress:
-        reporter = Reporter(progress, int(written.lengths.clamp(max=config.max_length).sum()))
-        result = run_training(
-            target,
-            written,
-            out,
-            config,
-            features=features,
-            name=name or model,
-            command=_command(),
-            on_tokens=reporter.on_tokens,
-            on_step=reporter.on_step,
-            on_evaluation=reporter.on_evaluation,
-        )
+        callbacks = callbacks_of(progress, int(written.lengths.clamp(max=config.max_length).sum()))
+        result = run_training(target, written, out, config, features=features, **about, **callbacks)
     if tokenizer is not None:
         tokenizer.save_pretrained(result.folder)
     _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
@@ -254,7 +235,7 @@ def _let_write(
 
 
 def _packed(model, batch_size: int):
-    """Packed linear layers where the model has any: they halve the time of small batches on a CPU."""
+    """Packed linear layers where the model has any, which halve the time of small batches on a CPU."""
     from treespec.hf.cpu import prepack_linears
 
     try:
@@ -264,17 +245,16 @@ def _packed(model, batch_size: int):
 
 
 def _draw_curve(result, path: Path, title: str) -> None:
-    """Draw the run's curve if matplotlib is installed."""
-    try:
+    with suppress(ImportError):  # Without matplotlib there is no curve.
         from treespec.viz import plot_training
-    except ImportError:
-        return
-    plot_training(result.progress.log, result.evaluation.acceptance, path, title)
+
+        plot_training(result.progress.log, result.evaluation.acceptance, path, title)
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console)
+def _progress(console: Console) -> bars.Progress:
+    counts = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
+    times = (bars.TimeElapsedColumn(), bars.TextColumn("left:"), bars.TimeRemainingColumn())
+    return bars.Progress(*counts, *times, console=console)
 
 
 def _command() -> str:

@@ -35,8 +35,7 @@ def plot_comparison(
         methods: from top to bottom. The first is the reference of the speeds, whose medians over prompts are written;
             a method's speeds are the ratios of the times unless it has its own, for example of paired rounds.
         path: the file to write.
-        title: one line above the plots.
-        note: one small line below, e.g. machine and load.
+        title, note: one line above the plots; one small line below, e.g. machine and load.
 
     Raises:
         TreespecError: no method, one without measurements, or times of unequally many prompts.
@@ -55,10 +54,8 @@ def plot_comparison(
     left.invert_yaxis()
     left.set_title("milliseconds per token (less is better)", fontsize=9, color=GREY, loc="left")
     right.set_title("tokens per target pass (more is better)", fontsize=9, color=GREY, loc="left")
-    figure.text(
-        0.015, 1 - 0.28 / height, title or "Decoding methods", fontsize=12.5, color=INK, weight="bold", va="center"
-    )
-    caption = "Bars: median over prompts; dots: single prompts. " + (note or "")
+    heading, caption = title or "Decoding methods", "Bars: median over prompts; dots: single prompts. " + (note or "")
+    figure.text(0.015, 1 - 0.28 / height, heading, fontsize=12.5, color=INK, weight="bold", va="center")
     figure.text(0.015, 0.2 / height, caption, fontsize=7.5, color=GREY, va="center")
     figure.tight_layout(rect=(0.0, 0.32 / height, 1.0, 1 - 0.45 / height), w_pad=2)
     return saved(figure, path)
@@ -75,8 +72,7 @@ def plot_training(
     Args:
         log: the run's log, entries with "tokens" and "loss" or "overlap".
         acceptance: by depth and rank; rows may differ in length.
-        path: the file to write.
-        title: one line above the plots.
+        path, title: see `plot_comparison`.
     """
     figure = Figure(figsize=(11, 3.4), dpi=160, facecolor="white")
     left, middle, right = figure.subplots(1, 3)
@@ -117,5 +113,4 @@ def _draw_bars(axes: Axes, values: Sequence[Sequence[float]], texts: Sequence[st
     axes.set_xlim(0, 1.34 * max(max(numbers) for numbers in values))
     axes.grid(axis="x", color="#e6eaed", linewidth=0.8, zorder=0)
     axes.tick_params(length=0, labelsize=9, colors=INK)
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)

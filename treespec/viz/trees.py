@@ -35,8 +35,7 @@ def draw_tree(
 ) -> Figure:
     """Draw a token tree from left to right, one column per depth, siblings in verification order from the top.
 
-    Accepted nodes are filled; the next token is a dashed box after the last of them. Edges are wider to more probable
-    children.
+    Accepted nodes are filled; the next token is a dashed box after the last. Edges are wider to more probable children.
 
     Args:
         tree: legible up to about 32 nodes.
@@ -53,17 +52,17 @@ def draw_tree(
     _check(tree, verdict, probs)
     graph = _graph(tree, verdict, labels or str, probs)
     _lay_out(graph)
-    ends = [(data["x"] + data["width"], data["y"]) for _, data in graph.nodes(data=True)]
-    width, height = max(x for x, _ in ends) + MARGIN, max(y for _, y in ends) + ROW_HEIGHT / 2 + MARGIN
-    width = max(width, 6.0)
+    boxes = [data for _, data in graph.nodes(data=True)]
+    width = max(6.0, MARGIN + max(box["x"] + box["width"] for box in boxes))
+    height = max(box["y"] for box in boxes) + ROW_HEIGHT / 2 + MARGIN
     figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     for edge in graph.edges:
         _draw_edge(axes, graph, *edge)
-    for _, data in graph.nodes(data=True):
-        _draw_box(axes, data)
+    for box in boxes:
+        _draw_box(axes, box)
     axes.text(MARGIN, 0.3, title or "Token tree", fontsize=11, color=INK, weight="bold", va="center", parse_math=False)
     axes.text(MARGIN, 0.53, _caption(tree, verdict, probs), fontsize=7.5, color=GREY, va="center")
     return saved(figure, path)
@@ -120,32 +119,19 @@ def _draw_edge(axes: Axes, graph: networkx.DiGraph, parent: int, child: int) -> 
     x0, x1, y0, y1 = start["x"] + start["width"], end["x"], start["y"], end["y"]
     middle = (x0 + x1) / 2
     curve = Path([(x0, y0), (middle, y0), (middle, y1), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
-    axes.add_patch(
-        PathPatch(
-            curve,
-            fill=False,
-            edgecolor=EDGES[end["kind"]],
-            linewidth=1.2 if end["prob"] is None else 0.7 + 3.0 * end["prob"],
-            linestyle=(0, (2.0, 1.2)) if end["kind"] == "next" else "solid",
-            zorder=2 if end["kind"] != "rejected" else 1,
-        )
-    )
+    width = 1.2 if end["prob"] is None else 0.7 + 3.0 * end["prob"]
+    dashes = (0, (2.0, 1.2)) if end["kind"] == "next" else "solid"
+    style = {"edgecolor": EDGES[end["kind"]], "linewidth": width, "linestyle": dashes}
+    axes.add_patch(PathPatch(curve, fill=False, zorder=2 if end["kind"] != "rejected" else 1, **style))
 
 
 def _draw_box(axes: Axes, data: dict[str, Any]) -> None:
     x, y, kind = data["x"], data["y"], data["kind"]
-    box = FancyBboxPatch(
-        (x + 0.05, y - BOX_HEIGHT / 2 + 0.05),
-        data["width"] - 0.1,
-        BOX_HEIGHT - 0.1,
-        boxstyle="round,pad=0.05,rounding_size=0.07",
-        facecolor=FILLS[kind],
-        edgecolor=EDGES[kind],
-        linewidth=1.0,
-        linestyle=(0, (2.5, 1.5)) if kind == "next" else "solid",
-        zorder=3,
-    )
-    axes.add_patch(box)
+    dashes = (0, (2.5, 1.5)) if kind == "next" else "solid"
+    corner, size = (x + 0.05, y - BOX_HEIGHT / 2 + 0.05), (data["width"] - 0.1, BOX_HEIGHT - 0.1)
+    colors: dict[str, Any] = {"facecolor": FILLS[kind], "edgecolor": EDGES[kind]}
+    shape = "round,pad=0.05,rounding_size=0.07"
+    axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=shape, linestyle=dashes, linewidth=1.0, zorder=3, **colors))
     ink = "white" if kind == "accepted" else INK
     style = {"va": "center_baseline", "color": ink, "zorder": 4, "parse_math": False}
     axes.text(x + 0.1, y, data["text"], ha="left", family=MONOSPACE, fontsize=9, **style)
