@@ -239,13 +239,12 @@ class Frontier:
 
     def path_tokens(self) -> list[list[Path | None]]:
         """Per row and node the tokens on its path below the root, None for padding; waits for the device."""
-        is_path, tokens = self.ancestors[..., 1:].tolist(), self.expanded_tokens[:, 1:].tolist()
+        # One read: the tokens, and of each node its parent and which of the nodes below the root are on its path.
+        nodes = torch.cat([self.parents.unsqueeze(2), self.ancestors[..., 1:]], 2)
+        rows = torch.cat([self.expanded_tokens.unsqueeze(1), nodes], 1).tolist()
         return [
-            [
-                None if parent == PADDING_PARENT else tuple(compress(row_tokens, flags))
-                for flags, parent in zip(row_paths, row_parents, strict=True)
-            ]
-            for row_paths, row_tokens, row_parents in zip(is_path, tokens, self.parents.tolist(), strict=True)
+            [None if parent == PADDING_PARENT else tuple(compress(tokens, flags)) for parent, *flags in row_nodes]
+            for (_, *tokens), *row_nodes in rows
         ]
 
 

@@ -48,9 +48,10 @@ def path_scores(
             if path is not None:
                 groups.setdefault((row_id, history.lengths[row], len(path)), []).append((row, node, path))
     scores = torch.zeros_like(logits, dtype=torch.float32)
-    for (row_id, _, length), members in groups.items():
-        rows, nodes = [row for row, _, _ in members], [node for _, node, _ in members]
-        drafted = torch.tensor([path for _, _, path in members], dtype=torch.int64).view(len(members), length)
-        ids = torch.cat([history.rows(rows), drafted.to(logits.device)], 1)
-        scores[rows, nodes] = processors(ids, logits[rows, nodes], row_id)
+    for (row_id, _, _), members in groups.items():
+        # One upload per group: rows, nodes and paths as the columns of one tensor.
+        columns = torch.tensor([(row, node, *path) for row, node, path in members]).to(logits.device)
+        at = tuple(columns[:, :2].unbind(1))
+        ids = torch.cat([history.rows([row for row, _, _ in members]), columns[:, 2:]], 1)
+        scores[at] = processors(ids, logits[at], row_id)
     return scores
