@@ -28,7 +28,7 @@ from treespec.verification import GivenUniforms
 from treespec.verification.dense import Scan
 
 
-class SamplingChooser:
+class SamplingSource:
     """A random source that really draws: for random trees rather than all of them."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -42,24 +42,24 @@ class SamplingChooser:
 
 
 def random_drafted(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalProbs]:
-    """A random tree of a random family and shape, and a target distribution that now and then equals the draft's."""
+    """A random tree of a random scheme and shape, and a target distribution that now and then equals the draft's."""
     branching = rng.integers(1, 4, size=rng.integers(1, 4)).tolist()
     shapes = [FixedShape.kary(*branching), AdaptiveDepth(3, 3), AdaptiveWidth(3, 3)]
     return _drafted(rng, vocab_size, shapes[rng.integers(len(shapes))], str(rng.choice(TOY_SCHEMES)))
 
 
-def _drafted(rng: np.random.Generator, vocab_size: int, shape: Shape, family: str) -> tuple[ToyTree, ConditionalProbs]:
+def _drafted(rng: np.random.Generator, vocab_size: int, shape: Shape, scheme: str) -> tuple[ToyTree, ConditionalProbs]:
     zero_shares = rng.choice([0.0, 0.3, 0.6], size=3)
     seeds = rng.integers(2**31, size=3)
     target, *drafts = (
         RandomDistributions(vocab_size, int(s), zero_share=z) for s, z in zip(seeds, zero_shares, strict=True)
     )
-    tree = ToyDrafter(family, shape, tuple(drafts))(SamplingChooser(rng))
+    tree = ToyDrafter(scheme, shape, tuple(drafts))(SamplingSource(rng))
     return tree, drafts[0] if rng.random() < 0.2 else target
 
 
 def random_chain(rng: np.random.Generator, vocab_size: int) -> tuple[ToyTree, ConditionalProbs]:
-    """A random chain of one to four children, of a random family; see `random_drafted`."""
+    """A random chain of one to four children, of a random scheme; see `random_drafted`."""
     return _drafted(rng, vocab_size, FixedShape.kary(*[1] * rng.integers(1, 5)), str(rng.choice(TOY_SCHEMES)))
 
 
@@ -98,7 +98,7 @@ def drafted_batch(drafter: ToyDrafter, target: ConditionalProbs) -> tuple[Tensor
 
 
 def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
-    """Expected number of accepted tokens per row when siblings are judged in turn: float64 [B]."""
+    """Expected number of accepted tokens per row when siblings are verified in turn: float64 [B]."""
     total = torch.zeros_like(scan.accept_probs[:, 0])
     for rows, tree in _by_shape(trees):
         probs, reached = scan.accept_probs[rows], torch.zeros_like(scan.accept_probs[rows])
@@ -113,7 +113,7 @@ def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
 
 
 def mean_accepted_by_traversal(scan: Scan, trees: TreeBatch) -> Tensor:
-    """Expected number of accepted tokens per row when nodes are judged from the leaves up: float64 [B]."""
+    """Expected number of accepted tokens per row when nodes are verified from the leaves up: float64 [B]."""
     total = torch.zeros_like(scan.accept_probs[:, 0])
     for rows, tree in _by_shape(trees):
         probs, left = scan.accept_probs[rows], torch.ones(len(rows), dtype=scan.accept_probs.dtype)

@@ -42,26 +42,26 @@ CONFIGURATIONS = [
 NUM_PAIRS = 100
 
 
-@pytest.mark.parametrize(("family", "vocab_size", "branching"), CONFIGURATIONS)
+@pytest.mark.parametrize(("scheme", "vocab_size", "branching"), CONFIGURATIONS)
 def test_traversal_is_never_below_recursive_rejection(
-    family: str, vocab_size: int, branching: tuple[int, ...], record_property
+    scheme: str, vocab_size: int, branching: tuple[int, ...], record_property
 ) -> None:
     """On trees of a fixed shape. Where the growth looks at drawn tokens the order may be the other way round."""
-    gains = np.array([gain(family, vocab_size, branching, seed) for seed in range(NUM_PAIRS)])
+    gains = np.array([gain(scheme, vocab_size, branching, seed) for seed in range(NUM_PAIRS)])
     assert gains.min() > -1e-12
-    assert gains.max() > 0.01 or family == MIXED
+    assert gains.max() > 0.01 or scheme == MIXED
     least = round(gains.min(), 4) + 0.0  # Never "-0.0000".
     record_property(
         "table",
-        f"traversal / recursive rejection - 1, {family} {branching} V={vocab_size}, {NUM_PAIRS} pairs: "
+        f"traversal / recursive rejection - 1, {scheme} {branching} V={vocab_size}, {NUM_PAIRS} pairs: "
         f"least {least:.4f}, mean {gains.mean():.4f}, most {gains.max():.4f}",
     )
 
 
-def gain(family: str, vocab_size: int, branching: tuple[int, ...], seed: int) -> float:
+def gain(scheme: str, vocab_size: int, branching: tuple[int, ...], seed: int) -> float:
     zero_share = 0.3 * (seed % 2)
     target, *drafts = (RandomDistributions(vocab_size, 3 * seed + i, zero_share=zero_share) for i in range(3))
-    drafter = ToyDrafter(family, FixedShape.kary(*branching), tuple(drafts))
+    drafter = ToyDrafter(scheme, FixedShape.kary(*branching), tuple(drafts))
     weights, trees, target_probs = drafted_batch(drafter, target)
     means = []
     for scan, mean_accepted in (
@@ -72,10 +72,10 @@ def gain(family: str, vocab_size: int, branching: tuple[int, ...], seed: int) ->
     return means[1] / means[0] - 1 if means[0] > 0 else 0.0
 
 
-@pytest.mark.parametrize(("family", "vocab_size", "branching"), CONFIGURATIONS[:2] + CONFIGURATIONS[4:7])
-def test_closed_expectation_equals_enumeration(family: str, vocab_size: int, branching: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("scheme", "vocab_size", "branching"), CONFIGURATIONS[:2] + CONFIGURATIONS[4:7])
+def test_closed_expectation_equals_enumeration(scheme: str, vocab_size: int, branching: tuple[int, ...]) -> None:
     target, *drafts = (RandomDistributions(vocab_size, seed) for seed in (1, 2, 3))
-    drafter = ToyDrafter(family, FixedShape.kary(*branching), tuple(drafts))
+    drafter = ToyDrafter(scheme, FixedShape.kary(*branching), tuple(drafts))
     weights, trees, target_probs = drafted_batch(drafter, target)
     by_rejection = weights @ mean_accepted_by_rejection(scan_rejection(trees, target_probs), trees)
     by_traversal = weights @ mean_accepted_by_traversal(scan_traversal(trees, target_probs), trees)

@@ -83,7 +83,7 @@ def test_every_dense_form_is_compared() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_rule_on_stored_trees_is_the_rule_on_toy_trees(kind: Callable) -> None:
-    """Of 700 trees, those that a rule admits: hundreds for each rule on at least one kind."""
+    """Of 700 trees, those that a rule supports: hundreds for each rule on at least one kind."""
     rng = np.random.default_rng(5)
     counts: Counter[str] = Counter()
     for number in range(700):

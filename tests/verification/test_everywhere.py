@@ -1,4 +1,4 @@
-"""The proof of a rule in one call: it goes everywhere that the rule admits, and says where a mistake shows."""
+"""The proof of a rule in one call: it goes everywhere that the rule supports, and says where a mistake shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TARGET, DRAFT = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3,
 def test_a_chain_rule_is_put_to_every_chain() -> None:
     found = assert_lossless_everywhere(RULES["token"], is_exact=True)
     assert {result.error for result in found.values()} == {0}
-    chains = {Case(family, "chain", probs) for family in TOY_SCHEMES for probs in distribution_pairs(2)}
+    chains = {Case(scheme, "chain", probs) for scheme in TOY_SCHEMES for probs in distribution_pairs(2)}
     # Draws without replacement of a one-hot distribution are chains, whatever the shape; three siblings are none.
     others = set(found) - chains
     assert chains <= set(found)
@@ -45,7 +45,7 @@ def test_a_chain_rule_is_put_to_every_chain() -> None:
 def test_fixed_widths_are_asked_for() -> None:
     cases = [case for case, *_ in supported_cases(RULES["k_seq"])]
     assert {case.shape for case in cases} == set(SHAPES) - {"adaptive width"}
-    assert {case.family for case in cases if case.shape == "2x2" and case.distributions == "generic"} == {IID}
+    assert {case.scheme for case in cases if case.shape == "2x2" and case.distributions == "generic"} == {IID}
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,21 @@ class Biased(CorrectionFromTarget):
         return None if trees.sampling_schemes <= {IID} else "it verifies i.i.d. siblings"
 
 
-class Choosy(Biased):
-    name = "choosy"
+class Unusable(Biased):
+    name = "unusable"
 
     def reason_against(self, trees: TreeBatch) -> str | None:
         return "it verifies nothing"
 
 
 def test_a_mistake_is_named_with_its_case() -> None:
-    with pytest.raises(AssertionError, match=r"family='iid', shape='chain', distributions='generic'.*total variation"):
+    with pytest.raises(AssertionError, match=r"scheme='iid', shape='chain', distributions='generic'.*total variation"):
         assert_lossless_everywhere(Biased())
 
 
-def test_a_rule_that_admits_nothing_is_not_proven() -> None:
-    with pytest.raises(ConfigError, match="'choosy' admits no toy tree"):
-        assert_lossless_everywhere(Choosy())
+def test_a_rule_that_supports_no_tree_is_not_proven() -> None:
+    with pytest.raises(ConfigError, match="'unusable' supports no toy tree"):
+        assert_lossless_everywhere(Unusable())
 
 
 def test_one_pair_of_distributions_may_hide_what_all_of_them_show() -> None:
@@ -85,7 +85,7 @@ def test_one_pair_of_distributions_may_hide_what_all_of_them_show() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ToyDrafter("idd", AdaptiveWidth(), (DRAFT,)), "no family is called 'idd'; choose from selected, iid"),
+        (lambda: ToyDrafter("idd", AdaptiveWidth(), (DRAFT,)), "no sampling scheme is called 'idd'; choose from sel"),
         (lambda: ToyDrafter(IID, AdaptiveWidth(), ()), "at least one conditional distribution"),
         (lambda: ToyDrafter(IID, AdaptiveWidth(), DRAFT), "must be a tuple"),  # pyright: ignore
         (lambda: toy_distribution([0, 0]), "not all zero"),

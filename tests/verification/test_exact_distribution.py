@@ -1,4 +1,4 @@
-"""Every lossless rule on every family that it admits, by its exact output distribution."""
+"""Every lossless rule on every scheme that it supports, by its exact output distribution."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ LARGE_TREES = ("2x2", "3-1-1", "unbalanced")
         for is_exact in (False, True)
     ],
 )
-@pytest.mark.parametrize("family", TOY_SCHEMES)
-def test_lossless(family: str, shape: str, is_exact: bool, record_property) -> None:
+@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+def test_lossless(scheme: str, shape: str, is_exact: bool, record_property) -> None:
     for edge in EDGES:
-        drafter, target = toy_case(Case(family, shape, edge), is_exact)
-        for name in admitted(drafter):
+        drafter, target = toy_case(Case(scheme, shape, edge), is_exact)
+        for name in supporting(drafter):
             assert_lossless(RULES[name], drafter, target)
-            record_property("exact_case", (name, family, shape, edge, is_exact))
+            record_property("exact_case", (name, scheme, shape, edge, is_exact))
 
 
 @pytest.mark.parametrize("edge", THREE_CHAIN_EDGES)
@@ -72,30 +72,30 @@ def test_three_siblings_without_replacement_in_rational_arithmetic(name: str, re
 
 
 @pytest.mark.parametrize("is_exact", [False, True], ids=["float64", "fraction"])
-@pytest.mark.parametrize("family", TOY_SCHEMES)
-def test_a_vocabulary_of_one(family: str, is_exact: bool, record_property) -> None:
+@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+def test_a_vocabulary_of_one(scheme: str, is_exact: bool, record_property) -> None:
     probs = RandomDistributions(1, seed=0, is_exact=is_exact)
     for shape in SHAPES:
-        drafter = ToyDrafter(family, SHAPES[shape], (probs, probs))
-        for name in admitted(drafter):
+        drafter = ToyDrafter(scheme, SHAPES[shape], (probs, probs))
+        for name in supporting(drafter):
             result = assert_lossless(RULES[name], drafter, probs)
             assert result.mean_accepted == max(len(c) for _, tree in enumerate_traces(drafter) for c in tree.contexts)
-            record_property("exact_case", (name, family, shape, "vocabulary of one", is_exact))
+            record_property("exact_case", (name, scheme, shape, "vocabulary of one", is_exact))
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_more_distributions(seed: int, record_property) -> None:
-    for family in TOY_SCHEMES:
+    for scheme in TOY_SCHEMES:
         for shape in ("chain", "unbalanced", "adaptive depth", "adaptive width"):
             target, drafts = distribution_pairs(3, True, seed)["zeros"]
-            drafter = ToyDrafter(family, SHAPES[shape], drafts)
-            for name in admitted(drafter):
+            drafter = ToyDrafter(scheme, SHAPES[shape], drafts)
+            for name in supporting(drafter):
                 assert_lossless(RULES[name], drafter, target)
-                record_property("exact_case", (name, family, shape, f"zeros {seed}", True))
+                record_property("exact_case", (name, scheme, shape, f"zeros {seed}", True))
 
 
-def admitted(drafter: ToyDrafter) -> list[str]:
-    """The rules that admit the largest tree that the drafter draws; chain rules must admit chains and nothing else."""
+def supporting(drafter: ToyDrafter) -> list[str]:
+    """The rules that support the largest tree that the drafter draws; chain rules must support chains only."""
     tree = max((tree for _, tree in enumerate_traces(drafter)), key=lambda tree: tree.num_nodes).to_token_tree()
     trees = TreeBatch.from_trees([tree])
     names = [name for name in RULE_NAMES if RULES[name].reason_against(trees) is None]

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from helpers.toys import SamplingChooser, as_batch
+from helpers.toys import SamplingSource, as_batch
 
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.testing import (
@@ -109,7 +109,7 @@ def test_on_a_chain_it_is_token_verification():
     target, draft = RandomDistributions(3, 7), RandomDistributions(3, 8)
     rng = np.random.default_rng(0)
     for _ in range(200):
-        tree = ToyDrafter(IID, FixedShape.kary(1, 1, 1), (draft,))(SamplingChooser(rng))
+        tree = ToyDrafter(IID, FixedShape.kary(1, 1, 1), (draft,))(SamplingSource(rng))
         probs = [target(context).copy() for context in tree.contexts]
         source = GivenUniforms(rng.random(4), rng.random(4))
         assert KSeq().verify(tree, probs.__getitem__, source) == TokenVerification().verify(
@@ -124,7 +124,7 @@ def test_torch_agrees_with_numpy_coin_for_coin():
             RandomDistributions(6, seed, zero_share=0.3),
             RandomDistributions(6, seed + 1000, zero_share=0.3),
         )
-        toy = ToyDrafter(IID, FixedShape.kary(3, 2), (draft,))(SamplingChooser(rng))
+        toy = ToyDrafter(IID, FixedShape.kary(3, 2), (draft,))(SamplingSource(rng))
         trees, target_probs = as_batch([(toy, target)])
         coins, draws = rng.random((2, toy.num_nodes))
         probs = [target(context).copy() for context in toy.contexts]
@@ -133,7 +133,7 @@ def test_torch_agrees_with_numpy_coin_for_coin():
         assert actual == [expected]
 
 
-def test_what_it_does_not_admit_is_named():
+def test_what_it_does_not_support_is_named():
     probs = torch.full((1, 4), 0.25)
     flags = torch.tensor([False, True, True])
     index = torch.tensor([-1, 0, 0])

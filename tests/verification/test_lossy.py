@@ -61,11 +61,11 @@ def test_none_is_ever_chosen_or_recommended():
     assert all(RULES[rule.name] == rule for rule in LOSSY)
 
 
-@pytest.mark.parametrize("family", TOY_SCHEMES)
-def test_thresholds_of_one_are_the_target_walk(family):
+@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+def test_thresholds_of_one_are_the_target_walk(scheme):
     rule = ThresholdAcceptance(single=1, accumulated=1)
     for target, drafts in distribution_pairs(3, is_exact=True).values():
-        drafter = ToyDrafter(family, FixedShape.kary(2, 1), drafts)
+        drafter = ToyDrafter(scheme, FixedShape.kary(2, 1), drafts)
         ours, walk = assert_lossless(rule, drafter, target), exact_distribution(TargetWalk(), drafter, target)
         assert ours.mean_accepted == walk.mean_accepted
 
@@ -97,8 +97,8 @@ def test_thresholds_accept_what_they_say():
     assert rest == pytest.approx([1 - 0.5 / 0.8, 0, 0, 0])
 
 
-@pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
-def test_the_ensemble_has_exactly_the_ensembles_distribution(family):
+@pytest.mark.parametrize("scheme", [IID, WITHOUT_REPLACEMENT])
+def test_the_ensemble_has_exactly_the_ensembles_distribution(scheme):
     for target, drafts in distribution_pairs(3, is_exact=True).values():
         weight = Fraction(2, 3)
 
@@ -106,7 +106,7 @@ def test_the_ensemble_has_exactly_the_ensembles_distribution(family):
             # Children stand below the root and its children; a token after a leaf is the target's own.
             return weight * target(context) + (1 - weight) * draft(context) if len(context) < 2 else target(context)
 
-        drafter = ToyDrafter(family, FixedShape.kary(2, 1), drafts)
+        drafter = ToyDrafter(scheme, FixedShape.kary(2, 1), drafts)
         emitted = exact_distribution(EnsembleVerification(weight), drafter, target)
         truth = exact_distribution(TargetWalk(), drafter, ensemble)
         accepted = exact_distribution(RULES["recursive"], drafter, ensemble)
@@ -159,8 +159,8 @@ def test_typical_acceptance_compares_with_the_entropy():
 @pytest.mark.parametrize("rule", [TypicalAcceptance(), ThresholdAcceptance()], ids=lambda rule: rule.name)
 def test_on_one_hot_targets_they_are_the_target_walk(rule):
     target, drafts = distribution_pairs(3, is_exact=True)["one-hot target"]
-    for family in (SELECTED, WITHOUT_REPLACEMENT):
-        drafter = ToyDrafter(family, TREE, drafts)
+    for scheme in (SELECTED, WITHOUT_REPLACEMENT):
+        drafter = ToyDrafter(scheme, TREE, drafts)
         assert (
             assert_lossless(rule, drafter, target).mean_accepted
             == exact_distribution(TargetWalk(), drafter, target).mean_accepted

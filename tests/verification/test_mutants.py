@@ -44,7 +44,7 @@ DRAFTS = (RandomDistributions(3, seed=113, is_exact=True), RandomDistributions(3
 CHAIN, PAIR, SQUARE = SHAPES["chain"], FixedShape.kary(2), FixedShape.kary(2, 2)
 RECURSIVE, TRAVERSAL, WALK, BLOCK = RULES["recursive"], RULES["traversal"], RULES["target_walk"], RULES["block"]
 
-# Name, the mutant, the sound rule, the family and the shape on which both are run.
+# Name, the mutant, the sound rule, the scheme and the shape on which both are run.
 MUTANTS: dict[str, tuple[VerifyingRule, VerifyingRule, str, Shape]] = {
     "correction drawn from the target instead of the residual": (CorrectionFromTarget(), RECURSIVE, IID, CHAIN),
     "draws without replacement, distribution not renormalised": (
@@ -94,8 +94,8 @@ MUTANTS: dict[str, tuple[VerifyingRule, VerifyingRule, str, Shape]] = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name: str, record_property) -> None:
-    mutant, sound, family, shape = MUTANTS[name]
-    drafter = ToyDrafter(family, shape, DRAFTS)
+    mutant, sound, scheme, shape = MUTANTS[name]
+    drafter = ToyDrafter(scheme, shape, DRAFTS)
     assert_lossless(sound, drafter, TARGET)
     shift = exact_distribution(mutant, drafter, TARGET).total_variation
     record_property("table", f"mutant: {name:<58} total variation {float(shift):.6f}")
@@ -105,7 +105,7 @@ def test_mutant_is_caught(name: str, record_property) -> None:
 
 
 class OneCoinForAll:
-    """A rule that judges siblings by one coin."""
+    """A rule that verifies siblings by one coin."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         for child in tree.children(0):

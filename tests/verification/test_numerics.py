@@ -202,17 +202,17 @@ def test_block_asks_for_nothing_below_mass_zero() -> None:
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
-def test_the_chooser_draws_from_distributions_only(weights: list[float]) -> None:
+def test_the_random_source_draws_from_distributions_only(weights: list[float]) -> None:
     with pytest.raises(LogitsError, match="after node 1"):
         GivenUniforms([0.5, 0.5], [0.5, 0.5]).pick(1, torch.tensor(weights))
 
 
-def test_the_chooser_flips_no_nan() -> None:
+def test_the_random_source_flips_no_nan() -> None:
     with pytest.raises(LogitsError, match="node 1 is NaN"):
         GivenUniforms([0.5, 0.5], [0.5, 0.5]).flip(1, math.nan)
 
 
-def test_the_chooser_reads_tensors_lists_and_arrays() -> None:
+def test_the_random_source_reads_tensors_lists_and_arrays() -> None:
     for coins in ([0.25, 0.75], torch.tensor([0.25, 0.75]), np.array([0.25, 0.75])):
         rng = GivenUniforms(coins, coins)
         assert [rng.flip(node, 0.5) for node in (0, 1)] == [True, False]
@@ -220,7 +220,7 @@ def test_the_chooser_reads_tensors_lists_and_arrays() -> None:
         assert [rng.pick(node, torch.tensor([2.0, 0.0, 2.0])) for node in (0, 1)] == [0, 2]
 
 
-def test_the_greedy_chooser_takes_the_first_of_equal_scores_and_has_no_coins() -> None:
+def test_the_greedy_source_takes_the_first_of_equal_scores_and_has_no_coins() -> None:
     rng = ArgmaxSource()
     assert rng.pick(0, torch.tensor([-math.inf, 3.0, 3.0])) == 1
     with pytest.raises(RuleMismatchError, match="target walk"):

@@ -182,16 +182,16 @@ SHAPES = ["[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "[(0,), (0, 0)]", "[(0,), (1,)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
-def test_inclusion_is_what_enumerated_drafts_hold(family, shape):
+@pytest.mark.parametrize("scheme", [IID, WITHOUT_REPLACEMENT])
+def test_inclusion_is_what_enumerated_drafts_hold(scheme, shape):
     draft = RandomDistributions(3, seed=3, zero_share=0.2)
-    drafter = ToyDrafter(family, FixedShape.from_paths(shape), (draft,))
+    drafter = ToyDrafter(scheme, FixedShape.from_paths(shape), (draft,))
     held: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, tree in enumerate_traces(drafter):
         for context in set(tree.contexts[1:]):
             held[context] += weight
     inclusion = shape_inclusion(
-        parents_of_paths(FixedShape.from_paths(shape).paths), draft, family == WITHOUT_REPLACEMENT
+        parents_of_paths(FixedShape.from_paths(shape).paths), draft, scheme == WITHOUT_REPLACEMENT
     )
     for length in (1, 2):
         for path in itertools.product(range(3), repeat=length):
@@ -229,14 +229,14 @@ def whole_tree_optimum(drafter: ToyDrafter, target: RandomDistributions) -> floa
     return -linprog(value, A_ub=rows, b_ub=limits, A_eq=roots, b_eq=list(sets.values()), method="highs").fun
 
 
-@pytest.mark.parametrize("family", [IID, WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("scheme", [IID, WITHOUT_REPLACEMENT])
 @pytest.mark.parametrize("seed", range(4))
-def test_tree_bound_is_never_below_the_whole_tree_programme(family, seed):
+def test_tree_bound_is_never_below_the_whole_tree_programme(scheme, seed):
     shape = FixedShape.from_paths(SHAPES[0])
     draft, target = RandomDistributions(2, seed=seed), RandomDistributions(2, seed=seed + 50)
-    optimum = whole_tree_optimum(ToyDrafter(family, shape, (draft,)), target)
+    optimum = whole_tree_optimum(ToyDrafter(scheme, shape, (draft,)), target)
     parents = parents_of_paths(shape.paths)
-    bound = tree_bound(target, shape_inclusion(parents, draft, family == WITHOUT_REPLACEMENT), max_depth=2)
+    bound = tree_bound(target, shape_inclusion(parents, draft, scheme == WITHOUT_REPLACEMENT), max_depth=2)
     assert optimum <= bound + 1e-9
     assert bound <= 1.3 * optimum
 

@@ -61,7 +61,7 @@ def test_impossible_branches_are_not_taken() -> None:
     assert list(enumerate_traces(run)) == [(1, (False, True, 1))]
 
 
-def test_what_no_chooser_could_do_is_refused() -> None:
+def test_what_no_random_source_could_do_is_refused() -> None:
     for prob in (-0.1, 1.1):
         with pytest.raises(AssertionError, match="with probability"):
             EnumeratingSource().flip(0, prob)
@@ -116,10 +116,10 @@ def test_several_drafters_take_turns() -> None:
     assert counted == {(a, b): EXACT(())[a] * other(())[b] for a, b in itertools.product(range(3), repeat=2)}
 
 
-def drawn_pairs(family: str, *others: RandomDistributions) -> dict[tuple[int, ...], Fraction]:
+def drawn_pairs(scheme: str, *others: RandomDistributions) -> dict[tuple[int, ...], Fraction]:
     """The distribution of the two children of a root."""
     counted: Counter = Counter()
-    for weight, tree in enumerate_traces(ToyDrafter(family, FixedShape.kary(2), (EXACT, *others))):
+    for weight, tree in enumerate_traces(ToyDrafter(scheme, FixedShape.kary(2), (EXACT, *others))):
         counted[tuple(tree.tokens[1:])] += weight
     return dict(counted)
 
@@ -134,12 +134,12 @@ def test_adaptive_shapes_adapt() -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive width"])
-@pytest.mark.parametrize("family", TOY_SCHEMES)
-def test_the_stored_tree_gives_the_distributions_that_were_drawn_from(family: str, shape: str) -> None:
+@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+def test_the_stored_tree_gives_the_distributions_that_were_drawn_from(scheme: str, shape: str) -> None:
     """`TokenTree` rebuilds every child's distribution from its compact table."""
     _, drafts = distribution_pairs(3, False)["zeros"]
     seen = set()
-    for _, toy in enumerate_traces(ToyDrafter(family, SHAPES[shape], drafts)):
+    for _, toy in enumerate_traces(ToyDrafter(scheme, SHAPES[shape], drafts)):
         tree = toy.to_token_tree()
         assert bool(TreeBatch.from_trees([tree]).is_valid)
         seen |= tree.sampling_schemes
@@ -148,8 +148,8 @@ def test_the_stored_tree_gives_the_distributions_that_were_drawn_from(family: st
             assert (probs is None) == (stored is None)
             if probs is not None and stored is not None:
                 torch.testing.assert_close(stored, torch.from_numpy(probs.copy()), rtol=0, atol=1e-15)
-    expected = {SEVERAL_DRAFTERS: MIXED}.get(family, family)
-    assert seen >= ({IID} if shape == "chain" and family != SELECTED else {expected})
+    expected = {SEVERAL_DRAFTERS: MIXED}.get(scheme, scheme)
+    assert seen >= ({IID} if shape == "chain" and scheme != SELECTED else {expected})
 
 
 def test_the_oracle_reports_a_known_error_exactly() -> None:

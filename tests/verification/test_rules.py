@@ -56,7 +56,7 @@ def test_what_is_no_rule_raises(rule) -> None:
 
 @pytest.mark.parametrize("name", ["token", "block"])
 @pytest.mark.parametrize("trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT])
-def test_chain_rules_refuse_branches_and_name_the_admissible(name: str, trees: TreeBatch) -> None:
+def test_chain_rules_refuse_branches_and_name_those_that_can(name: str, trees: TreeBatch) -> None:
     assert resolve(name, True, CHAIN) is RULES[name]
     with pytest.raises(RuleMismatchError, match=r"several children.*recursive.*traversal") as caught:
         resolve(name, True, trees)
@@ -67,7 +67,7 @@ def test_chain_rules_refuse_branches_and_name_the_admissible(name: str, trees: T
 @pytest.mark.parametrize(
     "trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT, CHAIN, pair([0, 0], is_width_fixed=False)]
 )
-def test_the_tree_rules_admit_everything(trees: TreeBatch) -> None:
+def test_the_tree_rules_support_everything(trees: TreeBatch) -> None:
     assert {"target_walk", "recursive", "traversal"} <= set(supporting_rules(trees))
     assert all(RULES[name].is_lossless for name in supporting_rules(trees))
 
@@ -150,7 +150,7 @@ def test_coins_and_draws_do_not_share_noise() -> None:
     assert accepted == {0, 1, 2}
 
 
-NAN_LAW = torch.tensor([[1.0, 0.0, 0.0]] * 2 + [[float("nan"), 0.5, 0.5]])
+NAN_PROBS = torch.tensor([[1.0, 0.0, 0.0]] * 2 + [[float("nan"), 0.5, 0.5]])
 HALF = torch.full((3,), 0.5)
 
 
@@ -163,7 +163,7 @@ HALF = torch.full((3,), 0.5)
         (uniform(3, 4), {}, VocabularyMismatchError, "cover 3 tokens, the target's distributions 4"),
         (uniform(3, 3).half(), {}, ConfigError, "float32 or float64"),
         (torch.ones(3, 3, dtype=torch.int64), {}, ConfigError, "float32 or float64"),
-        (NAN_LAW, {}, LogitsError, "row 0, node 2"),
+        (NAN_PROBS, {}, LogitsError, "row 0, node 2"),
         (uniform(3, 3) * 2, {}, LogitsError, "sum is 2"),
         (torch.tensor([[1.5, -0.5, 0.0]] * 3), {}, LogitsError, "least is -0.5"),
         (torch.tensor([[torch.inf, 0.0, 0.0]] * 3), {}, LogitsError, "sum is inf"),

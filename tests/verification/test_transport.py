@@ -1,5 +1,5 @@
-"""Optimal transport: the flow against networkx, the rules' exact distributions, and that no node can be judged
-better."""
+"""Optimal transport: the flow against networkx, the rules' exact distributions, and that no rule
+accepts more at a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from helpers.toys import SamplingChooser
+from helpers.toys import SamplingSource
 
 from treespec import verification
 from treespec.errors import LogitsError, RuleMismatchError
@@ -37,7 +37,7 @@ FAMILIES = [IID, WITHOUT_REPLACEMENT]
 PAIR_SHAPES = ["chain", "2x2", "unbalanced", "adaptive depth"]
 
 by_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-by_family = pytest.mark.parametrize("family", FAMILIES)
+by_family = pytest.mark.parametrize("scheme", FAMILIES)
 
 
 def random_fractions(rng: np.random.Generator, size: int, num_zeros: int = 0) -> list[Fraction]:
@@ -68,14 +68,14 @@ def is_feasible(accepted, demand, supply, slack=0) -> bool:
 
 
 @by_family
-def test_the_flow_is_feasible_and_as_large_as_networkx_finds(family):
+def test_the_flow_is_feasible_and_as_large_as_networkx_finds(scheme):
     rng = np.random.default_rng(4)
     for _ in range(60):
         size = int(rng.integers(2, 8))
         draft = random_fractions(rng, size)
         scale = Fraction(int(rng.integers(1, 11)), 10)
         demand = [scale * p for p in random_fractions(rng, size, num_zeros=int(rng.integers(0, 2)))]
-        supply = pair_supply(draft, family == WITHOUT_REPLACEMENT)
+        supply = pair_supply(draft, scheme == WITHOUT_REPLACEMENT)
         assert sum(supply[i][j] for i in range(size) for j in range(i + 1)) == 1
         accepted = best_transport(demand, supply)
         assert is_feasible(accepted, demand, supply)
@@ -85,14 +85,14 @@ def test_the_flow_is_feasible_and_as_large_as_networkx_finds(family):
 
 
 @by_family
-def test_the_flow_is_optimal_at_the_widest_support(family):
+def test_the_flow_is_optimal_at_the_widest_support(scheme):
     rng = np.random.default_rng(9)
     for _ in range(20):
         draft, target = rng.dirichlet(np.full(20, 0.5), size=2) + 1e-6
         draft, target = draft / draft.sum(), target / target.sum()
-        accepted = best_transport(target.tolist(), pair_supply(draft.tolist(), family == WITHOUT_REPLACEMENT))
+        accepted = best_transport(target.tolist(), pair_supply(draft.tolist(), scheme == WITHOUT_REPLACEMENT))
         probs = torch.tensor(target), torch.tensor(draft)
-        best = float(optimum_iid(*probs, 2)) if family == IID else optimum_without_replacement(*probs, 2).value
+        best = float(optimum_iid(*probs, 2)) if scheme == IID else optimum_without_replacement(*probs, 2).value
         assert sum(map(sum, accepted)) == pytest.approx(best, abs=1e-10)
 
 
@@ -100,57 +100,57 @@ def test_the_flow_is_optimal_at_the_widest_support(family):
 @by_family
 @pytest.mark.parametrize("shape", PAIR_SHAPES)
 @pytest.mark.parametrize("vocab_size", [1, 2, 3])
-def test_exact_distribution_in_float64(rule, family, shape, vocab_size, record_property):
-    if shape == "unbalanced" and vocab_size == 3 and family == IID:
+def test_exact_distribution_in_float64(rule, scheme, shape, vocab_size, record_property):
+    if shape == "unbalanced" and vocab_size == 3 and scheme == IID:
         vocab_size = 2
     for name, (target, drafts) in distribution_pairs(vocab_size, is_exact=False).items():
-        assert_lossless(rule, ToyDrafter(family, SHAPES[shape], drafts), target)
-        record_property("exact_case", (rule.name, family, shape, f"{name}, {vocab_size} tokens", False))
+        assert_lossless(rule, ToyDrafter(scheme, SHAPES[shape], drafts), target)
+        record_property("exact_case", (rule.name, scheme, shape, f"{name}, {vocab_size} tokens", False))
 
 
 @by_rule
 @by_family
 @pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
-def test_exact_distribution_in_rational_arithmetic(rule, family, name, record_property):
+def test_exact_distribution_in_rational_arithmetic(rule, scheme, name, record_property):
     target, drafts = distribution_pairs(3, is_exact=True)[name]
-    assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 1), drafts), target).error == 0
+    assert assert_lossless(rule, ToyDrafter(scheme, FixedShape.kary(2, 1), drafts), target).error == 0
     target, drafts = distribution_pairs(2, is_exact=True, seed=1)[name]
-    assert assert_lossless(rule, ToyDrafter(family, SHAPES["unbalanced"], drafts), target).error == 0
+    assert assert_lossless(rule, ToyDrafter(scheme, SHAPES["unbalanced"], drafts), target).error == 0
     for shape in ("2-1", "unbalanced"):
-        record_property("exact_case", (rule.name, family, shape, name, True))
+        record_property("exact_case", (rule.name, scheme, shape, name, True))
 
 
 @by_rule
 @by_family
 @pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive depth"])
 @pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
-def test_exact_distribution_of_every_pair_shape_in_rational_arithmetic(rule, family, shape, name, record_property):
+def test_exact_distribution_of_every_pair_shape_in_rational_arithmetic(rule, scheme, shape, name, record_property):
     vocab_size = 2 if shape == "2x2" else 3  # Three tokens: the test below.
     target, drafts = distribution_pairs(vocab_size, is_exact=True)[name]
-    assert assert_lossless(rule, ToyDrafter(family, SHAPES[shape], drafts), target).error == 0
-    record_property("exact_case", (rule.name, family, shape, f"{name}, {vocab_size} tokens", True))
+    assert assert_lossless(rule, ToyDrafter(scheme, SHAPES[shape], drafts), target).error == 0
+    record_property("exact_case", (rule.name, scheme, shape, f"{name}, {vocab_size} tokens", True))
 
 
 @by_rule
 @by_family
-def test_exact_distribution_of_a_two_by_two_tree_over_three_tokens(rule, family, record_property):
+def test_exact_distribution_of_a_two_by_two_tree_over_three_tokens(rule, scheme, record_property):
     target, drafts = distribution_pairs(3, is_exact=True, seed=2)["generic"]
-    assert assert_lossless(rule, ToyDrafter(family, FixedShape.kary(2, 2), drafts), target).error == 0
-    record_property("exact_case", (rule.name, family, "2x2", "generic", True))
+    assert assert_lossless(rule, ToyDrafter(scheme, FixedShape.kary(2, 2), drafts), target).error == 0
+    record_property("exact_case", (rule.name, scheme, "2x2", "generic", True))
 
 
 @by_rule
 @by_family
-def test_the_per_node_optimum_is_attained(rule, family):
+def test_the_per_node_optimum_is_attained(rule, scheme):
     for seed in range(40):
         vocab = 2 + seed % 5
         target, draft = (
             RandomDistributions(vocab, seed, zero_share=0.2),
             RandomDistributions(vocab, seed + 500, zero_share=0.2),
         )
-        result = exact_distribution(rule, ToyDrafter(family, FixedShape.kary(2), (draft,)), target)
+        result = exact_distribution(rule, ToyDrafter(scheme, FixedShape.kary(2), (draft,)), target)
         probs = torch.tensor(target(())), torch.tensor(draft(()))
-        best = float(optimum_iid(*probs, 2)) if family == IID else optimum_without_replacement(*probs, 2).value
+        best = float(optimum_iid(*probs, 2)) if scheme == IID else optimum_without_replacement(*probs, 2).value
         assert result.mean_accepted == pytest.approx(best, abs=1e-12)
 
 
@@ -192,7 +192,7 @@ def test_truncating_keeps_the_most_probable_tokens():
 
 
 @by_rule
-def test_what_they_do_not_admit_is_named(rule):
+def test_what_they_do_not_support_is_named(rule):
     index, parents = torch.tensor([-1, 0, 0]), torch.tensor([-1, 0, 0])
     tokens = torch.tensor([0, 1, 2])
     narrow, wide = torch.full((1, 20), 0.05), torch.full((1, 21), 1 / 21)
@@ -229,7 +229,7 @@ def test_nan_in_a_target_distribution_never_passes(name, width):
     rng = np.random.default_rng(0)
     for token in range(3):
         for _ in range(20):
-            tree = ToyDrafter(IID, FixedShape.kary(width), (draft,))(SamplingChooser(rng))
+            tree = ToyDrafter(IID, FixedShape.kary(width), (draft,))(SamplingSource(rng))
             probs = np.full(3, 0.5)
             probs[token] = np.nan
             source = GivenUniforms(rng.random(3), rng.random(3))

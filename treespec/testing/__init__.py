@@ -8,8 +8,8 @@ the target's own distribution, add up to the joint distribution that the rule re
     target, draft = RandomDistributions(3, seed=1, is_exact=True), RandomDistributions(3, seed=2, is_exact=True)
     assert_lossless(MyRule(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2, 2), (draft,)), target)
 
-One pair of distributions shows the mistakes that matter for it; `assert_lossless_everywhere(MyRule())` goes through
-every family, shape and edge case that the rule admits.
+`assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports:
+one pair of distributions shows only the mistakes that matter for it.
 """
 
 from treespec.testing.distributions import ConditionalProbs, RandomDistributions, distribution_pairs, toy_distribution

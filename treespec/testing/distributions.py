@@ -1,7 +1,4 @@
-"""Conditional distributions of toy models, and pairs of them for every edge case.
-
-Axis letters: V vocabulary. An array is numpy float64, or object with Fraction entries.
-"""
+"""Conditional distributions of toy models. An array is numpy float64, or object with Fraction entries."""
 
 from __future__ import annotations
 
@@ -18,14 +15,10 @@ ConditionalProbs = Callable[[Context], np.ndarray]
 
 
 class RandomDistributions:
-    """A conditional distribution per context, drawn once from small integer weights; the same seed gives the same
-    distributions.
+    """A conditional distribution per context, drawn once from small integer weights by `seed`.
 
-    Args:
-        vocab_size: V.
-        seed: of all contexts.
-        is_exact: Fractions instead of float64 (of the same values).
-        zero_share: the share of tokens that get probability zero; one token always keeps some.
+    `is_exact` makes them Fractions instead of float64 (of the same values). `zero_share` is the share of tokens that
+    get probability zero; one token always keeps some.
     """
 
     def __init__(self, vocab_size: int, seed: int, is_exact: bool = False, zero_share: float = 0.0) -> None:
@@ -59,14 +52,7 @@ def toy_distribution(weights: Sequence[int], is_exact: bool = False) -> np.ndarr
 def distribution_pairs(
     vocab_size: int, is_exact: bool = False, seed: int = 0
 ) -> dict[str, tuple[ConditionalProbs, tuple[ConditionalProbs, ConditionalProbs]]]:
-    """A target distribution and two draft distributions for every edge case, by its name: equal, disjoint, zeros,
-    one-hot, generic.
-
-    Args:
-        vocab_size: V.
-        is_exact: Fractions instead of float64 (of the same values).
-        seed: of the distributions that are random.
-    """
+    """A target distribution and two draft distributions for every edge case, by its name."""
 
     def random(number: int, zero_share: float = 0.0) -> RandomDistributions:
         return RandomDistributions(vocab_size, 10 * seed + number, is_exact, zero_share)

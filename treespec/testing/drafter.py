@@ -1,4 +1,4 @@
-"""A toy drafter of every proposal family."""
+"""A toy drafter for every sampling scheme."""
 
 from __future__ import annotations
 
@@ -20,26 +20,22 @@ TOY_SCHEMES = (SELECTED, IID, WITHOUT_REPLACEMENT, MIXED, SEVERAL_DRAFTERS)
 
 @dataclass(frozen=True)
 class ToyDrafter:
-    """Drafts a tree of one proposal family, all its chance taken from a random source.
+    """Drafts a tree by one sampling scheme; all randomness comes from the random source.
 
-    Args:
-        family: one of TOY_SCHEMES. Selected: the most probable tokens; mixed: one sample of what the selected tokens
-            leave, then the selected; several drafters: siblings drawn from `draft_distributions` in turn.
-        shape: how the tree grows.
-        draft_distributions: the drafters' conditional distributions; all sampling schemes but the last use the first
-            one only.
+    Selected: the most probable tokens; mixed: one sample of what the selected tokens leave, then the selected; several
+    drafters: siblings drawn from `draft_distributions` in turn. All schemes but the last use the first one only.
 
     Raises:
-        ConfigError: an unknown family, or no draft distribution.
+        ConfigError: an unknown sampling scheme, or no draft distribution.
     """
 
-    family: str
+    scheme: str
     shape: Shape
     draft_distributions: tuple[ConditionalProbs, ...]
 
     def __post_init__(self) -> None:
-        if self.family not in TOY_SCHEMES:
-            raise ConfigError(f"no family is called {self.family!r}; choose from {', '.join(TOY_SCHEMES)}")
+        if self.scheme not in TOY_SCHEMES:
+            raise ConfigError(f"no sampling scheme is called {self.scheme!r}; choose from {', '.join(TOY_SCHEMES)}")
         if not isinstance(self.draft_distributions, tuple) or not self.draft_distributions:
             raise ConfigError(
                 f"draft_distributions must be a tuple of at least one conditional distribution, got "
@@ -58,7 +54,7 @@ class ToyDrafter:
         return tree
 
     def _add_child(self, tree: ToyTree, node: int, rank: int, width: int, rng: RandomSource) -> bool:
-        """Add child number `rank`; False when the family has no further child to offer."""
+        """Add child number `rank`; False when the scheme has no further child."""
         base_probs, probs, selected = self._proposal(tree, node, rank, width)
         if probs is not None:
             tree.add(node, rng.pick(tree.num_nodes, probs), probs, base_probs)
@@ -73,27 +69,26 @@ class ToyDrafter:
         context = tree.contexts[node]
         probs = self.draft_distributions[0](context)
         by_value = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
-        if self.family == SELECTED:
+        if self.scheme == SELECTED:
             return None, None, by_value[rank] if rank < len(probs) else None
-        if self.family == MIXED:
+        if self.scheme == MIXED:
             rest = _without(probs, by_value[: width - 1])
             if rest is not None and rank == 0:
                 return rest, rest, None
             # With nothing left to sample from, every child is selected.
             rank = rank if rest is None else rank - 1
             return None, None, by_value[rank] if rank < len(probs) else None
-        if self.family == WITHOUT_REPLACEMENT:
+        if self.scheme == WITHOUT_REPLACEMENT:
             return probs, _without(probs, [tree.tokens[child] for child in tree.children(node)]), None
-        if self.family == SEVERAL_DRAFTERS:
+        if self.scheme == SEVERAL_DRAFTERS:
             probs = self.draft_distributions[rank % len(self.draft_distributions)](context)
         return probs, probs, None
 
 
 def _without(probs: np.ndarray, tokens: Sequence[int]) -> np.ndarray | None:
-    """The distribution without these tokens, renormalised; None when nothing is left, the distribution itself
-    when nothing is taken."""
+    """Renormalised without these tokens; None when nothing is left."""
     if not tokens:
-        return probs
+        return probs  # The same object: `ToyTree` sees by it that nothing was taken out.
     rest = probs.copy()
     rest[list(tokens)] = 0
     total = rest.sum()

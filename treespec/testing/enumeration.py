@@ -14,8 +14,7 @@ _SLACK = 1e-9
 class EnumeratingSource:
     """Takes the branches that a script names, and the first one where the script ends; multiplies their weights.
 
-    Each coin and each draw may be used once: a second use would be the same number for a real random source, and no
-    independent branch.
+    Each coin and each draw may be used once: a real random source would return the same number again.
     """
 
     def __init__(self, script: Sequence[int] = ()) -> None:
@@ -51,10 +50,7 @@ class EnumeratingSource:
 
 
 def enumerate_traces(run: Callable[[RandomSource], _Result]) -> Iterator[tuple[Any, _Result]]:
-    """Every outcome of `run` with its weight; weights add up to one.
-
-    `run` must be a pure function of its random source.
-    """
+    """Every outcome of `run`, a pure function of its random source, with its weight; weights add up to one."""
     script: list[int] = []
     while True:
         rng = EnumeratingSource(script)

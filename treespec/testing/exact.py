@@ -1,7 +1,4 @@
-"""The distribution that a rule really emits, summed over all its runs.
-
-Axis letters: V vocabulary, D depth. An array is numpy float64, or object with Fraction entries.
-"""
+"""The distribution that a rule really emits, summed over all its runs."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ class VerifyingRule(Protocol):
 
 
 class ExactDistribution(NamedTuple):
-    """What a rule emits, exactly: `probs` and `target_probs` are joint distributions of D + 1 tokens, one axis of
-    V entries each."""
+    """`probs` (what a rule emits) and `target_probs`: joint distributions of depth + 1 tokens, an axis [V] for each."""
 
     probs: np.ndarray
     target_probs: np.ndarray
@@ -58,8 +54,7 @@ def exact_distribution(
 
     Raises:
         ConfigError: a tree is deeper than `depth`.
-        AssertionError: the rule does what no random source or tree allows: a coin used twice, a probability above one,
-            a path that is none.
+        AssertionError: the rule uses a coin twice, a probability above one, or an invalid path.
     """
     drafted = list(enumerate_traces(drafter))
     max_depth = max(len(context) for _, tree in drafted for context in tree.contexts)
@@ -93,11 +88,7 @@ def assert_lossless(
 ) -> ExactDistribution:
     """Assert that a rule emits the target's distribution: exactly with Fractions, within `tolerance` with floats.
 
-    Arguments as for `exact_distribution`.
-
-    Raises:
-        AssertionError: the distribution is another one; says by how much.
-        ConfigError: see `exact_distribution`.
+    Arguments and errors as for `exact_distribution`; AssertionError also says how far the distribution is off.
     """
     result = exact_distribution(rule, drafter, target, depth)
     bound = 0 if result.target_probs.dtype == object else tolerance

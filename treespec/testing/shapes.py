@@ -40,7 +40,7 @@ class FixedShape:
 
     @classmethod
     def kary(cls, *branching: int) -> FixedShape:
-        """`branching[d]` children for every node of depth d: `kary(1, 1, 1)` is a chain of three."""
+        """`branching[d]` children for every node of depth d: `kary(1, 1)` is a chain of two."""
         level: list[Path] = [()]
         paths: list[Path] = []
         for width in branching:
@@ -57,7 +57,7 @@ class FixedShape:
 
 @dataclass(frozen=True)
 class AdaptiveDepth:
-    """`num_children` per node, but a node is expanded only while the tokens drawn so far, anywhere, sum to even."""
+    """A node is expanded only while the tokens drawn so far, anywhere, sum to an even number."""
 
     num_children: int = 2
     max_depth: int = 2

@@ -1,7 +1,4 @@
-"""Toy trees that grow node by node, with distributions of any arithmetic.
-
-Axis letters: V vocabulary. An array is numpy float64, or object with Fraction entries.
-"""
+"""Toy trees that grow node by node, with distributions of any arithmetic."""
 
 from __future__ import annotations
 
@@ -18,10 +15,9 @@ Context = tuple[int, ...]
 
 @dataclass
 class ToyTree:
-    """A tree that grows node by node, with distributions of any arithmetic: what `VerifiableTree` asks for.
+    """A `VerifiableTree`; `base_distributions[i]` is the distribution before earlier siblings were taken out.
 
-    `base_distributions[i]` is the distribution before earlier siblings were taken out (None: a point mass),
-    `draft_probs[i]` the one after.
+    `draft_probs[i]` is the one after; both are None for a point mass.
     """
 
     tokens: list[int] = field(default_factory=lambda: [0])

@@ -1,8 +1,8 @@
 """Verification rules: which path of a drafted tree is kept, and the token that follows it.
 
-The rules to use are one file each: `target_walk`, `token`, `block`, `recursive`, `traversal`; `comparison/` keeps
-those of the literature that lose to them or are lossy. `registry` finds rules by name, `entry` is the public `verify`,
-`dispatch` chooses between one tree after another and all nodes at once (`dense/`); `optimum/` bounds lossless rules.
+The rules to use are in `target_walk`, `recursive` (and token), `block` and `traversal`; `comparison/` keeps those of
+the literature that lose to them or are lossy. `registry` finds rules by name, `entry` is the public `verify`,
+`dispatch` chooses between tree by tree and all nodes at once (`dense/`); `optimum/` bounds lossless rules.
 """
 
 from treespec.checks import AUTO
@@ -18,10 +18,9 @@ from treespec.verification.comparison import (
 from treespec.verification.dense import verify_dense
 from treespec.verification.entry import verify
 from treespec.verification.random_source import ArgmaxSource, GivenUniforms
-from treespec.verification.recursive import RecursiveRejection
+from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.registry import RULES, get_rule, resolve, supporting_rules
 from treespec.verification.target_walk import TargetWalk
-from treespec.verification.token import TokenVerification
 from treespec.verification.traversal import Traversal
 
 __all__ = [

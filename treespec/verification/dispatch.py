@@ -23,33 +23,25 @@ DENSE_ON_CPU = 1 << 12
 
 
 class BatchProbs(Protocol):
-    """The target distributions of a batch, each computed when it is asked for."""
+    """The target distributions of a batch: after one node, or after all without waiting for the device."""
 
     @property
     def vocab_size(self) -> int: ...
 
-    def probs(self, row: int, node: int) -> Float[Tensor, " V"]:
-        """The distribution after one node."""
-        ...
+    def probs(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
-    def dense(self) -> Float[Tensor, "B N V"]:
-        """The distributions after all nodes, computed without waiting for the device."""
-        ...
+    def dense(self) -> Float[Tensor, "B N V"]: ...
 
 
 class BatchScores(Protocol):
-    """The target's processed scores of a batch, for greedy decoding."""
+    """The target's processed scores likewise, for greedy decoding."""
 
     @property
     def vocab_size(self) -> int: ...
 
-    def scores(self, row: int, node: int) -> Float[Tensor, " V"]:
-        """The scores after one node."""
-        ...
+    def scores(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
-    def dense_scores(self) -> Float[Tensor, "B N V"]:
-        """The scores after all nodes, computed without waiting for the device."""
-        ...
+    def dense_scores(self) -> Float[Tensor, "B N V"]: ...
 
 
 def verify_batch(
@@ -62,13 +54,8 @@ def verify_batch(
     """Verify every tree of a batch in the form that suits the device; `rule` must support the trees.
 
     Rules with a dense form use it on accelerators and on small vocabularies. Otherwise the trees are verified one by
-    one, and only the nodes that the rule visits get a distribution.
-
-    Args:
-        coins, draws: uniforms in [0, 1), indexed by the node accepted or rejected, and by the node drawn from.
-
-    Raises:
-        InvalidTreeError, LogitsError: see `check_flags`.
+    one, and only the nodes that the rule visits get a distribution. Coins and draws lie in [0, 1), indexed by the node
+    accepted or rejected, and by the node drawn from. Raises as `check_flags`.
     """
     if _is_dense(rule, trees, target.vocab_size):
         return decode(pack(rule, trees, target.dense(), coins, draws), trees)
@@ -105,11 +92,7 @@ def _verify_rows(
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """One thread for work on single vectors over a vocabulary, on a CPU.
-
-    They are just long enough for PyTorch to share them among threads, and so short that waking a thread takes longer
-    than the work. Changing the number costs next to nothing.
-    """
+    """One thread on a CPU: waking more takes longer than the work on single vectors over a vocabulary."""
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
         yield

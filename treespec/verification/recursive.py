@@ -3,6 +3,9 @@
 One function covers most of the literature, which differs only in the distribution that each child was drawn from:
 i.i.d. siblings (SpecInfer, Miao et al. 2024, algorithm 2), without replacement (Sequoia, Chen et al. 2024, algorithm
 2; RSD, Jeon et al. 2024, algorithm 1), selected (EAGLE-2, Medusa-style top-k, n-grams), several drafters, mixed.
+On a chain it is token verification, the rule of speculative sampling (Leviathan et al. 2023, Fast Inference from
+Transformers via Speculative Decoding, algorithm 1; Chen et al. 2023, Accelerating Large Language Model Decoding with
+Speculative Sampling, algorithm 2).
 """
 
 from __future__ import annotations
@@ -29,6 +32,17 @@ class RecursiveRejection(BaseRule):
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         return walk_down(tree, target_probs, rng, verify_by_rejection)
+
+
+@dataclass(frozen=True)
+class TokenVerification(RecursiveRejection):
+    """Accept token i with probability `min(1, P[x_i] / q_i[x_i])`; at the first rejection draw from `res((P - q_i)+)`.
+
+    For chains, selected or sampled.
+    """
+
+    name = "token"
+    requirements = Requirements(is_chain_only=True)
 
 
 def verify_by_rejection(tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:

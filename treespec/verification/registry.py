@@ -15,10 +15,9 @@ from treespec.verification.comparison import (
     TransportTraversal,
     TypicalAcceptance,
 )
-from treespec.verification.recursive import RecursiveRejection
+from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.target_walk import TargetWalk
-from treespec.verification.token import TokenVerification
 from treespec.verification.traversal import Traversal
 
 RULES: dict[str, BaseRule] = {

@@ -8,11 +8,9 @@
   target's distribution. They run only when they are named.
 """
 
-from treespec.verification.comparison.ensemble import EnsembleVerification
 from treespec.verification.comparison.kseq import KSeq
-from treespec.verification.comparison.threshold import ThresholdAcceptance
+from treespec.verification.comparison.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
 from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
-from treespec.verification.comparison.typical import TypicalAcceptance
 
 __all__ = [
     "EnsembleVerification",

@@ -14,9 +14,8 @@ from treespec.sampling import inverse_cdf
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 from treespec.verification.block import BlockVerification
 from treespec.verification.dense.scans import Scan, at, scan_rejection, scan_traversal
-from treespec.verification.recursive import RecursiveRejection
+from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
-from treespec.verification.token import TokenVerification
 from treespec.verification.traversal import Traversal
 
 

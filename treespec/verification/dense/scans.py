@@ -12,14 +12,12 @@ from treespec.tree import POINT_MASS, TreeBatch
 
 
 class Scan(NamedTuple):
-    """What one pass over the nodes finds.
-
-    `accept_probs` float [B, N]: the probability of accepting a node given that all nodes verified before it were
-    rejected. `next_probs` float [B, N, V]: the distribution of the token after a node whose children were all rejected.
-    """
+    """What one pass over the nodes finds."""
 
     accept_probs: Tensor
+    """[B, N], the probability of accepting a node given that all nodes verified before it were rejected."""
     next_probs: Tensor
+    """[B, N, V], the distribution of the token after a node whose children were all rejected."""
 
 
 def scan_rejection(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Scan:

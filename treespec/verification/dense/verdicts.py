@@ -23,15 +23,7 @@ def verify_dense(
 ) -> list[Verdict]:
     """Verify every tree of a batch on the distributions' device, with one host copy.
 
-    Args:
-        rule: one that supports the trees and has a dense form (`has_dense_form`).
-        trees: B trees.
-        target_probs: the target distribution after every node; rows of padding hold anything.
-        coins: uniforms in [0, 1), indexed by the node accepted or rejected.
-        draws: uniforms in [0, 1), indexed by the node drawn from.
-
-    Raises:
-        InvalidTreeError, LogitsError: see `decode`.
+    `rule` must support the trees and have a dense form. The rest as for `verify_batch`, padding's rows hold anything.
     """
     return decode(pack(rule, trees, target_probs, coins, draws), trees)
 
@@ -43,10 +35,7 @@ def pack(
     coins: Float[Tensor, "B N"],
     draws: Float[Tensor, "B N"],
 ) -> Int[Tensor, "B columns"]:
-    """Verdicts, validity flags and the trees as one tensor on the device, [B, 4 + 3 N]; `decode` reads it.
-
-    Arguments as for `verify_dense`. Never waits for the device.
-    """
+    """Verdicts, validity flags and the trees as one tensor on the device, [B, 4 + 3 N]; never waits for the device."""
     ending = DENSE_FORMS[type(rule)](trees, target_probs, coins, draws)
     return _packed(trees, ending, target_probs.shape[-1], has_distributions(trees, target_probs))
 
@@ -67,12 +56,7 @@ def _packed(trees: TreeBatch, ending: Ending, vocab_size: int, has_probs: Bool[T
 
 
 def decode(packed: Int[Tensor, "B columns"], trees: TreeBatch) -> list[Verdict]:
-    """The verdicts of what `pack` made of `trees`, by one host copy; the trees keep what came of them, too.
-
-    Raises:
-        InvalidTreeError: a batch whose values are not those of drafted trees.
-        LogitsError: a target distribution that is not finite, is negative or does not sum to one.
-    """
+    """The verdicts of what `pack` made of `trees`, by one host copy; the trees keep theirs. Raises as `check_flags`."""
     rows, size = packed.tolist(), trees.max_nodes
     check_flags(trees, *rows[0][:2])
     kept, tokens, parents = (

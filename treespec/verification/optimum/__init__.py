@@ -6,7 +6,7 @@ Decoding). For siblings drawn from one distribution, with or without replacement
 sorted by P/q ascending, so a scan finds it at full vocabulary size. For whole trees there is an upper bound in closed
 form.
 
-Axis letters: V vocabulary, k siblings, L path length; `...` stands for any leading axes.
+All results are float64; k is the number of siblings.
 """
 
 from treespec.verification.optimum.nodes import (

@@ -1,4 +1,7 @@
-"""The optimal acceptance probability of one node, by how its siblings are drawn."""
+"""The optimal acceptance probability of one node, by how its siblings are drawn.
+
+Distributions are float [..., V] (without replacement: [V]), selected tokens int64 [..., k], results float64 [...].
+"""
 
 from __future__ import annotations
 
@@ -23,40 +26,28 @@ class Bounded(NamedTuple):
 
 
 def optimum_iid(target_probs: Tensor, draft_probs: Tensor, k: int) -> Tensor:
-    """Optimal acceptance probability of a node with k i.i.d. siblings: a prefix scan with `Pr = q(H)^k`.
-
-    Args:
-        target_probs: float [..., V].
-        draft_probs: float [..., V], the distribution that the siblings are drawn from.
-        k: at least 1; 1 gives `sum(min(P, q))`.
-
-    Returns:
-        float64 [...]; O(V log V).
+    """Optimal acceptance of k >= 1 siblings drawn i.i.d. from `draft_probs`: a scan with `Pr = q(H)^k`, O(V log V).
 
     Raises:
-        ConfigError: shapes that differ, distributions that are none, or k < 1.
+        ConfigError: shapes that differ, invalid distributions, or k < 1.
     """
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     return 1 + (target.cumsum(-1) - draft.cumsum(-1) ** k).amin(-1).clamp(max=0)
 
 
 def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: int, tolerance: float = 1e-9) -> Bounded:
-    """Optimal acceptance probability of a node with k siblings drawn without replacement.
+    """Optimal acceptance of k siblings drawn without replacement, the first one from `draft_probs`.
 
     The same prefix scan. Let every token ring at an exponential time of rate q: the first k to ring are the siblings,
     so `Pr(H) = integral of lam e^(-lam t) Pr(at least k rings in H by t) dt` with `lam = 1 - q(H)`. In closed form for
     k <= 2; otherwise by Gauss-Legendre quadrature on panels of doubling length, the same points for all prefixes, with
     a proven error bound: O(k V) per point, some 200 points.
 
-    Args:
-        target_probs: float [V].
-        draft_probs: float [V], the distribution of the first draw.
-        k: 1 to 16. Where fewer tokens have any mass, the siblings are all of those.
-        tolerance: the error bound to reach; rounding adds about 1e-12.
+    Where fewer than k tokens have any mass, the siblings are all of those. `tolerance` is the error bound to reach;
+    rounding adds about 1e-12.
 
     Raises:
-        ConfigError: shapes that differ, distributions that are none, k outside 1 to 16, or a tolerance outside [1e-12,
-            1).
+        ConfigError: shapes that differ, invalid distributions, k outside 1 to 16, or tolerance outside [1e-12, 1).
     """
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     if target.ndim != 1 or k > _MAX_SIBLINGS:
@@ -73,17 +64,10 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
 
 
 def optimum_selected(target_probs: Tensor, tokens: Tensor) -> Tensor:
-    """Optimal acceptance of selected siblings: `P(tokens)`, which the target walk attains.
-
-    Args:
-        target_probs: float [..., V].
-        tokens: int64 [..., k]; a token that stands twice counts once.
-
-    Returns:
-        float64 [...].
+    """Optimal acceptance of selected siblings: `P(tokens)`, each token once, which the target walk attains.
 
     Raises:
-        ConfigError: a target distribution that is none.
+        ConfigError: an invalid target distribution.
     """
     check_distributions("target_probs", target_probs)
     is_child = torch.zeros_like(target_probs, dtype=torch.bool).scatter(-1, tokens, True)
@@ -93,17 +77,11 @@ def optimum_selected(target_probs: Tensor, tokens: Tensor) -> Tensor:
 def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -> Tensor:
     """Optimal acceptance of some selected siblings and one sampled from the rest: H holds all selected ones.
 
-    Args:
-        target_probs: float [..., V].
-        draft_probs: float [..., V], the distribution of the sampled sibling, zero on the selected tokens; zero
-            everywhere where the selected ones leave nothing to sample, which makes it `optimum_selected`.
-        selected: int64 [..., k - 1].
-
-    Returns:
-        float64 [...].
+    `draft_probs`, of the sampled sibling, is zero on the selected tokens, and everywhere if they leave nothing to
+    sample, which makes it `optimum_selected`.
 
     Raises:
-        ConfigError: shapes that differ or distributions that are none.
+        ConfigError: shapes that differ or invalid distributions.
     """
     _check_pair(target_probs, draft_probs, may_be_empty=True)
     target, draft = target_probs.double(), draft_probs.double()

@@ -1,7 +1,4 @@
-"""Whether k draws without replacement all fall in a set of tokens: integrals over ring times.
-
-Axis letters: V vocabulary, k draws.
-"""
+"""Whether k draws without replacement all fall in a set of tokens: integrals over ring times."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.errors import ConfigError
@@ -24,8 +25,8 @@ def tree_bound(target_probs: Callable[[Path], Any], inclusion: Callable[[Path], 
     paths are few.
 
     Args:
-        target_probs: the target distribution [V] after the tokens of a path below the root.
-        inclusion: the probability that the drafted tree holds a path of tokens; see `shape_inclusion`.
+        target_probs: the target distribution [V] after a path of tokens.
+        inclusion: the probability that the drafted tree holds a path; see `shape_inclusion`.
         max_depth: depth of the tree.
     """
 
@@ -42,18 +43,17 @@ def tree_bound(target_probs: Callable[[Path], Any], inclusion: Callable[[Path], 
     return below((), 1.0)
 
 
-def path_bound(target_probs: Tensor, inclusion_probs: Tensor) -> Tensor:
+def path_bound(
+    target_probs: Float[Tensor, "*rows L"], inclusion_probs: Float[Tensor, "*rows L"]
+) -> Float[Tensor, "*rows"]:
     """One sample of the whole-tree bound at full vocabulary size: its mean over paths drawn from the target is U.
 
     `U(s) / P(s)` is the least of 1 and inclusion / P over the prefixes of s, so with a path s drawn from the target
     `sum over its prefixes of U / P` has the mean `sum over all s of U(s)`: see `tree_bound`.
 
     Args:
-        target_probs: float [..., L], the target's probability of each prefix (1 to L tokens) of a path drawn from it.
-        inclusion_probs: float [..., L], the probability that the drafted tree holds that prefix.
-
-    Returns:
-        float64 [...].
+        target_probs: the target's probability of each prefix (1 to L tokens) of a path drawn from it.
+        inclusion_probs: the probability that the drafted tree holds that prefix.
     """
     share = (inclusion_probs.double() / target_probs.double()).clamp(max=1)
     return share.cummin(-1).values.sum(-1)
@@ -66,11 +66,8 @@ def shape_inclusion(
 
     Args:
         parents: the shape, one parent per node, -1 for the root.
-        draft_probs: the draft distribution [V] after the tokens of a path below the root.
-        is_without_replacement: how siblings are drawn; otherwise i.i.d.
-
-    Returns:
-        A function of a path of tokens below the root. Without replacement, k siblings cost O(V^(k-1)): for toys.
+        draft_probs: the draft distribution [V] after a path of tokens.
+        is_without_replacement: how siblings are drawn, at a cost of O(V^(k-1)) for k of them; otherwise i.i.d.
 
     Raises:
         ConfigError: parents that make no tree.
@@ -103,8 +100,7 @@ def shape_inclusion(
 
 
 def _draw_distributions(probs: np.ndarray, k: int) -> Iterator[np.ndarray]:
-    """The unconditional distribution of the first to the k-th draw without replacement; zero once nothing is left
-    to draw."""
+    """The unconditional distributions of the first to the k-th draw without replacement; zero once nothing is left."""
     if k == 0:
         return
     yield probs
