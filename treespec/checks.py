@@ -43,7 +43,7 @@ def is_policy(tree: object) -> bool:
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raises: ConfigError, unless `value` is a number in [0, 1], exact ones included; NaN is none."""
+    """Raises: ConfigError, unless `value` is a number in [0, 1], exact ones included."""
     number: Any = value if isinstance(value, Real) else math.nan
     if not 0 <= number <= 1:
         raise ConfigError(f"{name} must lie in [0, 1], got {value!r}")
@@ -60,15 +60,9 @@ def are_distributions(probs: Float[Tensor, "*rows V"], tolerance: float = 1e-3) 
 
 
 def check_distributions(name: str, probs: Tensor, may_be_empty: bool = False) -> None:
-    """Raise for a caller's distributions [..., V] that are not; those in half precision, or rounded to two digits, are.
+    """Raise ConfigError unless `probs` is a tensor of distributions [..., V], up to half precision or two decimals.
 
-    Args:
-        name: what messages call them.
-        probs: the distributions.
-        may_be_empty: accept rows of zeros.
-
-    Raises:
-        ConfigError: not a tensor of floats [..., V], or a row that is no probability distribution.
+    `may_be_empty` accepts rows of zeros.
     """
     if not isinstance(probs, Tensor):
         raise ConfigError(f"{name} must be a tensor of floats [..., V], got {type(probs).__name__}")

@@ -37,7 +37,7 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     With any lossless rule the output distribution is the target's own under the given processors.
 
     Raises:
-        InvalidTreeError, RuleMismatchError: what the drafter proposed is no tree, or not one the rule admits.
+        InvalidTreeError, RuleMismatchError: the drafter proposed an invalid tree, or one that the rule cannot verify.
         LogitsError: the target's logits give no distribution.
         ConfigError: the drafter reads hidden states that the target's scorer does not return.
     """
@@ -106,7 +106,8 @@ class _Run:
         """Trees no deeper than each row has room for: a path of depth d emits d + 1 tokens."""
         room = [self._room(b) - 1 for b in range(len(self.rows))]
         if self.target.capability == Capability.PLAIN or max(room) < 1:
-            return self._roots()
+            roots = self.history.last_tokens.unsqueeze(1)
+            return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
         trees = self.drafter.propose(max(room))
         self._check(trees)
         if trees.max_nodes > 1 + min(room):
@@ -130,10 +131,6 @@ class _Run:
     def _room(self, index: int) -> int:
         history = self.history
         return self.request.stopping.max_new(self.rows[index], history.lengths[index], history.num_padding[index])
-
-    def _roots(self) -> TreeBatch:
-        tokens = self.history.last_tokens.unsqueeze(1)
-        return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT))
 
     def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
         rule = resolve(self.request.verification, self.request.is_sampling, trees)

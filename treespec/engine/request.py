@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.engine.stats import SpeculationStats, StepRecord
@@ -31,7 +32,7 @@ class Stopping(Protocol):
 
 
 class Streams(NamedTuple):
-    """Three independent random streams: what one uses never shifts another."""
+    """Three independent random streams."""
 
     draft: torch.Generator
     coins: torch.Generator
@@ -52,22 +53,20 @@ class Request:
     """Everything one call of `speculate` needs beside the models.
 
     Args:
-        prompt_ids: int64 [B, P], P >= 1, left-padded.
-        prompt_mask: bool [B, P], False on padding.
+        prompt_ids: P >= 1, left-padded.
+        prompt_mask: False on padding.
         stopping: where each row ends.
         policy: how trees are shaped, for drafters that have no policy of their own.
         verification: "auto", a rule's name or a rule.
-        processors: the caller's logits processors.
-        is_sampling: False decodes greedily.
-        seed: of all random streams; None takes one draw from torch's default generator.
+        seed: see `Streams.from_seed`.
         on_tokens: called with (row, tokens) as soon as tokens are final.
         on_target_probs: called with (row, target_probs, index of the row in `target_probs`, path) before a row's
             tokens are final.
         has_records: keep one `StepRecord` per step.
     """
 
-    prompt_ids: Tensor
-    prompt_mask: Tensor
+    prompt_ids: Int[Tensor, "B P"]
+    prompt_mask: Bool[Tensor, "B P"]
     stopping: Stopping
     policy: TreePolicy | None = None
     verification: str | VerificationRule = "auto"

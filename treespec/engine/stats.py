@@ -18,10 +18,7 @@ PHASES = ("prefill", "draft", "target", "verify", "commit")
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One verified step, on the host: one entry per row that took part.
-
-    `rows` are the caller's batch rows, `emitted` the tokens appended to each, `seconds` the step's time by phase.
-    """
+    """One verified step, on the host: `rows` are the caller's batch rows, `seconds` the step's time by phase."""
 
     rows: list[int]
     trees: list[TokenTree]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.errors import LogitsError
@@ -17,21 +18,14 @@ class TargetProbs:
     """The target's distribution after every node of one step's trees, each computed once, when it is asked for.
 
     Verification visits few nodes, and one node's top-p over 50k tokens costs milliseconds on a CPU: so nothing is
-    computed for the nodes that no rule looks at. Accelerators ask for `dense` instead.
-
-    Args:
-        trees: B trees whose roots are the last committed tokens.
-        logits: [B, N, V], the target's raw logits after every node.
-        history: the committed tokens of the rows.
-        processors: the caller's logits processors.
-        row_ids: the caller's batch row of every row.
-        is_sampling: False makes every distribution a point mass on the highest score (greedy decoding).
+    computed for the nodes that no rule looks at. Accelerators ask for `dense` instead. `logits` are the target's raw
+    ones; where `is_sampling` is False every distribution is a point mass on the highest score.
     """
 
     def __init__(
         self,
         trees: TreeBatch,
-        logits: Tensor,
+        logits: Float[Tensor, "B N V"],
         history: History,
         processors: PathProcessors,
         row_ids: Sequence[int],
@@ -44,11 +38,10 @@ class TargetProbs:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.logits.shape[-1]
 
-    def scores(self, row: int, node: int) -> Tensor:
-        """Processed scores after a node, float32 [V].
+    def scores(self, row: int, node: int) -> Float[Tensor, " V"]:
+        """Processed scores after a node, float32.
 
         Raises:
             LogitsError: NaN or +inf among them, or nothing but -inf.
@@ -61,19 +54,19 @@ class TargetProbs:
             self._scores[key] = scores
         return self._scores[key]
 
-    def probs(self, row: int, node: int) -> Tensor:
-        """The target distribution after a node, float32 [V]; never to be written to."""
+    def probs(self, row: int, node: int) -> Float[Tensor, " V"]:
+        """The target distribution after a node, float32; never to be written to."""
         key = (row, node)
         if key not in self._probs:
             self._probs[key] = self._as_probs(self.scores(row, node))
         return self._probs[key]
 
-    def dense(self) -> Tensor:
-        """All distributions at once, float32 [B, N, V], without waiting for the device; any at padding."""
+    def dense(self) -> Float[Tensor, "B N V"]:
+        """All distributions at once, float32; any at padding."""
         return self._as_probs(self.dense_scores())
 
-    def dense_scores(self) -> Tensor:
-        """All processed scores at once, float32 [B, N, V]; unchecked, for dense rules flag NaN and infinity."""
+    def dense_scores(self) -> Float[Tensor, "B N V"]:
+        """All processed scores at once, float32; unchecked, for dense rules flag NaN and infinity."""
         return path_scores(self._processors, self._history, self._row_ids, self.logits, self._paths)
 
     def _as_probs(self, scores: Tensor) -> Tensor:

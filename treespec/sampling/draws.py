@@ -1,7 +1,4 @@
-"""Draws from given uniforms. Nothing here owns or touches a global random state.
-
-Axis letters: V vocabulary, k draws; `...` stands for any leading axes.
-"""
+"""Draws from given uniforms or generators; nothing here touches a global random state."""
 
 import torch
 from torch import Tensor
@@ -16,10 +13,7 @@ def residual(probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
-    """`weights / sum(weights)` over the last axis, float [..., V].
-
-    Rows without any mass become `fallback` (same shape) or stay zero: never NaN.
-    """
+    """`weights / sum(weights)` over the last axis; rows without any mass become `fallback` or stay zero."""
     total = weights.sum(-1, keepdim=True)
     has_mass = total > 0
     scaled = weights / torch.where(has_mass, total, torch.ones_like(total))
@@ -36,17 +30,10 @@ def truncate_probs(probs: Tensor, num_tokens: int) -> Tensor:
 
 
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw an index from unnormalised weights, one per leading position.
+    """Draw one index, int64 [...], from weights [..., V], not normalised, by uniforms [...] in [0, 1).
 
     The uniform is scaled by the last cumulative sum, so float32 distributions that sum to 1 - 8e-6 lose nothing, and an
     index of zero mass is never returned while any index has mass.
-
-    Args:
-        weights: float [..., V], not negative.
-        uniform: float [...], in [0, 1).
-
-    Returns:
-        int64 [...].
     """
     return _search(weights, uniform.unsqueeze(-1)).squeeze(-1)
 
@@ -78,18 +65,10 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
 
 
 def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k draws without replacement per distribution, in drawing order.
-
-    By an exponential race, which is Gumbel top-k (Kool et al. 2019) on another scale.
-
-    Args:
-        probs: float [..., V].
-        k: at most V; more is cut to V.
-        generator: on the device of `probs`.
+    """k draws (at most V) without replacement per distribution [..., V], in drawing order, by `race`.
 
     Returns:
-        tokens int64 [..., k] and is_drawn bool [..., k]: False where the distribution had fewer than k tokens of
-        positive mass.
+        tokens int64 [..., k] and is_drawn bool [..., k]: False where fewer than k tokens had positive mass.
     """
     tokens, speeds = race(probs, k, generator)
     return tokens, speeds > 0
@@ -109,8 +88,8 @@ def _support(probs: Tensor) -> Tensor | None:
 def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The k first arrivals of independent exponential clocks with rates `probs`, float [..., V].
 
-    They have exactly the distribution of successive draws from the renormalised rest; arrival times are Gumbels of the
-    log-distribution on another scale, `exp(-Gumbel)`.
+    They have exactly the distribution of successive draws from the renormalised rest: Gumbel top-k (Kool et al. 2019)
+    on another scale, `exp(-Gumbel)`.
 
     Returns:
         tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero where

@@ -1,10 +1,8 @@
 """The textbook algorithm on plain arrays: one chain, one round, in the forms that people meet it in.
 
-Everything here is a pure function over torch tensors, numpy arrays or nested lists. Chance comes from `generator=`, or,
-without one, from the global state of the library that the arrays belong to (lists count as numpy): for every token
-first the coin, then, if it is needed, the token.
-
-Axis letters: K draft tokens, V vocabulary.
+All functions take torch tensors, numpy arrays or nested lists, for K draft tokens and a vocabulary V. Random numbers
+come from `generator=`, or else from the global state of the library that the arrays belong to (lists count as numpy):
+for every token first the coin, then, if it is needed, the token.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def speculative_decode(
         1 to K tokens.
 
     Raises:
-        ConfigError: shapes that do not fit, distributions that are none, or a draft token of draft probability zero.
+        ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
     if chain.num_tokens == 0:
@@ -62,16 +60,9 @@ def speculative_decoding_verify(
 ) -> list[int]:
     """Token verification with a bonus token (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 
-    As `speculative_decode`, and when *every* draft token was kept and `target_probs` has a row more, one token is drawn
-    from that row. Counting the appended tokens instead (`len(output) == K`) would also add a bonus token after the last
-    draft token was rejected and replaced: its row is conditioned on the rejected token, so that form is biased.
-
-    Args:
-        draft_tokens: int [K].
-        draft_probs: float [K, V].
-        target_probs: float [K, V] or [K + 1, V].
-        vocab_size: V.
-        generator: torch.Generator or numpy.random.Generator.
+    As `speculative_decode`, and when *every* draft token was kept and `target_probs` is [K + 1, V], one token is drawn
+    from its last row. Counting the appended tokens instead (`len(output) == K`) would also add a bonus token after the
+    last draft token was rejected and replaced: its row is conditioned on the rejected token, so that form is biased.
 
     Returns:
         1 to K + 1 tokens; none when K = 0 and there is no extra row.
@@ -96,18 +87,12 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
     more, the argmax of the last target row follows as bonus. Good for following the algorithm by hand; the distribution
     of its output is *not* the target's, which needs draws.
 
-    Args:
-        draft_probs: float [K, V].
-        target_probs: float [K, V] or [K + 1, V].
-        draft_tokens: int [K].
-        random_coins: float [K] in [0, 1].
-
     Returns:
         `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
-        those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 places (0.0 when K = 0).
+        those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
 
     Raises:
-        ConfigError: see `speculative_decode`; also for coins outside [0, 1] or not K of them.
+        ConfigError: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
     coins = iter(read_vector(random_coins, "random_coins", chain.num_tokens))
@@ -136,9 +121,9 @@ class TokenExplanation:
 class RoundExplanation:
     """A round, token by token; `str()` gives it as text.
 
-    Sources differ in what "appended" counts: `num_appended` is the block of accepted draft tokens, up to but without
-    the first rejected one; `num_appended_with_replacement` also counts the residual token that takes the rejected one's
-    place. Neither counts a bonus token, whose distribution is not among the inputs.
+    Sources differ in what "appended" counts: `num_appended` is the accepted draft tokens before the first rejected one;
+    `num_appended_with_replacement` also counts the residual token that replaces the rejected one. Neither counts a
+    bonus token, whose distribution is not among the inputs.
     """
 
     steps: tuple[TokenExplanation, ...]
@@ -172,7 +157,7 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
     A token with target >= draft is accepted whatever its coin; another one is rejected only if its coin is *greater*
     than target/draft. The comparison is exact on the decimals as written: .06 / .2 is .3, and a coin of .3 accepts.
     `simulate_round` keeps a token only if its coin is strictly *below* the ratio, so it rejects that one.
-    Tokens after the first rejected one are discarded without being judged.
+    Tokens after the first rejected one are discarded without being verified.
 
     Args:
         target_token_probs: float [K], the target's probability of each draft token.
@@ -190,13 +175,13 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
     for i, (p_target, p_draft, coin) in enumerate(zip(target, draft, coin_list, strict=True)):
         if p_draft == 0:
             raise ConfigError(f"draft_token_probs[{i}] is 0: a token that was drafted has a positive draft probability")
-        verdict, reason = _judge(i, p_target, p_draft, coin, first_rejected)
+        verdict, reason = _explain(i, p_target, p_draft, coin, first_rejected)
         first_rejected = i if verdict == "rejected" else first_rejected
         steps.append(TokenExplanation(i, p_target, p_draft, p_target / p_draft, coin, verdict, reason))
     return RoundExplanation(tuple(steps), first_rejected, min(first_rejected + 1, len(draft)))
 
 
-def _judge(index: int, target: float, draft: float, coin: float, first_rejected: int) -> tuple[str, str]:
+def _explain(index: int, target: float, draft: float, coin: float, first_rejected: int) -> tuple[str, str]:
     ratio = target / draft
     if first_rejected < index:
         return "discarded", f"because token {first_rejected} before it was rejected"
@@ -250,13 +235,3 @@ def _inverse_cdf(weights: Any, uniform: float) -> int:
     cdf = np.cumsum(to_numpy(weights, "weights"), dtype=np.float64)
     goal = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0))
     return int(np.searchsorted(cdf, goal, side="right"))
-
-
-__all__ = [
-    "RoundExplanation",
-    "TokenExplanation",
-    "explain_round",
-    "simulate_round",
-    "speculative_decode",
-    "speculative_decoding_verify",
-]

@@ -1,7 +1,4 @@
-"""Reading the inputs of the textbook functions: tensors, arrays or nested lists, checked, with errors that say why.
-
-Axis letters: K draft tokens, V vocabulary.
-"""
+"""Reading the inputs of the textbook functions: tensors, arrays or nested lists, checked."""
 
 from __future__ import annotations
 
