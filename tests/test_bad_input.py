@@ -200,7 +200,7 @@ WRONG = {
         InvalidTreeError,
         "probability zero",
     ),
-    "a literal that is none": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
+    "a literal that is no list": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
     "a path before its parent": (lambda: Paths([(0, 0)]), InvalidTreeError, "parent"),
     "a path without its elder": (lambda: Paths([(1,)]), InvalidTreeError, "sibling"),
     "a drafter's distribution of another sum": (
@@ -266,7 +266,7 @@ WRONG = {
     "too few hidden layers": (lambda: DFlash(BLOCK_HEAD, (1,)), ConfigError, r"of the 2 hidden .* got \(1,\)"),
     "one hidden layer": (lambda: DFlash(BLOCK_HEAD, 1), ConfigError, "of the 2 hidden states .* got 1"),
     "a head of NaN": (lambda: run(drafter=DFlash(NAN_HEAD, (1, 2))), LogitsError, "head's distributions hold NaN"),
-    "a table that is none": (lambda: TokenRecycling(table="x"), ConfigError, "Table of tensors, got str"),
+    "a string for a table": (lambda: TokenRecycling(table="x"), ConfigError, "Table of tensors, got str"),
     "a table of other shapes": (
         lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
         ConfigError,
@@ -293,18 +293,18 @@ WRONG = {
     ),
     "a seed out of range": (lambda: TreeSpeculation(DRAFT, seed=2**70), ConfigError, "seed"),
     "no stop string": (lambda: TreeSpeculation(DRAFT, stop_strings=[], tokenizer=object()), ConfigError, "several"),
-    "a stop string that is none": (
+    "a number for a stop string": (
         lambda: treespec.generate(TARGET, IDS[:1], TreeSpeculation(DRAFT), stop_strings=["a", 3], tokenizer=object()),
         ConfigError,
         "several",
     ),
-    "a streamer that is none": (lambda: TreeSpeculation(DRAFT, streamer=3), ConfigError, "put"),
-    "a streamer of one call that is none": (
+    "a number for a streamer": (lambda: TreeSpeculation(DRAFT, streamer=3), ConfigError, "put"),
+    "a number for the streamer of one call": (
         lambda: treespec.generate(TARGET, IDS[:1], TreeSpeculation(DRAFT), streamer=object()),
         ConfigError,
         "put",
     ),
-    "a seed that is none": (lambda: TreeSpeculation(DRAFT, seed="7"), ConfigError, "seed"),
+    "a string for a seed": (lambda: TreeSpeculation(DRAFT, seed="7"), ConfigError, "seed"),
     # vLLM's words
     "an unknown method": (
         lambda: treespec.from_config({"method": "oracle", "num_speculative_tokens": 3}),
