@@ -2,11 +2,11 @@
 
 A part is any object with the right methods; there is nothing to inherit from.
 
-A node has four numbers, each with one owner:
-- its id: the column of a `TreeBatch`, which `parents`, `Verdict.path` and the rules speak of;
-- the builder's column, before the tree is pruned to its budget (`policies.TreeBuilder`);
-- its expanded number, in the order of the draft's passes (`Frontier`);
-- its pending id, in the order of a scorer's passes since the last commit (`CausalScorer`).
+Four numberings of nodes, each with one owner:
+- the node id, its column in a `TreeBatch`: in `parents`, `Verdict.path` and the rules;
+- the builder's column, before the tree is cut to its budget (`policies.TreeBuilder`);
+- the expanded number, in the order of draft passes (`Frontier`);
+- the pending id, in the order of a scorer's passes since its last commit (`CausalScorer`).
 
 Axis letters: B rows, P prompt positions, F nodes of one pass, N nodes of a tree, E expanded nodes, H hidden size,
 V vocabulary, k candidates.
@@ -121,7 +121,7 @@ class CausalScorer(Protocol):
 
         Args:
             tokens: the nodes' tokens.
-            parents: pending ids; -1 attaches a node to the last committed token, -2 is padding.
+            parents: pending ids; -1: the node follows the row's last cached token, -2: padding.
         """
         ...
 
@@ -385,7 +385,12 @@ class Drafter(Protocol):
         ...
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """Trees for all rows whose roots are `history.last_tokens`, no deeper than `max_depth` (>= 1)."""
+        """Trees for all rows whose roots are `history.last_tokens`, no deeper than `max_depth` (>= 1).
+
+        Children that were sampled must come with what they were really drawn from, or the output is biased: the
+        distribution after all processors (`draft_probs`, `draft_index`), `is_without_replacement` where siblings were
+        drawn so from one row, and drawing order. Which child is kept must not depend on its own token.
+        """
         ...
 
     def update(self, step: VerifiedStep) -> None:

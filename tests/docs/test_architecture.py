@@ -51,7 +51,7 @@ def test_every_room_is_on_the_map() -> None:
     entries = [p for p in (ROOT / "treespec").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
     rooms = {entry.stem for entry in entries} - {"__init__"}
     assert len(entries) <= MAX_ENTRIES
-    table = PAGE.split("## Rooms")[1].split("\n## ")[0]
+    table = PAGE.split("## Packages")[1].split("\n## ")[0]
     assert {room for room in rooms if not re.search(rf"\[`{room}(?:\.py|/)?`\]", table)} == set()
 
 

@@ -63,7 +63,7 @@ class CachedSlots:
     """The committed part of a cache.
 
     Args:
-        mask: bool [B, S], False on left padding and on the holes of rejected nodes.
+        mask: bool [B, S], False on left padding and on holes: slots that other rows of the batch fill.
         is_contiguous: True when `mask` is known to be all True, so that a slot's number is its position.
         num_slots: the number of slots of a static cache; None for growing ones.
     """
