@@ -4,6 +4,7 @@ from treespec.hf import cpu
 from treespec.hf.attention.mask import tree_attention_mask
 from treespec.hf.cache.caches import new_cache
 from treespec.hf.cache.compaction import commit_cache
+from treespec.hf.cpu.optimized_model import OptimizedModel, optimize, restore
 from treespec.hf.generation.decoder import SpeculativeDecoder
 from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.generation.vllm_config import from_config
@@ -11,7 +12,6 @@ from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head, shipped_head
 from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.hf.optimized_model import OptimizedModel, optimize, restore
 
 __all__ = [
     "OptimizedModel",

@@ -24,8 +24,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
-from treespec.hf.linear_kernels import NUM_ROWS, PLAIN, FastForward, Kernel, Rounded, exact_kernels, fast_linears
-from treespec.hf.native import processor
+from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Kernel, Rounded, exact_kernels, fast_linears
+from treespec.hf.cpu.native import processor
 
 FORMAT = 1
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}

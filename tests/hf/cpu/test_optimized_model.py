@@ -12,9 +12,9 @@ from torch import nn
 import treespec
 from treespec.drafters import SuffixLookup
 from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
-from treespec.hf import optimized_model as module
-from treespec.hf.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels
-from treespec.hf.native import NativeError, NativeLinear, native_linear
+from treespec.hf.cpu import optimized_model as module
+from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels
+from treespec.hf.cpu.native import NativeError, NativeLinear, native_linear
 
 FIRST_TIMES = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
 

@@ -1,4 +1,4 @@
-// y = x w^T + bias for a few rows in float32, as treespec/hf/native.py compiles it for the machine at hand.
+// y = x w^T + bias for a few rows in float32, as treespec/hf/cpu/native.py compiles it for the machine at hand.
 //
 // A product of 1 to 64 rows is limited by reading the weights. They are packed in panels of COLUMNS outputs,
 // [panel][k][COLUMNS], so that they are read once, in order, and well ahead. Every output is one chain of fused

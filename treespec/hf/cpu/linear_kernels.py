@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from treespec.hf.native import NativeError, native_linear
+from treespec.hf.cpu.native import NativeError, native_linear
 
 NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """Numbers of rows at which kernels are measured; others take the next larger one's choice."""
