@@ -79,10 +79,10 @@ def test_merge_is_the_union_pruned_by_value():
     batch = Loop(Merge([Fixed(first), Fixed(second)]), [[9]], BestFirst(4), vocab_size=10).propose()
     assert batch.tokens.tolist() == [[9, 1, 3, 2]]
     assert batch.parents.tolist() == [[-1, 0, 1, 0]]
-    # Below the root the first says 1: .6, 2: .3, else .1; the second 1: .5, 2: a tenth of the other half, else .5.
+    # Below the root the first gives 1 .6, 2 .3, others .1; the second 1 .5, 2 a tenth of the other half, others .5.
     one, two, none = 0.6 * 0.5, 0.3 * 0.05, 0.1 * 0.5
     total = one + two + none
-    # Below 1 the first says 3: .5, 4: a tenth of the rest, else .5; the second 3: .8, 4: .2, else next to nothing.
+    # Below 1 the first gives 3 .5, 4 a tenth of the rest, others .5; the second 3 .8, 4 .2, others next to nothing.
     three, four, neither = 0.5 * 0.8, 0.05 * 0.2, 0.5 * MIN_REST
     expected = [1.0, one / total, one / total * three / (three + four + neither), two / total]
     torch.testing.assert_close(batch.values, torch.tensor([expected]))
@@ -129,11 +129,11 @@ def pooled(confidences, weights, path):
 @given(st.data())
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_the_best_of_the_union_are_kept(data):
-    sources = [draw_tree(data) for _ in range(data.draw(st.integers(2, 3)))]
-    union, num_nodes = UnionTree(7, sources), data.draw(st.integers(1, 9))
-    weights = [data.draw(st.floats(0, 2)) for _ in sources]
+    trees = [draw_tree(data) for _ in range(data.draw(st.integers(2, 3)))]
+    union, num_nodes = UnionTree(7, trees), data.draw(st.integers(1, 9))
+    weights = [data.draw(st.floats(0, 2)) for _ in trees]
     values = union.values(OpinionPool(weights))
-    confidences = [confidences_of(tree) for tree in sources]
+    confidences = [confidences_of(tree) for tree in trees]
     expected = {(): 1.0}
     for path in sorted({path for part in confidences for path in part}, key=len):
         expected[path] = expected[path[:-1]] * pooled(confidences, weights, path)
@@ -179,7 +179,7 @@ def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
 
 def test_every_voter_rank_confidence_and_depth_has_its_cell():
     confidences = itertools.product((0, 1), (1, 2), (0, 1), (0.1, 0.3, 0.6, 0.9))
-    cells = [vote_cells(source, depth, Vote(rank, confidence)) for source, depth, rank, confidence in confidences]
+    cells = [vote_cells(voter, depth, Vote(rank, confidence)) for voter, depth, rank, confidence in confidences]
     assert len({fine for _, fine in cells}) == len(cells)
     assert len({coarse for coarse, _ in cells}) == len(cells) / 2, "depths share the coarse one"
 
@@ -212,8 +212,8 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
             return math.log(1 - sum(probs) if right is None else probs[right])
 
         slopes = [
-            (log_prob([0.9 + step * (source == 0), 0.7 + step * (source == 1)]) - log_prob([0.9, 0.7])) / step
-            for source in (0, 1)
+            (log_prob([0.9 + step * (voter == 0), 0.7 + step * (voter == 1)]) - log_prob([0.9, 0.7])) / step
+            for voter in (0, 1)
         ]
         pool.learn(group, right)
         moved = [(after - before) / RATE for after, before in zip(pool.weights, (0.9, 0.7), strict=True)]
@@ -223,7 +223,7 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
 def test_weights_are_learned_and_kept_across_calls():
     good, bad = drafted(1), valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
     merge = Merge([Fixed(good), Fixed(bad)])
-    assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 2]], "as confident as it says"
+    assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 2]], "by its own confidence"
     assert run(merge, lambda _: [1], 30).propose().tokens.tolist() == [[0, 1]]
     assert run(merge, lambda _: [1], 0).propose().tokens.tolist() == [[0, 1]]
 
@@ -247,7 +247,7 @@ def test_merge_learns_ranks_and_depths():
     merge = Merge([Fixed(deep), Fixed(drafted(3, prob=0.1))])
     loop = Loop(merge, [[0]], BestFirst(3))
     assert loop.propose().tokens.tolist() == [[0, 1, 2]]
-    for step in range(400):  # of the first source the first level is right, the second never
+    for step in range(400):  # Of the first drafter the first level is right, the second never.
         loop.step(loop.propose(), emit=[[1, 4, 0] if step % 4 else [3, 0]])
     assert loop.propose().tokens.tolist() == [[0, 1, 3]]
 
@@ -263,7 +263,7 @@ def test_pruned_tokens_are_learned_from():
 
 
 def test_voters_that_err_together_are_not_counted_twice():
-    """Two copies of a source that is right at .4 are worth .4 and not .64: the third, right at .55, goes first."""
+    """Two copies of a drafter that is right at .4 are worth .4 and not .64: the third, right at .55, goes first."""
     first, twin, third = [drafted(1), drafted(2)], [drafted(1), drafted(2)], [drafted(3, prob=0.6)]
     calls = 400
     merge = Merge([Fixed(*first * calls), Fixed(*twin * calls), Fixed(*third)])
@@ -273,7 +273,7 @@ def test_voters_that_err_together_are_not_counted_twice():
 
 
 def accepted_per_step(drafter, truth, num_nodes, policy=None):
-    """Mean accepted tokens over a text that goes on as `truth` says."""
+    """Mean accepted tokens per step over the text `truth`."""
     loop = Loop(drafter, [[0]], policy or BestFirst(num_nodes), vocab_size=50)
     position = num_steps = 0
     while position < len(truth) - 40:
@@ -338,7 +338,7 @@ def test_rows_are_learned_from_separately():
     merge = Merge([Fixed(trees), Fixed(bare)])
     loop = run(merge, lambda _: [1, 4], 60, num_nodes=3, roots=(0, 5))
     batch = loop.propose()
-    assert batch.tokens.tolist() == [[0, 1, 0], [5, 4, 2]], "row 0's source was always right, in row 1 the other"
+    assert batch.tokens.tolist() == [[0, 1, 0], [5, 4, 2]], "row 0: the first was always right; row 1: the other"
     assert batch.parents.tolist() == [[-1, 0, -2], [-1, 0, 0]]
 
 

@@ -31,9 +31,9 @@ MANY_TRIALS = 2.0**20
 class TokenRecycling(SessionSource):
     """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
 
-    The table is on the device, is updated from every node of every target pass without a host copy, and persists across
-    calls; `save` and `load` keep it longer. A candidate's probability is how often its rank held the target's most
-    likely token so far. A call writes to the table, so threads must not share one at the same time.
+    The table is updated on the device from every node of every target pass, without a host copy, and persists across
+    calls. A candidate's probability is how often its rank held the target's most likely token so far. Threads must not
+    share a table, as every call writes to it.
 
     Args:
         num_candidates: K, the candidates kept per token; a given table has its own.
@@ -58,11 +58,7 @@ class TokenRecycling(SessionSource):
             self._hits = table.hits.clone()
 
     def start(self, session: Session) -> None:
-        """Begin a call; the table stays.
-
-        Raises:
-            VocabularyMismatchError: the table was made for a vocabulary of another size.
-        """
+        """Begin a call. Raises: VocabularyMismatchError, the table was made for a vocabulary of another size."""
         self._session, self._policy = session, policy_of_call(session)
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
@@ -101,31 +97,18 @@ class TokenRecycling(SessionSource):
         """The table does not depend on rows."""
 
     def save(self, path: str | Path) -> None:
-        """Write the table to a safetensors file, whole or not at all.
-
-        Raises:
-            ConfigError: before the first call, when there is no table.
-            CheckpointError: the file cannot be written.
-        """
+        """Write the table to a safetensors file. Raises: CheckpointError; ConfigError, before the first call."""
         write_tensors(path, FORMAT, pack_table(Table(self.table, self._hits)), {"vocab_size": str(len(self.table))})
 
     @classmethod
     def load(cls, path: str | Path) -> TokenRecycling:
-        """A drafter with the table that `save` wrote.
-
-        Raises:
-            CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
-        """
+        """A drafter with the table that `save` wrote. Raises: CheckpointError, see `read_tensors`, `unpack_table`."""
         tensors, metadata = read_tensors(path, FORMAT, PACKED)
         return cls(table=unpack_table(tensors, metadata, path))
 
     @property
     def table(self) -> Tensor:
-        """int64 [V, K], -1 where there is no candidate yet.
-
-        Raises:
-            ConfigError: before the first call.
-        """
+        """int64 [V, K], -1 where there is no candidate yet. Raises: ConfigError, before the first call."""
         if self._table is None:
             raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
         return self._table[:-1]
@@ -138,7 +121,7 @@ class TokenRecycling(SessionSource):
         return probs.cummin(0).values
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """See `DraftSource`: the table's rows of the nodes' tokens."""
+        """See `DraftSource`."""
         candidates = self.table[frontier.tokens]
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))

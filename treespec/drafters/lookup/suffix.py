@@ -84,11 +84,7 @@ class SuffixLookup:
         self._is_longest_only = is_longest_only
 
     def start(self, session: Session) -> None:
-        """Begin a call with one text per row, its prompt; the output of the last call goes into the store.
-
-        Raises:
-            VocabularyMismatchError: the store holds ids beyond the vocabulary.
-        """
+        """Begin a call. Raises: VocabularyMismatchError, the store holds ids beyond the vocabulary."""
         self._session, self._policy = session, policy_of_call(session)
         history = session.history
         self._rows = [SuffixText(history.tokens(b).tolist()) for b in range(history.num_rows)]

@@ -75,11 +75,7 @@ class SuffixStore:
         self._extend(texts)
 
     def record(self, text: SuffixText, num_before: int) -> None:
-        """Add what will have been appended to a row's text when its call is over, see `add_recorded`.
-
-        Args:
-            num_before: how many tokens before it are added too, for matches that reach back.
-        """
+        """Add a row's output when its call is over, and `num_before` tokens before it for matches that reach back."""
         self._recorded.append((text, max(len(text) - num_before, 1), len(text)))
 
     def add_recorded(self) -> None:
@@ -99,11 +95,7 @@ class SuffixStore:
 
     @classmethod
     def load(cls, path: str | Path) -> SuffixStore:
-        """Read what `save` wrote.
-
-        Raises:
-            CheckpointError: no such file, a damaged one, or another format or version.
-        """
+        """Read what `save` wrote. Raises: CheckpointError, see `read_tensors`; or tensors that do not fit."""
         tensors, metadata = read_tensors(path, FORMAT, ["tokens"])
         tokens = tensors["tokens"]
         try:

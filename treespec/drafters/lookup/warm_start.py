@@ -99,11 +99,7 @@ class WarmStart:
 
     @classmethod
     def load(cls, path: str | Path) -> WarmStart:
-        """Read what `save` wrote.
-
-        Raises:
-            CheckpointError: no such file, damaged, of another format or version, or tensors that do not fit.
-        """
+        """Read what `save` wrote. Raises: CheckpointError, see `read_tensors`; or tensors that do not fit."""
         tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
         table = unpack_table(tensors, metadata, path)
         tokens = unpack_ids(tensors["tokens"], "tokens", len(table.candidates), path)
@@ -119,11 +115,7 @@ class WarmStart:
 
     @classmethod
     def shipped(cls, name: str) -> WarmStart:
-        """A set that comes with treespec, by its model's name without the owner, e.g. "SmolLM2-135M-Instruct".
-
-        Raises:
-            CheckpointError: no set has that name.
-        """
+        """A set that comes with treespec, by its model's name without the owner. Raises: CheckpointError."""
         sets = {Path(item.name).stem: item for item in files("treespec.data").iterdir() if "safetensors" in item.name}
         found = sets.get(name.rsplit("/", 1)[-1].lower())
         if found is None:

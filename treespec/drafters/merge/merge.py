@@ -22,10 +22,9 @@ from treespec.tree import PADDING_PARENT, TreeBatch
 class Merge:
     """The union of several drafters' trees, pruned to the most valuable nodes.
 
-    Every drafter's confidence in the nodes along the emitted tokens, of its whole tree before pruning, is compared with
-    the outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
-    weights where they differ are learned, see `OpinionPool`. Estimates start from the confidence itself and persist
-    across calls; another merge of such drafters can start from them.
+    Every drafter's confidence in the nodes along the emitted tokens, pruned ones included, is compared with the
+    outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
+    weights are learned where they differ, see `OpinionPool`. What is learned persists across calls.
 
     The call's policy shapes every drafter's part. Under a `Chain` the most valuable path is kept. Only selected
     children can be merged, as pruning sampled ones would change the output distribution, so the parts draft as if the
@@ -34,14 +33,13 @@ class Merge:
     Args:
         drafters: two or more.
         num_nodes: the most nodes of a merged tree, root included; None: as many as the call's policy allows.
-        pool: another merge's `pool`, of as many drafters in the same order, of which this one starts with a copy.
+        pool: another merge's, of as many drafters in the same order; this one starts with a copy.
 
     Attributes:
         pool: what was learned about the drafters.
 
     Raises:
-        ConfigError: fewer than two drafters, something else than a drafter, one drafter twice, a pool of another number
-            of drafters, or a budget that is not a positive int.
+        ConfigError: fewer than two drafters or one of them twice, a pool of another number, a budget below one.
     """
 
     def __init__(
@@ -56,23 +54,18 @@ class Merge:
         self._own_num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
         if pool is not None and len(pool.weights) != len(drafters):
             raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
-        self.pool = (
-            OpinionPool([confidence_weight(drafter) for drafter in drafters]) if pool is None else deepcopy(pool)
-        )
+        weights = [getattr(drafter, "confidence_weight", 1.0) for drafter in drafters]
+        self.pool = OpinionPool(weights) if pool is None else deepcopy(pool)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """The layers that any of the drafters reads; see `FeatureDrafter`."""
+        """See `FeatureDrafter`."""
         parts = [part for part in self._drafters if isinstance(part, FeatureDrafter)]
         return tuple(sorted({layer for part in parts for layer in part.hidden_layers}))
 
     @property
     def exit_layer(self) -> int | None:
-        """The early exit of the target that a part drafts with; see `EarlyExitDrafter`.
-
-        Raises:
-            ConfigError: two parts with different exits.
-        """
+        """See `EarlyExitDrafter`. Raises: ConfigError, two parts with different exits."""
         exits = {part.exit_layer for part in self._drafters if isinstance(part, EarlyExitDrafter)} - {None}
         if len(exits) > 1:
             raise ConfigError(f"one target has one early exit, the drafters want {sorted(map(str, exits))}")
@@ -87,11 +80,7 @@ class Merge:
             drafter.start(replace(session, is_sampling=False))
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """See `Drafter`.
-
-        Raises:
-            ConfigError, InvalidTreeError: see `read_trees`.
-        """
+        """See `Drafter`; for errors `read_trees`."""
         parts = [read_trees(drafter, drafter.propose(max_depth)) for drafter in self._drafters]
         roots = self._session.history.last_tokens.tolist()
         self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
@@ -106,7 +95,7 @@ class Merge:
             drafter.update(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order, in every part."""
+        """See `Drafter`."""
         for drafter in self._drafters:
             drafter.select_rows(rows)
 
@@ -114,11 +103,6 @@ class Merge:
         values = union.values(self.pool)
         keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
         return union.subtree(keep(values, self._num_nodes), values)
-
-
-def confidence_weight(drafter: Drafter) -> float:
-    """A drafter's initial weight in the pool: its `confidence_weight`, else that of a distribution."""
-    return getattr(drafter, "confidence_weight", 1.0)
 
 
 def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:

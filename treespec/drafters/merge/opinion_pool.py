@@ -97,10 +97,7 @@ class OpinionPool:
         return self._probs(self._log_probs(group), group)[:-1]
 
     def learn(self, group: SiblingGroup, right: int | None) -> None:
-        """Learn that child number `right` was right, or none of them.
-
-        Weights move along the gradient of the outcome's log probability.
-        """
+        """Learn that child number `right` was right, or none of them."""
         if len(group.voters) > 1:
             self._update_weights(group, -1 if right is None else right)
         for child, votes in enumerate(group.votes):
@@ -108,6 +105,7 @@ class OpinionPool:
                 self.calibration.record(child == right, vote_cells(voter, group.depth, vote))
 
     def _update_weights(self, group: SiblingGroup, outcome: int) -> None:
+        """A step along the gradient of the outcome's log probability."""
         logs = self._log_probs(group)
         probs = self._probs(logs, group)
         rate = RATE / math.sqrt(1 + self._num_outcomes / STEADY)

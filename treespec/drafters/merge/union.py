@@ -40,9 +40,8 @@ class UnionTree:
         node = 0
         for token in emitted:
             children = self._children[node]
-            if not children:
-                return
-            pool.learn(self._group(node), list(children).index(token) if token in children else None)
+            if children:
+                pool.learn(self._group(node), list(children).index(token) if token in children else None)
             if token not in children:
                 return
             node = children[token]

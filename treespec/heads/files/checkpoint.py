@@ -46,8 +46,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a folder with `config.json` and `*.safetensors`.
 
     Raises:
-        CheckpointError: no folder, no configuration or a damaged one, only pickled weights, one tensor in two files;
-            see also `read_finite_tensors`.
+        CheckpointError: a file missing, damaged or pickled, one tensor in two files; see also `read_finite_tensors`.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -1,9 +1,8 @@
 """Configurations of DFlash (z-lab) and DSpark (DeepSpec) heads, their authors' and the speculators library's.
 
-The authors keep Qwen3's keys at the top of `config.json`, DFlash's own in `dflash_config` and DSpark's at the top;
+The authors keep Qwen3's keys and DSpark's at the top of `config.json` and DFlash's own in `dflash_config`;
 `target_layer_ids` count layer *outputs*, from zero: hidden_states[id + 1]. The speculators library keeps the layers in
-`transformer_layer_config`, and its `aux_hidden_state_layer_ids` are indices of hidden_states themselves. Tensors have
-the same names in both.
+`transformer_layer_config`; its `aux_hidden_state_layer_ids` are indices of hidden_states. Tensors have the same names.
 
 Layers with a sliding window are causal inside a block in the speculators library unless `sliding_window_non_causal`,
 and not in the authors' own code; `dflash_config.causal` makes all layers causal (JetSpec's blocks).
@@ -23,11 +22,7 @@ MARKOV_WEIGHT = "markov_head.markov_w1.weight"
 
 
 def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlashConfig:
-    """The head's shape.
-
-    Raises:
-        CheckpointError: a missing or wrong value, or a setting that is not supported.
-    """
+    """The head's shape. Raises: CheckpointError, a missing or wrong value, or a setting that is not supported."""
     llama = llama_keys(config)
     config = ConfigReader(config.path, {**config.values, **config.nested("dflash_config").values})
     config.require("projector_type", "dflash", "dspark")
@@ -54,7 +49,6 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
 
 
 def _hidden_layers(config: ConfigReader, count: int) -> tuple[int, ...]:
-    """Indices of `HiddenStates`; see the module's docstring."""
     if inputs := config.layers(LAYER_IDS):
         return inputs
     outputs = config.layers("target_layer_ids") or _spread(config.integer("num_target_layers"), count)

@@ -4,11 +4,9 @@ The former keep llama's keys at the top of `config.json` and name the layer `mid
 `transformer_layer_config` and name it `layers.0.*`. Both map a reduced vocabulary by `d2t`: target id = draft id +
 d2t[draft id].
 
-Which hidden states are fused: a top-level `eagle_aux_hidden_state_layer_ids` (speculators, vLLM) counts layer *inputs*:
-vLLM collects a state before it runs the layer of that number, so an id is an index of transformers' `hidden_states`, as
-it is in the default [2, L // 2, L - 3], which speculators writes there itself. The ids inside `eagle_config`
-(SpecForge, SGLang) count layer *outputs*: SGLang adds one to each, and SpecForge's default is [1, L // 2 - 1, L - 4],
-the same three states.
+Which hidden states are fused: a top-level `eagle_aux_hidden_state_layer_ids` (speculators, vLLM) counts layer *inputs*,
+so an id is an index of transformers' `hidden_states`; the default is [2, L // 2, L - 3]. The ids inside `eagle_config`
+(SpecForge, SGLang) count layer *outputs*: the default there is [1, L // 2 - 1, L - 4], the same three states.
 """
 
 from __future__ import annotations
@@ -21,20 +19,13 @@ from torch import Tensor
 from treespec.heads.files.config import FULL, MAX_COUNT, SLIDING, ConfigReader, layer_config, layer_windows, llama_keys
 from treespec.heads.modules.eagle3 import Eagle3Config
 
-NUM_FEATURES = 3
-"""EAGLE-3's own number, for files in which `fc.weight` is missing too."""
-
 OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
 """Tensors that no plain model has."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
-    """The head's shape, with norms where the configuration says so or else where the file has tensors for them.
-
-    Raises:
-        CheckpointError: a missing or wrong value, or a setting that is not supported.
-    """
+    """The head's shape, with norms where the configuration or else the tensors have them. Raises: CheckpointError."""
     llama, nested = llama_keys(config), config.nested("eagle_config")
     windows = layer_windows(llama, [SLIDING if llama.get("use_sliding_window") else FULL])
     if len(set(windows)) > 1:
@@ -44,7 +35,7 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
     target_hidden_size = config.integer("target_hidden_size", layer.hidden_size)
     hidden_layers = config.layers(LAYER_IDS) or tuple(i + 1 for i in nested.layers(LAYER_IDS))
     fused = tensors.get("fc.weight")
-    columns = NUM_FEATURES if fused is None or fused.ndim != 2 else max(fused.shape[1] // target_hidden_size, 1)
+    columns = 3 if fused is None or fused.ndim != 2 else max(fused.shape[1] // target_hidden_size, 1)
     flags = ConfigReader(config.path, {**nested.values, **config.values})
     return Eagle3Config(
         layer=layer,

@@ -119,7 +119,7 @@ def _is_causal(config: DFlashConfig) -> bool:
 def _common_keys(
     config: Eagle3Config | DFlashConfig, architecture: str, num_tokens: int, verifier: str | None
 ) -> dict[str, Any]:
-    """The keys of heads of every kind; `num_tokens` drafted by default."""
+    """The keys of heads of every kind that draft `num_tokens` by default."""
     return {
         "architectures": [architecture],
         "model_type": "speculators",

@@ -37,10 +37,9 @@ Found = dict[tuple[str | int, ...], Tensor]
 def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaHeads:
     """Medusa heads from a safetensors file, or from a folder that holds one and perhaps a config.json.
 
-    Supported are the authors' format (`0.0.linear.weight`, ..., with or without the prefix `medusa_head.`), the second
-    version of it of text-generation-inference, in which the heads share the target's own output layer, and vLLM's
-    (`blocks.0.layers.0.weight`, `lm_heads.0.weight`, `token_map`). config.json may limit the number of heads and layers
-    (`medusa_num_heads`, `medusa_num_layers`; vLLM: `num_heads`, `num_hidden_layers`): the first ones are taken.
+    Supported are the authors' format (`0.0.linear.weight`, ..., with or without the prefix `medusa_head.`), its second
+    version, in which the heads share the target's output layer, and vLLM's (`blocks.0.layers.0.weight`,
+    `lm_heads.0.weight`, `token_map`). config.json may limit the number of heads and layers: the first ones are taken.
 
     Args:
         path: the file or the folder.

@@ -20,11 +20,7 @@ class HeadConfig:
     """The part of a head's shape that all kinds have.
 
     Args:
-        layer: the decoder layers' shape.
-        vocab_size: V, of the embedding.
-        draft_vocab_size: W.
-        target_hidden_size: J.
-        num_features: L.
+        vocab_size, draft_vocab_size, target_hidden_size, num_features: V, W, J, L.
         hidden_layers: the target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice.
     """
 

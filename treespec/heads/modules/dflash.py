@@ -5,9 +5,8 @@ and of mask tokens behind it. Queries are those of the block, keys and values th
 the target's fused hidden states before the anchor; they pass through no layer, so their keys and values are computed
 once per committed token.
 
-Position k > 0 of a DFlash block guesses the token k behind the anchor, and position 0 guesses nothing; position k of a
-DSpark block guesses the token k + 1 behind it. Outputs here are by depth, which hides the difference: those of depth d
-guess the token d + 1 behind the anchor.
+Position k > 0 of a DFlash block guesses the token k behind the anchor, position k of a DSpark block the token k + 1.
+Outputs here are by depth: those of depth d guess the token d + 1 behind the anchor.
 
 Axis letters: B rows, T tokens of a text, M context positions of a pass, C blocks per text, K positions of a block, D
 depths, H the head's hidden size, J the target's, L fused hidden states, V the target's vocabulary, W the draft

@@ -38,7 +38,7 @@ class DraftingCache:
 
     @property
     def num_committed(self) -> int:
-        """The slots of the longest row; pending nodes lie behind them."""
+        """The slots of the longest row."""
         return max(self.lengths, default=0)
 
     def begin_commit(self, counts: Sequence[int], num_columns: int) -> int:
@@ -65,7 +65,6 @@ class DraftingCache:
         return self._end
 
     def drop_pending(self) -> None:
-        """Forget the pending nodes."""
         self._num_pending = 0
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +79,6 @@ class DraftingCache:
         return stored_keys[:, :, : self._end], stored_values[:, :, : self._end]
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         index = torch.tensor(list(rows), device=self._buffers[0][0].device)
         self._buffers = [(keys[index], values[index]) for keys, values in self._buffers]
         self.lengths = [self.lengths[row] for row in rows]
