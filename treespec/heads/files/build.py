@@ -89,10 +89,10 @@ def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoint) -> Tensor:
     """int64 [W]: the target's id of every draft id."""
     path, size, vocab_size = checkpoint.path, config.draft_vocab_size, config.vocab_size
-    if offsets is None and size != vocab_size:
-        raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
     if offsets is None:
-        return torch.arange(size)
+        if size == vocab_size:
+            return torch.arange(size)
+        raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
     if list(offsets.shape) != [size] or offsets.dtype not in ID_DTYPES:
         raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")
     ids = torch.arange(size) + offsets.long()
@@ -108,12 +108,10 @@ def _embedding(config: HeadConfig, own: Tensor | None, targets: Tensor | None, c
         if list(own.shape) != expected:
             raise CheckpointError(f"{path}: embed_tokens.weight expected {expected}, got {list(own.shape)}")
         return own
-    if targets is None:
-        raise CheckpointError(f"{path} has no embed_tokens.weight: pass the target's embedding")
-    if targets.shape[1] != expected[1]:
+    if targets is None or targets.shape[1] != expected[1]:
+        got = None if targets is None else list(targets.shape)
         raise CheckpointError(
-            f"{path} has no embed_tokens.weight, and the target's embedding is {targets.shape[1]} wide where the head "
-            f"is {expected[1]}: it is the head of another model"
+            f"{path} leaves out its embedding for the target's, {expected}; got {got}: it is the head of another model"
         )
     return targets
 
