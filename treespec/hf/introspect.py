@@ -21,13 +21,10 @@ class ModelFacts:
     """What scorers need to know of a model.
 
     Attributes:
-        model: the model itself.
         forward: what passes over new nodes call: the model, or what `torch.compile` returned for it.
         config: the configuration of its text part.
         device: where token ids are expected; logits come back there too.
-        dtype: of its weights.
-        num_logits: V, see `num_logits`.
-        max_positions: see `position_table_size`.
+        num_logits, max_positions: see `num_logits`, `position_table_size`.
         arguments: the names of the arguments of its `forward`.
     """
 
@@ -47,11 +44,7 @@ class ModelFacts:
 
     @property
     def cache_argument(self) -> str:
-        """The name under which `forward` takes a cache.
-
-        Raises:
-            UnsupportedModelError: it takes no transformers cache.
-        """
+        """The name under which `forward` takes a cache; raises `UnsupportedModelError` if it takes none."""
         for name in ("past_key_values", "cache_params"):
             if name in self.arguments:
                 return name
@@ -62,12 +55,7 @@ class ModelFacts:
 
 
 def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
-    """Read a model's facts; what is given as facts already is returned.
-
-    Raises:
-        ConfigError: not a model.
-        UnsupportedModelError: a prompt-learning adapter, or not a language model over tokens.
-    """
+    """A model's facts; raises as `check_model`, and `UnsupportedModelError` for no language model over tokens."""
     if isinstance(model, ModelFacts):
         return model
     check_model(model)
@@ -155,11 +143,9 @@ def position_table_size(model: PreTrainedModel) -> int | None:
 
 
 def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:
-    """The hidden states of `layers` from a model's output; see `HiddenStates`.
+    """The hidden states of `layers` from a model's output.
 
-    Raises:
-        UnsupportedModelError: the model returns none.
-        ConfigError: there is no such layer.
+    Raises `UnsupportedModelError` where the model returns none, `ConfigError` where there is no such layer.
     """
     if not layers:
         return {}

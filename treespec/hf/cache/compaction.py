@@ -23,11 +23,8 @@ Paths = Sequence[Sequence[int]]
 def commit_cache(cache: Cache, slot_mask: Bool[Tensor, "B S"], paths: Paths) -> Bool[Tensor, "B S_new"]:
     """Keep the accepted paths of the trees scored last and drop their other nodes, in place.
 
-    The cache's slots from `slot_mask.shape[1]` on hold the trees' nodes in order. Those on a path move to the front of
-    that region and the rest is cut off.
-
     Args:
-        cache: as filled by the forward passes; its layers keep all tokens.
+        cache: as filled by the forward passes; its layers keep all tokens. The slots after the S hold the nodes.
         slot_mask: the slots that held committed tokens before, see `tree_attention_mask`.
         paths: node ids per row in the order of the text, usually `verdict.path`.
 
@@ -65,8 +62,7 @@ def path_mask(paths: Paths, device: torch.device) -> Bool[Tensor, "B L"]:
 def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> None:
     """Move the accepted nodes of the pending region, which starts at slot `num_slots`, to its front; cut the rest."""
     longest = max(len(path) for path in paths)
-    is_in_place = all(list(path) == list(range(len(path))) for path in paths)
-    if is_in_place:
+    if all(list(path) == list(range(len(path))) for path in paths):  # All are there already.
         for layer in layers:
             _cut(layer, num_slots + longest)
         return

@@ -17,31 +17,26 @@ from treespec.hf.cache.compaction import Paths, check_paths, keep_paths, keep_ro
 
 
 class SlotCache:
-    """A cache and which of its slots hold which row's tokens, known to the host and to the device.
+    """A cache of S committed slots, and which of them hold which row's tokens, known to the host and to the device.
+
+    Args:
+        cache: see `check_cache`.
+        slot_mask: True where a slot holds a committed token.
+        lengths: `slot_mask.sum(1)`, known to the host.
+        is_compact: close every hole at once, so that rows differ by left padding only: for models whose attention
+            depends on slot numbers.
 
     Attributes:
-        cache: the transformers cache to pass to the model.
+        cache, lengths: as given, kept up to date.
         slots: the committed slots.
-        lengths: committed tokens per row.
         num_pending: nodes written since the last commit.
     """
 
     def __init__(
         self, cache: Cache, slot_mask: Bool[Tensor, "B S"], lengths: list[int], is_compact: bool = False
     ) -> None:
-        """Describe a cache that holds S committed slots.
-
-        Args:
-            cache: see `check_cache`.
-            slot_mask: True where a slot holds a committed token.
-            lengths: `slot_mask.sum(1)`, known to the host.
-            is_compact: close every hole at once, so that rows differ by left padding only: for models whose attention
-                depends on slot numbers.
-        """
         check_cache(cache)
-        self.cache = cache
-        self.lengths = lengths
-        self.num_pending = 0
+        self.cache, self.lengths, self.num_pending = cache, lengths, 0
         self._is_compact = is_compact
         sizes = [layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer]
         self._max_slots = min(sizes, default=None)
@@ -49,7 +44,6 @@ class SlotCache:
 
     @property
     def num_slots(self) -> int:
-        """S."""
         return self.slots.mask.shape[1]
 
     @property
@@ -58,11 +52,7 @@ class SlotCache:
         return self.num_slots - max(self.lengths)
 
     def append(self, num_nodes: int) -> None:
-        """Make room for nodes that the next forward pass writes.
-
-        Raises:
-            ContextFullError: a static cache has not enough free slots left, even without its holes.
-        """
+        """Make room for nodes that the next pass writes; `ContextFullError` where a static cache has none."""
         if self._max_slots is not None:
             if self.num_holes and self.num_slots + self.num_pending + num_nodes > self._max_slots:
                 self._repack()

@@ -1,8 +1,7 @@
 """Faster passes over a few rows on a CPU: float32 linear layers through oneDNN with weights packed ahead.
 
-A tree pass multiplies 4 to 64 rows by every weight matrix. PyTorch's float32 product packs the weights at each call,
-which for so few rows takes longer than the product itself. oneDNN keeps them in its own blocked layout; the sums are
-the same up to rounding.
+PyTorch's float32 product packs the weights at each call, which for the 4 to 64 rows of a tree pass takes longer than
+the product itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class PrepackedLinears:
         return len(self._modules)
 
     def remove(self) -> None:
-        """Give every layer its own `forward` back."""
         for module in self._modules:
             vars(module).pop("forward", None)
         self._modules = []

@@ -44,11 +44,7 @@ class SpeculativeDecoder:
     def generate(self, prompt: str, max_tokens: int = 100, *, temperature: float = 1.0, seed: int | None = None) -> str:
         """Continue a prompt by at most `max_tokens` tokens and return the continuation's text.
 
-        Args:
-            prompt: not empty.
-            max_tokens: at least 1.
-            temperature: 0 decodes greedily.
-            seed: of this call; None takes one draw from torch's default generator.
+        A temperature of 0 decodes greedily; without a seed one is drawn from torch's default generator.
 
         Raises:
             ConfigError: a temperature that is negative or not finite, no tokens to generate, or a wrong seed.
@@ -57,11 +53,9 @@ class SpeculativeDecoder:
             raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")
         check_count("max_tokens", max_tokens)
         inputs = self.tokenizer(prompt, return_tensors="pt").to(self.target_model.device)
-        sampling: dict[str, Any] = (
-            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        )
+        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_tokens}
+        if temperature:
+            options |= {"do_sample": True, "temperature": temperature, "top_k": 0}
         with torch.inference_mode():
-            out: Any = generate(
-                self.target_model, inputs, self.speculation, seed=seed, max_new_tokens=max_tokens, **sampling
-            )
+            out: Any = generate(self.target_model, inputs, self.speculation, seed=seed, **options)
         return self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

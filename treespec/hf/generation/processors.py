@@ -71,7 +71,7 @@ class TreeProcessors:
                     f"{name} keeps state between calls and cannot be applied along the branches of a tree; switch it "
                     "off (guidance_scale, watermarking_config) or decode without speculation"
                 )
-        self._processors = [_fast_form(p) for p in processors]
+        self._processors = [FastTopP(p) if type(p) is library.TopPLogitsWarper else p for p in processors]
         self._num_rows = num_rows
         self.is_path_free = all(type(p) in _PATH_FREE for p in processors)
         self.is_row_free = all(map(_is_row_free, self._processors))
@@ -135,7 +135,3 @@ def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
     return isinstance(processor, FastTopP) or (type(processor) in _ROW_FREE and not has_row_lengths)
-
-
-def _fast_form(processor: library.LogitsProcessor) -> library.LogitsProcessor:
-    return FastTopP(processor) if type(processor) is library.TopPLogitsWarper else processor

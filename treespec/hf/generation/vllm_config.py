@@ -81,11 +81,12 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         model = config.get("model")
         if not isinstance(model, (str, PreTrainedModel)):
             raise ConfigError(f"method 'draft_model' needs 'model': a name, a folder or a loaded model, got {model!r}")
-        tokenizers = [_tokenizer(config.get(key)) for key in ("tokenizer", "assistant_tokenizer")]
+        given = (config.get("tokenizer"), config.get("assistant_tokenizer"))
+        target_tokenizer, tokenizer = (load_tokenizer(one) if isinstance(one, str) else one for one in given)
         model = load_model(model) if isinstance(model, str) else model
-        if tokenizers == [None, None]:
+        if target_tokenizer is None and tokenizer is None:
             return model
-        return make_draft_model(model, target_tokenizer=tokenizers[0], tokenizer=tokenizers[1])
+        return make_draft_model(model, target_tokenizer=target_tokenizer, tokenizer=tokenizer)
     if method in KINDS:
         return _trained_head(method, config.get("model"), target)
     if method == "medusa":
@@ -111,7 +112,3 @@ def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Eag
     if found != method:
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     return drafter
-
-
-def _tokenizer(given: Any) -> Any:
-    return load_tokenizer(given) if isinstance(given, str) else given

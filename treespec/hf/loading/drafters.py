@@ -29,11 +29,7 @@ MAX_SHAPES = 64
 
 
 def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
-    """A drafter from a drafter, a model, or a list of them (merged into one tree).
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """A drafter from a drafter, a model, or a list of them, merged into one tree; `ConfigError` for anything else."""
     if isinstance(drafter, PreTrainedModel):
         return DraftModel(make_scorer(drafter))
     if isinstance(drafter, Drafter) and not isinstance(drafter, type):

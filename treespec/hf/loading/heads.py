@@ -55,15 +55,7 @@ def load_drafter(
 
 
 def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Eagle3Head | DFlashHead:
-    """The head's module, for training on or for a drafter of one's own.
-
-    Args:
-        name, target: see `load_drafter`.
-        dtype: of the module; None: the target's.
-
-    Raises:
-        CheckpointError, ConfigError: see `load_drafter`.
-    """
+    """The head's module, in the target's dtype unless `dtype` is given; the rest as in `load_drafter`."""
     facts = model_facts(target)
     checkpoint = find_checkpoint(name)
     embedding, lm_head = facts.model.get_input_embeddings().weight, facts.model.get_output_embeddings()
@@ -105,11 +97,7 @@ def shipped_head(name: str) -> Path:
 
 
 def find_checkpoint(name: str | Path) -> Checkpoint:
-    """The files of a folder, or of a hub repository (its safetensors and configuration only).
-
-    Raises:
-        CheckpointError: see `load_drafter`.
-    """
+    """The files of a folder, or of a hub repository (its safetensors and configuration only)."""
     if Path(name).exists():
         return read_checkpoint(name)
     try:
@@ -126,12 +114,7 @@ def fused_layers(
 ) -> tuple[int, ...]:
     """The indices of `HiddenStates` that the head fuses; files never mean the last one, which is normed.
 
-    Args:
-        config: the head's.
-        given: `hidden_layers` of `load_drafter`, whose other arguments are the same.
-
-    Raises:
-        CheckpointError, ConfigError: see `load_drafter`.
+    `given` is `hidden_layers` of `load_drafter`, whose other arguments and errors are the same.
     """
     count = target.config.get_text_config().num_hidden_layers
     if given is None and config.hidden_layers is None and config.num_features == 3:

@@ -47,11 +47,7 @@ def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a hub name or a folder.
-
-    Raises:
-        CheckpointError: nothing there, or a file that cannot be read.
-    """
+    """The tokenizer of a hub name or a folder; `CheckpointError` for nothing there or an unreadable file."""
     try:
         return AutoTokenizer.from_pretrained(name)
     except _FAILURES as error:

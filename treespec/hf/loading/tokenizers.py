@@ -24,11 +24,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 class Spelling:
     """What the tokens of a tokenizer spell, and which of its tokens spell a text; see `TextCodec`.
 
-    Args:
-        tokenizer: any tokenizer of transformers with a vocabulary of strings.
-
-    Raises:
-        ConfigError: something else.
+    Raises `ConfigError` for anything but a transformers tokenizer with a vocabulary of strings.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -111,14 +107,10 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     return [inner for step in decoder.get("decoders", []) for inner in _steps(step)] or [decoder]
 
 
-def _byte_characters() -> dict[str, int]:
-    """The characters by which byte-level BPE writes bytes: printable Latin-1 for itself, the others from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_characters()
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The characters by which byte-level BPE writes bytes: printable Latin-1 for itself, the others from U+0100 on."""
 
 
 def _spell_byte_level(token: str) -> bytes:

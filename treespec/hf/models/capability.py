@@ -23,8 +23,6 @@ _NUM_PROMPT, _NUM_CHAIN = 12, 4
 _ROUNDING, _BROKEN = 1e-3, 0.25
 """Differences of cached from uncached passes, in standard deviations of the logits: always allowed, always wrong."""
 _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-_DYNAMIC_INT8 = "quantized.dynamic"
-"""Part of the module path of torch's dynamically quantised layers."""
 
 
 class Detection(NamedTuple):
@@ -32,6 +30,10 @@ class Detection(NamedTuple):
 
     capability: Capability
     reason: str
+
+
+_detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
+_said: set[tuple[str, str]] = set()
 
 
 def detect(model: PreTrainedModel | ModelFacts) -> Detection:
@@ -45,10 +47,16 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
             in a transformers cache.
     """
     facts = model_facts(model)
-    known = _detected.get(facts.model)
-    if known is None:
-        known = _detected[facts.model] = _detect(facts)
-    return known
+    if facts.model not in _detected:
+        try:
+            with undisturbed(facts):
+                _detected[facts.model] = _probe(facts)
+        except (TreespecError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            message = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
+            raise UnsupportedModelError(message) from error
+    return _detected[facts.model]
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
@@ -66,7 +74,7 @@ def warn_once(facts: ModelFacts, detection: Detection) -> None:
 
 def warn_of_dynamic_int8(facts: ModelFacts) -> None:
     """Warn, once per model type, of layers whose rounding depends on which tokens share a pass."""
-    kinds = {type(module) for module in facts.model.modules() if _DYNAMIC_INT8 in type(module).__module__}
+    kinds = {type(module) for module in facts.model.modules() if "quantized.dynamic" in type(module).__module__}
     if kinds:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         _warn(
@@ -91,29 +99,20 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
         yield
 
 
-_detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
-_said: set[tuple[str, str]] = set()
-
-
-def _detect(facts: ModelFacts) -> Detection:
-    try:
-        with undisturbed(facts):
-            return _probe(facts)
-    except (TreespecError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise UnsupportedModelError(f"{facts.name} fails on a few tokens with a transformers cache: {error}") from error
-
-
 def _probe(facts: ModelFacts) -> Detection:
     _check_causal(facts)
     if not keeps_states(facts.model):
         return Detection(Capability.TREE, "")
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
-    differences = _differences(facts)
-    if differences.one_by_one > _BROKEN:
+    ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
+    expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
+    one_by_one, at_once = (
+        float((_score(facts, ids, capability) - expected).abs().max() / expected.std())
+        for capability in (Capability.PLAIN, Capability.CHAIN)
+    )
+    if one_by_one > _BROKEN:
         raise UnsupportedModelError(f"{facts.name} keeps a state outside its cache, which mixes the rows' texts")
-    if differences.at_once <= max(10 * differences.one_by_one, _ROUNDING):
+    if at_once <= max(10 * one_by_one, _ROUNDING):
         return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({kinds})")
     return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({kinds})")
 
@@ -137,20 +136,6 @@ def _looks_ahead(facts: ModelFacts) -> bool:
     # The rows share one pass, but mixtures of experts sum them in another order: a rounding difference is allowed.
     rounding = 0.01 if facts.dtype in (torch.float32, torch.float64) else 0.1
     return bool((logits[0] - logits[1]).abs().max() > rounding * logits.std())
-
-
-class _Differences(NamedTuple):
-    """The largest differences of cached from uncached passes, in standard deviations of the logits."""
-
-    one_by_one: float
-    at_once: float
-
-
-def _differences(facts: ModelFacts) -> _Differences:
-    ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
-    expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
-    found = (_score(facts, ids, capability) for capability in (Capability.PLAIN, Capability.CHAIN))
-    return _Differences(*(float((logits - expected).abs().max() / expected.std()) for logits in found))
 
 
 def _probe_ids(facts: ModelFacts, num_rows: int, length: int) -> Int[Tensor, "B L"]:

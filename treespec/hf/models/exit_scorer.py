@@ -62,7 +62,6 @@ class ExitScorer(TreeScorer):
         self._early_nodes: list[list[int]] = []
 
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
-        """See `TreeScorer`: the prompt passes all layers at once."""
         states = super().prefill(ids, mask)
         cache, slots, lengths = self._state.cache, self._state.slots, self._state.lengths
         missing = self._layers.num_layers - len(cache.layers)
@@ -74,7 +73,6 @@ class ExitScorer(TreeScorer):
         return states
 
     def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
-        """See `EarlyExitScorer`."""
         return self._early.extend(tokens, parents).logits
 
     def extend(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
@@ -84,12 +82,10 @@ class ExitScorer(TreeScorer):
         return self._late.extend(tokens, parents)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """See `TreeScorer`."""
         self._early.commit([[self._early_nodes[row][node] for node in path] for row, path in enumerate(paths)])
         self._late.commit(paths)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self._early.select_rows(rows)
         self._late.select_rows(rows)
 
@@ -115,7 +111,7 @@ class ExitScorer(TreeScorer):
         width = max(map(len, missing))
         if width:
             padded = torch.tensor([row + [(0, PADDING_PARENT)] * (width - len(row)) for row in missing])
-            self._early.compute(padded[..., 0].to(self.device), padded[..., 1])
+            self._early.extend(padded[..., 0].to(self.device), padded[..., 1], has_head=False)
         return numbers
 
 
@@ -135,18 +131,12 @@ class _Part(TreeScorer):
 class _EarlyPart(_Part):
     """The layers before the exit, and the hidden states that they return."""
 
-    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
+    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"], has_head: bool = True) -> Scores:
+        """See `TreeScorer`; without the head the logits mean nothing."""
+        self._has_head = has_head
         scores = super().extend(tokens, parents)
         self._tokens.append(tokens)
         return scores
-
-    def compute(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> None:
-        """`extend` without logits."""
-        self._has_head = False
-        try:
-            self.extend(tokens, parents)
-        finally:
-            self._has_head = True
 
     def known(self) -> tuple[list[dict[tuple[int, int], int]], int]:
         """Per row the pending nodes by (parent, token); and how many columns of pending nodes there are."""
@@ -171,7 +161,6 @@ class _EarlyPart(_Part):
         super()._drop_pending(num_rows)
         self._tokens: list[Tensor] = []
         self._hidden: list[Tensor] = []
-        self._has_head = True
 
     def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
         with self._layers.early_only(self._has_head):

@@ -84,11 +84,7 @@ class SplitLayers:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The outermost list of modules that is as long as the configuration's number of layers.
-
-    Raises:
-        UnsupportedModelError: there is none.
-    """
+    """The outermost list of modules as long as the configuration's layers; `UnsupportedModelError` if there is none."""
     text = model.config.get_text_config()
     count = getattr(text, "num_hidden_layers", None)
     for module in model.modules():

@@ -55,7 +55,12 @@ def make_scorer(
         if is_static or (cache is not None and is_filled(cache)):
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
-    found = check_once(facts, _candidates(facts), is_static)
+    plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
+    candidates: list[Candidate] = [
+        (capability, partial(TreeScorer, plain, capability=capability))
+        for capability in (Capability.TREE, Capability.CHAIN)
+    ]
+    found = check_once(facts, candidates, is_static)
     if is_static and found.capability != Capability.TREE:
         raise UnsupportedModelError(
             f"{facts.name} is not known to score rightly from a static cache ({found.reason}): leave out "
@@ -66,12 +71,6 @@ def make_scorer(
     )
 
 
-def _candidates(facts: ModelFacts) -> list[Candidate]:
-    """What to try on a model, the most capable first."""
-    plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
-    return [(mode, partial(TreeScorer, plain, capability=mode)) for mode in (Capability.TREE, Capability.CHAIN)]
-
-
 def make_exit_scorer(
     model: PreTrainedModel,
     exit_layer: int,
@@ -80,9 +79,7 @@ def make_exit_scorer(
     max_cache_len: int | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> ExitScorer:
-    """An `ExitScorer` of a model that is found to split rightly.
-
-    At the first use of a model with this exit, trees that are drafted and then verified are compared with plain passes.
+    """An `ExitScorer` of a model that is found to split rightly, which is measured at its first use with this exit.
 
     Args:
         model, exit_layer, cache, hidden_layers: see `ExitScorer`. A model from `torch.compile` runs uncompiled.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,16 +35,12 @@ LEAST_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 0.03
 LARGEST_TOLERANCE = 0.25
 
 
-class Round(NamedTuple):
-    """One pass: the parents of its nodes and the path that is committed after it."""
+Round = tuple[tuple[int, ...], tuple[int, ...]]
+"""One pass: the parents of its nodes and the path that is committed after it."""
 
-    parents: tuple[int, ...]
-    path: tuple[int, ...]
-
-
-ROUNDS = {
-    Capability.TREE: (Round((-1, 0, 0, 1, 2, 2), (0, 2, 5)), Round((-1, 0, 0, 1, 2), (0, 2, 4))),
-    Capability.CHAIN: (Round((-1, 0, 1, 2), (0, 1)), Round((-1, 0, 1), (0, 1, 2))),
+ROUNDS: dict[Capability, tuple[Round, ...]] = {
+    Capability.TREE: (((-1, 0, 0, 1, 2, 2), (0, 2, 5)), ((-1, 0, 0, 1, 2), (0, 2, 4))),
+    Capability.CHAIN: (((-1, 0, 1, 2), (0, 1)), ((-1, 0, 1), (0, 1, 2))),
 }
 
 
@@ -77,10 +73,7 @@ _results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any, bool],
 
 
 def check_once(facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
-    """`self_check`, kept per model, dtype, attention implementation and kind of cache.
-
-    With growing caches a lower capability is reported once by a `TreespecWarning`.
-    """
+    """`self_check`, kept per model, dtype, attention and kind of cache; with growing ones a fallback is warned of."""
     known = _results.setdefault(facts.model, {})
     key = (facts.dtype, plain_implementation(facts.config), is_static)
     if key not in known:
@@ -96,11 +89,6 @@ def self_check(
     """Try scorers from the most capable to the least; the first capability whose logits are right is returned.
 
     The model's training flags and the random states stay as they are.
-
-    Args:
-        model: the model that the scorers wrap.
-        candidates: capabilities above `Capability.PLAIN`, each with a function that makes a scorer for it.
-        is_static: let the scorers use static caches.
     """
     facts = model_facts(model)
     errors: dict[Capability, float] = {}
@@ -116,7 +104,9 @@ def self_check(
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
                 errors[capability] = float("inf")
-                reasons.append(f"{capability.name.lower()} passes fail: {_first_line(error)}")
+                # Compilers put their whole output into the text of an error.
+                first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                reasons.append(f"{capability.name.lower()} passes fail: {first_line}")
                 continue
             if errors[capability] <= tolerance:
                 return CheckResult(capability, tolerance, errors, "; ".join(reasons))
@@ -125,11 +115,6 @@ def self_check(
                 f"deviations, more than {tolerance:.2g}"
             )
     return CheckResult(Capability.PLAIN, tolerance, errors, "; ".join(reasons))
-
-
-def _first_line(error: Exception) -> str:
-    """Compilers put their whole output into the text of an error."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
@@ -175,9 +160,9 @@ def _largest_error(
 
 
 def _difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L V"]) -> Float[Tensor, ""]:
-    """The largest node's root mean square difference, in standard deviations of the expected logits.
+    """The largest node's difference, NaN where there is any; the spread is that of the tokens that are not forbidden.
 
-    NaN where there is any. Tokens that a model forbids by infinities or its dtype's least number are left out.
+    A model forbids tokens by infinities or its dtype's least number.
     """
     is_allowed = expected > torch.finfo(expected.dtype).min / 2
     gaps = torch.where(logits == expected, 0.0, logits.float() - expected.float())
