@@ -47,10 +47,9 @@ class Batch(NamedTuple):
 
 
 class FeatureSet:
-    """Features of texts by the texts' indices.
+    """Features of texts, for which `check_texts` holds, by the texts' indices.
 
     Args:
-        texts: see `Texts`.
         reader: reads the texts that are not on disk.
         folder: shards of features, named after a hash of their content; existing ones are used again.
         max_length: longer texts are cut.
@@ -60,7 +59,6 @@ class FeatureSet:
 
     Raises:
         CheckpointError: a shard is damaged, or cannot be written.
-        ConfigError: see `check_texts`.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class FeatureSet:
         device: torch.device,
         on_tokens: Callable[[int], object] = lambda _: None,
     ) -> None:
-        check_texts(texts, reader.vocab_size)
         lengths = texts.lengths.tolist()
         # Of whole texts, so that the same ones are held out with any `max_length`.
         self._hashes = [hashlib.sha256(text.numpy().tobytes()).digest() for text in texts.tokens.split(lengths)]

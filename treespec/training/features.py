@@ -36,17 +36,13 @@ class Features(NamedTuple):
 
 
 class FeatureReader:
-    """Reads texts with a model.
+    """Reads texts with a model; a `ConfigError` for one in training mode.
 
     Args:
-        model: in evaluation mode.
         hidden_layers: the hidden states to keep, see `HiddenStates`; empty for distributions alone.
         num_candidates: K.
         dtype: of the kept states; float16 overflows in models with massive activations.
         is_mixed: multiply in bfloat16.
-
-    Raises:
-        ConfigError: the model is in training mode.
     """
 
     def __init__(
