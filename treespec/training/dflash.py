@@ -42,13 +42,7 @@ class MarkovMap(nn.Module):
 
 
 class DFlashLearner(HeadLearner[DFlashHead]):
-    """A DSpark head for `Objective`.
-
-    Args:
-        head: in float32, without a Markov head.
-        num_anchors: C.
-        markov_rank: R, zero for no Markov bias.
-    """
+    """A DSpark head, in float32 and without a Markov head, for `Objective`; a rank of zero is no Markov bias."""
 
     def __init__(self, head: DFlashHead, num_anchors: int, markov_rank: int) -> None:
         super().__init__(head, head.config.num_depths)

@@ -49,8 +49,7 @@ class DraftModelLearner(nn.Module):
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`; with a generator the first depth alone."""
-        states = self._states(batch.tokens)
-        drafts = []
+        states, drafts = self._states(batch.tokens), []
         for depth in range(self.num_depths if generator is None else 1):
             texts, anchors = batch.is_generated[:, depth:].nonzero(as_tuple=True)
             drafts.append(Draft(states[texts, anchors + depth], texts, anchors))
@@ -98,8 +97,7 @@ def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     Raises:
         UnsupportedModelError: the model has no list of decoder layers, or cannot be built with fewer.
     """
-    stack = decoder_layers(model)
-    config = copy.deepcopy(model.config)
+    stack, config = decoder_layers(model), copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = len(layers)
     if getattr(text, "layer_types", None):
@@ -120,6 +118,4 @@ def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 
 def spread_layers(num_layers: int, num_kept: int) -> list[int]:
     """`num_kept` of a model's layers at even distances, the first and the last among them."""
-    if num_kept == 1:
-        return [0]
-    return [round(i * (num_layers - 1) / (num_kept - 1)) for i in range(num_kept)]
+    return [round(i * (num_layers - 1) / max(num_kept - 1, 1)) for i in range(num_kept)]

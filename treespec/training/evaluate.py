@@ -37,19 +37,16 @@ class EvaluatedDrafts(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measured on held-out texts.
+    """Measured on held-out texts; `chain` and `tree` are empty if no text has a greedy end.
 
     Args:
         acceptance: by depth and rank: how often the token of that rank is the text's, given that all before it were.
         greedy_acceptance: the same at temperature 0, on the greedy ends of texts.
         overlap: by depth: the mass that draft and target share, the acceptance of one sampled token (temperature 1).
-        chain: by length of a chain: tokens per round at temperature 0, with rounds played along the greedy ends of
-            texts; empty if there are none.
+        chain: by length of a chain: tokens per round at temperature 0, with rounds played along the greedy ends.
         sampled_chain: the expected tokens per round at temperature 1, computed from the overlaps.
-        tree: by number of nodes, the root included: tokens per round at temperature 0 of the best tree of fixed shape;
-            empty if there are no greedy texts.
-        num_positions: drafts evaluated at the first depth.
-        num_greedy_positions: those of them at temperature 0.
+        tree: by number of nodes, the root included: tokens per round at temperature 0 of the best tree of fixed shape.
+        num_positions, num_greedy_positions: drafts evaluated at the first depth, and those of them at temperature 0.
     """
 
     acceptance: list[list[float]]
@@ -127,12 +124,8 @@ def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> list[int]:
 
 def histogram(ranks: Tensor, is_counted: Tensor) -> list[list[float]]:
     """By depth and rank below `NUM_RANKS`: the share of counted positions whose text's token has that rank."""
-    table = []
-    for depth in range(ranks.shape[1]):
-        own = ranks[:, depth][is_counted[:, depth]]
-        counts = own[own < NUM_RANKS].bincount(minlength=NUM_RANKS)
-        table.append((counts / max(len(own), 1)).tolist())
-    return table
+    known = [of_depth[counted] for of_depth, counted in zip(ranks.T, is_counted.T, strict=True)]
+    return [(own[own < NUM_RANKS].bincount(minlength=NUM_RANKS) / max(len(own), 1)).tolist() for own in known]
 
 
 def best_tree(acceptance: list[list[float]], num_nodes: int) -> float:

@@ -32,12 +32,7 @@ Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
 
 class HeadLearner(nn.Module, Generic[Head]):
-    """Everything of a head's `Learner` except its drafts.
-
-    Args:
-        head: in float32.
-        num_depths: of its drafts.
-    """
+    """Everything of a `Learner` except its drafts, for a head in float32."""
 
     def __init__(self, head: Head, num_depths: int) -> None:
         super().__init__()
@@ -163,9 +158,8 @@ def head_sizes(model: PreTrainedModel, draft_vocab_size: int, hidden_layers: Seq
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
     """The hidden states that a head fuses: EAGLE-3's (2, L // 2, L - 3), or what a shallow model has; each once."""
-    if num_layers >= 6:
-        return tuple(sorted({2, num_layers // 2, num_layers - 3}))
-    return tuple(sorted({0, num_layers // 2, num_layers - 1}))
+    first, last = (2, num_layers - 3) if num_layers >= 6 else (0, num_layers - 1)
+    return tuple(sorted({first, num_layers // 2, last}))
 
 
 def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:

@@ -69,15 +69,18 @@ class Run:
         on_evaluation: Callable[[Evaluation], object] = lambda _: None,
     ) -> Evaluation:
         """Train to the end of the run; returns the last evaluation. See `treespec.training.train`."""
-        start = time.perf_counter() - self.progress.seconds
+        progress, config = self.progress, self._config
+        start = time.perf_counter() - progress.seconds
         while self.share_done < 1:
             self.step()
-            self.progress.seconds = time.perf_counter() - start
-            if self.progress.step % LOG_EVERY == 0:
-                self._log_losses()
-            if self.progress.step % self._config.eval_every == 0 and self.share_done < 1:
+            progress.seconds = time.perf_counter() - start
+            if progress.step % LOG_EVERY == 0:
+                rate = self._optimizer.param_groups[0]["lr"]
+                self._log({"loss": sum(progress.losses) / len(progress.losses), "learning_rate": rate})
+                progress.losses.clear()
+            if progress.step % config.eval_every == 0 and self.share_done < 1:
                 on_evaluation(self.evaluate())
-            if self.progress.step % self._config.save_every == 0:
+            if progress.step % config.save_every == 0:
                 self.save()
             on_step(self)
         final = self.evaluate()
@@ -127,11 +130,6 @@ class Run:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         save_state(self._path, self.objective, self._optimizer, self.progress, self._settings)
 
-    def _log_losses(self) -> None:
-        losses = self.progress.losses
-        self._log({"loss": sum(losses) / len(losses), "learning_rate": self._optimizer.param_groups[0]["lr"]})
-        losses.clear()
-
     def _log(self, values: dict[str, float]) -> None:
         progress = self.progress
         line: dict[str, Any] = {"step": progress.step, "seconds": round(progress.seconds, 1)}
@@ -158,11 +156,7 @@ class CastWeights:
 
 
 def begin_with(folder: Path, objective: Objective) -> None:
-    """Copy the weights of another run, or of the files of a trained EAGLE-3 head.
-
-    Raises:
-        CheckpointError: see `load_weights` and `Eagle3Learner.load_files`.
-    """
+    """Copy the weights of another run or of a trained EAGLE-3 head's files (errors: `load_weights`, `load_files`)."""
     learner, has_run = objective.learner, (folder / STATE).exists()
     if isinstance(learner, Eagle3Learner) and not has_run and (folder / "config.json").exists():
         learner.load_files(folder)
@@ -173,10 +167,8 @@ def begin_with(folder: Path, objective: Objective) -> None:
 def make_optimizer(objective: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
     """AdamW; norms and biases do not decay."""
     weights = [weight for weight in objective.parameters() if weight.requires_grad]
-    groups = [
-        {"params": [w for w in weights if w.ndim > 1], "weight_decay": WEIGHT_DECAY},
-        {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
-    ]
+    matrices, others = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
 
 

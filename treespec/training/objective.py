@@ -68,13 +68,7 @@ class Learner(Protocol):
 
 
 class Objective(nn.Module):
-    """A drafter's loss and evaluation.
-
-    Args:
-        learner: a module.
-        vocab_size: V.
-        depth_decay: the loss at depth d has the weight depth_decay^d.
-    """
+    """A drafter's loss and evaluation; the loss at depth d has the weight depth_decay^d."""
 
     _draft_ids: Tensor
 

@@ -31,8 +31,7 @@ class TrainingConfig:
         draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; a draft model has all.
         num_layers: decoder layers of the drafter; None: see `KINDS`.
         hidden_layers: the target's hidden states that a head fuses, see `HiddenStates`; None: EAGLE-3's choice.
-        num_depths: how many tokens ahead the drafter is trained: EAGLE-3's unrolled steps, a DSpark head's block size;
-            None: see `KINDS`.
+        num_depths: tokens ahead: EAGLE-3's unrolled steps, a DSpark head's block size; None: see `KINDS`.
         markov_rank: of a DSpark head's bigram bias, 0 for no bias.
         num_anchors: a DSpark head's blocks per text and step, at random positions.
         mask_token: stands in blocks for the tokens to be drafted; None: one that the texts do not use.
@@ -43,8 +42,7 @@ class TrainingConfig:
         start: the folder of another run, whose weights are this run's first ones, or of a trained EAGLE-3 head's files;
             of the same kind and sizes, with the same hidden states and mask token.
         num_steps: optimiser steps; None: until `minutes` are over, or else one pass over the texts.
-        minutes: of wall-clock time in the loop, evaluations included; the schedule then follows the clock. Excludes
-            `num_steps`.
+        minutes: of wall-clock time, evaluations included, instead of `num_steps`; the schedule follows the clock.
         batch_size: texts per step.
         max_length: longer texts are cut, as are those longer than the target has positions.
         learning_rate: the peak; cosine to zero after `warmup_steps`.

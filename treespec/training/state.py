@@ -76,14 +76,12 @@ def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> Non
     weights = _trained(module)
     tensors, metadata = read_tensors(path, FORMAT, weights)
     # A further layer or a bias would be dropped silently.
-    further = sorted(name for name in tensor_names(path) - set(weights) if ":" not in name)
-    if further:
+    if further := sorted(name for name in tensor_names(path) - set(weights) if ":" not in name):
         raise CheckpointError(f"{path} is of a drafter that has more: {', '.join(further)}")
     found, expected = json.loads(metadata["run"])["reads"], json.loads(json.dumps(reads))
     if found != expected:
         raise CheckpointError(f"{path} is of a drafter that reads {found}, where this one reads {expected}: set these")
-    other = sorted(name for name, weight in weights.items() if tensors[name].shape != weight.shape)
-    if other:
+    if other := sorted(name for name, weight in weights.items() if tensors[name].shape != weight.shape):
         raise CheckpointError(f"{path} is of a drafter of other sizes: {', '.join(other)}")
     _copy(tensors, weights)
 

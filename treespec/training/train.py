@@ -61,15 +61,13 @@ def train(
         name, command: the target's name and the command that trains, for the drafter's files.
         dtype: of the weights in the drafter's files.
         on_tokens: called with numbers of tokens whose features have been read.
-        on_step: called after every step.
-        on_evaluation: called with every evaluation.
+        on_step, on_evaluation: called after every step with the run, and with every evaluation.
 
     Raises:
         ConfigError: settings that do not fit the model, a model in training mode, too few texts, or texts of another
             model.
         UnsupportedModelError: drafters of this kind do not fit the model.
-        CheckpointError: `folder` holds another run, `config.start` does not hold a run of such a drafter, or a file is
-            damaged.
+        CheckpointError: `folder` holds another run, `config.start` holds no such drafter, or a file is damaged.
         TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
@@ -138,13 +136,9 @@ def make_learner(
 
 
 def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:
-    """The `size` most frequent tokens, ascending int64, or all (FR-Spec, Zhao et al. 2025).
+    """The `size` most frequent tokens, ascending int64, or all (FR-Spec, Zhao et al. 2025); arguments as in `Texts`.
 
-    Ties go to those that are more often among the probable ones.
-
-    Args:
-        tokens: int64 [N], of all texts.
-        top: int [N, K], probable next tokens, -1 where there are none.
+    Ties go to those that are more often among the probable next tokens.
     """
     if size >= vocab_size:
         return torch.arange(vocab_size)

@@ -44,8 +44,7 @@ def read_texts(path: Path, settings: str | None = None) -> Texts:
     """Read one shard.
 
     Raises:
-        CheckpointError: damaged, of another format, written with other settings than the given ones, or lengths that do
-            not fit the tokens.
+        CheckpointError: damaged, of another format, written with other settings than those given, or inconsistent.
     """
     tensors, metadata = read_tensors(path, FORMAT, Texts._fields)
     if settings is not None and metadata.get("settings") != settings:
@@ -53,9 +52,8 @@ def read_texts(path: Path, settings: str | None = None) -> Texts:
             f"{path} was written with other settings or by another model: give another folder, or delete this one"
         )
     texts = Texts(*(tensors[name].long() for name in Texts._fields))
-    if [part.ndim for part in texts] != [1, 1, 2] or not len(texts.top) == len(texts.tokens) == int(
-        texts.lengths.sum()
-    ):
+    are_right = [part.ndim for part in texts] == [1, 1, 2]
+    if not are_right or not len(texts.top) == len(texts.tokens) == int(texts.lengths.sum()):
         shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in texts._asdict().items())
         raise CheckpointError(f"{path} holds tensors that do not fit each other: {shapes}")
     return texts

@@ -48,7 +48,7 @@ class Writing:
         seed: of all random numbers.
 
     Raises:
-        ConfigError: a count that is not a positive int, texts of one token, a negative temperature, or no temperature.
+        ConfigError: a count that is not a positive int, texts of one token, a negative temperature or none.
     """
 
     message_temperature: float = 0.9
@@ -212,7 +212,7 @@ def write_texts(
     writing: Writing | None = None,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
-    """Let a model write text for a warm start or for the training of a draft head.
+    """Let a model write text for a warm start or for the training of a drafter.
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
