@@ -83,7 +83,7 @@ def join(shards: Sequence[Texts]) -> Texts:
 def fingerprint(model: PreTrainedModel) -> str:
     """A short hash of a model's configuration, of the sums of its weights' bits and of some of its weights.
 
-    It tells models apart wherever their files are, so that one model's texts and features are not used for another.
+    It differs between models wherever their files are, so that no texts or features of another model are used.
     """
     digest = hashlib.sha256(json.dumps(_without_origin(model.config.to_dict()), sort_keys=True, default=str).encode())
     for name, weight in model.named_parameters():
