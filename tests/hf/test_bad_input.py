@@ -1,4 +1,4 @@
-"""What a user can get wrong, and the error that each mistake gives: by type, and by the words that help."""
+"""What a user can get wrong in a call, and the error that each mistake gives: its type, and the words that help."""
 
 import pytest
 import torch
@@ -20,23 +20,15 @@ from transformers import (
 
 import treespec
 from treespec import (
-    BestFirst,
-    Chain,
-    DraftModel,
     KAry,
-    Paths,
     SpeculativeDecoder,
-    SuffixLookup,
     TokenRecycling,
-    TokenTree,
     TreeBatch,
     TreeScorer,
     TreeSpeculation,
     load_drafter,
-    verify,
 )
-from treespec.drafters import DFlash, Eagle3
-from treespec.drafters.lookup.recycling_table import Table
+from treespec.drafters import DFlash
 from treespec.errors import (
     CheckpointError,
     ConfigError,
@@ -55,10 +47,8 @@ from treespec.tree import ROOT_PARENT
 TARGET = tiny_llama()
 DRAFT = noisy_copy(TARGET)
 IDS = prompt(2)
-BLOCK_HEAD, NAN_HEAD = (dflash_files.random_head(dflash_files.shape()) for _ in range(2))
+NAN_HEAD = dflash_files.random_head(dflash_files.shape())
 NAN_HEAD.lm_head.weight.data.fill_(torch.nan)
-UNIFORM = torch.full((3, 4), 0.25)
-CHAIN = TokenTree.chain([0, 1, 2], UNIFORM[:2])
 
 
 def run(ids=IDS, model=TARGET, drafter=DRAFT, tree=8, do_sample=False, max_new_tokens=4, speculation=None, **options):
@@ -66,10 +56,6 @@ def run(ids=IDS, model=TARGET, drafter=DRAFT, tree=8, do_sample=False, max_new_t
     return model.generate(
         ids, do_sample=do_sample, max_new_tokens=max_new_tokens, custom_generate=speculation, **options
     )
-
-
-def tree_of(tokens=(0, 1, 2), parents=(-1, 0, 1), **options):
-    return TokenTree(torch.tensor(tokens), torch.tensor(parents), **options)
 
 
 class Poison(LogitsProcessor):
@@ -180,29 +166,7 @@ WRONG = {
     "vocabularies that differ": (lambda: run(drafter=tiny_llama(vocab_size=60)), VocabularyMismatchError, "60"),
     "an encoder-decoder model": (lambda: run(drafter=t5()), UnsupportedModelError, "decoder"),
     "a full context": (lambda: run(prompt(1, 20), model=gpt2(16), drafter=TokenRecycling()), ContextFullError, "16"),
-    # trees
-    "two roots": (lambda: tree_of(parents=(-1, -1, 0)), InvalidTreeError, "second root"),
-    "no root": (lambda: tree_of(parents=(0, 0, 1)), InvalidTreeError, "root"),
-    "a cycle": (lambda: tree_of(parents=(-1, 2, 1)), InvalidTreeError, "before its child"),
-    "a child of itself": (lambda: tree_of(parents=(-1, 1, 1)), InvalidTreeError, "before its child"),
-    "shapes that differ": (lambda: tree_of(parents=(-1, 0)), InvalidTreeError, "shape"),
-    "float tokens": (lambda: tree_of(tokens=(0.0, 1.0, 2.0)), InvalidTreeError, "int64"),
-    "an empty tree": (lambda: tree_of((), ()), InvalidTreeError, "root"),
-    "distributions without an index": (lambda: tree_of(draft_probs=UNIFORM), InvalidTreeError, "draft_index"),
-    "a distribution index out of range": (
-        lambda: tree_of(draft_probs=UNIFORM, draft_index=torch.tensor([-1, 0, 9])),
-        InvalidTreeError,
-        "draft_index",
-    ),
-    "a distribution that sums to two": (lambda: TokenTree.chain([0, 1], UNIFORM[:1] * 2), InvalidTreeError, "sum to 2"),
-    "a drawn token without mass": (
-        lambda: TokenTree.chain([0, 1], torch.tensor([[1.0, 0.0]])),
-        InvalidTreeError,
-        "probability zero",
-    ),
-    "a literal that is no list": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
-    "a path before its parent": (lambda: Paths([(0, 0)]), InvalidTreeError, "parent"),
-    "a path without its elder": (lambda: Paths([(1,)]), InvalidTreeError, "sibling"),
+    # proposals and rules
     "a drafter's distribution of another sum": (
         lambda: run(drafter=sampled_tree(probs(t2=0.5)), do_sample=True),
         InvalidTreeError,
@@ -213,28 +177,12 @@ WRONG = {
         InvalidTreeError,
         "probability zero",
     ),
-    # rules
     "a chain rule on a tree": (
         lambda: run(speculation=TreeSpeculation(DRAFT, tree=KAry((2, 2)), verification="token"), do_sample=True),
         RuleMismatchError,
         "traversal",
     ),
     "an unknown rule": (lambda: TreeSpeculation(DRAFT, verification="best"), ConfigError, "target_walk"),
-    "probabilities of another shape": (
-        lambda: verify(CHAIN, UNIFORM[:2]),
-        InvalidTreeError,
-        "one distribution per node",
-    ),
-    "logits for probabilities": (lambda: verify(CHAIN, UNIFORM * 9), LogitsError, "not logits"),
-    "NaN probabilities": (lambda: verify(CHAIN, UNIFORM * torch.nan), LogitsError, "not a distribution"),
-    "half-precision probabilities": (lambda: verify(CHAIN, UNIFORM.half()), ConfigError, "float32"),
-    "another vocabulary": (
-        lambda: verify(CHAIN, torch.full((3, 5), 0.2)),
-        VocabularyMismatchError,
-        "4",
-    ),
-    "coins out of range": (lambda: verify(CHAIN, UNIFORM, coins=torch.ones(3)), ConfigError, r"\[0, 1\)"),
-    "no paths": (lambda: Paths([]), InvalidTreeError, "no rank path"),
     "an empty list for a tree": (lambda: TreeSpeculation(DRAFT, tree=[]), InvalidTreeError, "no rank path"),
     # options
     "no model": (lambda: TreeScorer(None), ConfigError, "NoneType"),
@@ -243,44 +191,12 @@ WRONG = {
         ConfigError,
         "from_pretrained",
     ),
-    "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), ConfigError, "min_match is 3"),
-    **{
-        f"a longest text of {length!r}": (
-            lambda length=length: DraftModel(TreeScorer(DRAFT), max_length=length),
-            ConfigError,
-            "max_length must be a positive int",
-        )
-        for length in (0, -3, 2.5, "x")
-    },
-    **{
-        f"a head's longest text of {length!r}": (
-            lambda length=length: DFlash(BLOCK_HEAD, (1, 2), max_length=length),
-            ConfigError,
-            "max_length must be a positive int",
-        )
-        for length in (0, "x")
-    },
-    "a model for a head": (lambda: Eagle3(DRAFT, (1, 2, 0)), ConfigError, "an Eagle3Head, got LlamaForCausalLM"),
-    "a head of another kind": (lambda: Eagle3(BLOCK_HEAD, (1, 2)), ConfigError, "an Eagle3Head, got DFlashHead"),
-    "a head's folder": (lambda: DFlash("folder", (1, 2)), ConfigError, r"got str: load_drafter"),
-    "too few hidden layers": (lambda: DFlash(BLOCK_HEAD, (1,)), ConfigError, r"of the 2 hidden .* got \(1,\)"),
-    "one hidden layer": (lambda: DFlash(BLOCK_HEAD, 1), ConfigError, "of the 2 hidden states .* got 1"),
     "a head of NaN": (lambda: run(drafter=DFlash(NAN_HEAD, (1, 2))), LogitsError, "head's distributions hold NaN"),
-    "a string for a table": (lambda: TokenRecycling(table="x"), ConfigError, "Table of tensors, got str"),
-    "a table of other shapes": (
-        lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
-        ConfigError,
-        r"hits \[K \+ 1\], got",
-    ),
-    "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), ConfigError, "int64"),
     "no drafter": (lambda: TreeSpeculation(None), ConfigError, "Drafter"),
     "an empty list of drafters": (lambda: TreeSpeculation([]), ConfigError, "Drafter"),
     "a name for a drafter": (lambda: TreeSpeculation("gpt2"), ConfigError, "from_pretrained"),
     "a budget of nothing": (lambda: TreeSpeculation(DRAFT, tree=0), ConfigError, "0"),
     "a tree of the wrong kind": (lambda: TreeSpeculation(DRAFT, tree=2.5), ConfigError, "2.5"),
-    "a chain of nothing": (lambda: Chain(0), ConfigError, "0"),
-    "no branching": (lambda: KAry(()), ConfigError, "branching"),
-    "an unknown way to choose children": (lambda: BestFirst(8, children="random"), ConfigError, "random"),
     "sampled children of a table": (
         lambda: run(drafter=TokenRecycling(), tree=KAry((2,), children="iid"), do_sample=True),
         ConfigError,
@@ -422,10 +338,6 @@ def test_wrong_input_gets_a_clear_error(call, error, words):
     with pytest.raises(error, match=words) as caught:
         call()
     assert isinstance(caught.value, TreespecError)
-
-
-def test_the_table_is_long_enough():
-    assert len(WRONG) >= 25
 
 
 def test_a_model_that_cannot_run_trees_says_what_it_does_instead(monkeypatch):
