@@ -14,8 +14,14 @@ one pair of distributions shows only the mistakes that matter for it.
 
 from treespec.testing.distributions import ConditionalProbs, RandomDistributions, distribution_pairs, toy_distribution
 from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_SCHEMES, ToyDrafter
-from treespec.testing.enumeration import EnumeratingSource, enumerate_traces
-from treespec.testing.exact import ExactDistribution, VerifyingRule, assert_lossless, exact_distribution
+from treespec.testing.exact import (
+    EnumeratingSource,
+    ExactDistribution,
+    VerifyingRule,
+    assert_lossless,
+    enumerate_traces,
+    exact_distribution,
+)
 from treespec.testing.shapes import SHAPES, AdaptiveDepth, AdaptiveWidth, FixedShape, Shape
 from treespec.testing.suite import Case, assert_lossless_everywhere, supported_cases, toy_case
 from treespec.testing.trees import Context, ToyTree

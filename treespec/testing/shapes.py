@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from treespec.testing.trees import ToyTree
 from treespec.tree import Path, parse_paths
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """How a toy tree grows, breadth first. Widths may look at every token drawn so far."""
 
-    @property
-    def is_width_fixed(self) -> bool:
-        """Whether no node's width depends on its own draws."""
-        ...
+    is_width_fixed = True
+    """Whether no node's width depends on its own draws."""
 
+    @abstractmethod
     def width(self, tree: ToyTree, node: int) -> int:
         """How many children are planned for `node`, asked before its first draw."""
-        ...
 
     def is_done(self, tree: ToyTree, node: int) -> bool:
         """Whether to stop before the planned width, asked before every draw."""
-        ...
+        return False
 
 
 @dataclass(frozen=True)
-class FixedShape:
+class FixedShape(Shape):
     """The shape of a list of rank paths, e.g. `[(0,), (1,), (0, 0)]`."""
 
     paths: tuple[Path, ...]
-    is_width_fixed = True
 
     @classmethod
     def from_paths(cls, paths: str | Sequence[Sequence[int]]) -> FixedShape:
@@ -51,28 +48,21 @@ class FixedShape:
     def width(self, tree: ToyTree, node: int) -> int:
         return sum(path[:-1] == tree.ranks[node] for path in self.paths)
 
-    def is_done(self, tree: ToyTree, node: int) -> bool:
-        return False
-
 
 @dataclass(frozen=True)
-class AdaptiveDepth:
+class AdaptiveDepth(Shape):
     """A node is expanded only while the tokens drawn so far, anywhere, sum to an even number."""
 
     num_children: int = 2
     max_depth: int = 2
-    is_width_fixed = True
 
     def width(self, tree: ToyTree, node: int) -> int:
         is_open = node == 0 or (len(tree.contexts[node]) < self.max_depth and sum(tree.tokens) % 2 == 0)
         return self.num_children if is_open else 0
 
-    def is_done(self, tree: ToyTree, node: int) -> bool:
-        return False
-
 
 @dataclass(frozen=True)
-class AdaptiveWidth:
+class AdaptiveWidth(Shape):
     """Draws siblings until token 0 came or `max_children` are there: the width depends on the node's own draws."""
 
     max_children: int = 2

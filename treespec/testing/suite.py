@@ -10,8 +10,7 @@ from treespec.errors import ConfigError
 from treespec.protocols import VerificationRule
 from treespec.testing.distributions import ConditionalProbs, distribution_pairs
 from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_SCHEMES, ToyDrafter
-from treespec.testing.enumeration import enumerate_traces
-from treespec.testing.exact import ExactDistribution, assert_lossless
+from treespec.testing.exact import ExactDistribution, assert_lossless, enumerate_traces
 from treespec.testing.shapes import SHAPES
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TreeBatch
 

@@ -99,7 +99,7 @@ def verify(
 
 
 class _GivenProbs(NamedTuple):
-    """Distributions that are all there, [B, N, V]: the `BatchProbs` of `verify`."""
+    """The `BatchProbs` of a table [B, N, V]."""
 
     table: Tensor
 
@@ -115,7 +115,7 @@ class _GivenProbs(NamedTuple):
 
 
 def _as_tensor(name: str, values: Array, is_single: bool) -> Tensor:
-    """Tensors and arrays of a batch, without their gradients; Python's floats are doubles."""
+    """Of a batch, without gradients; Python's floats are doubles."""
     try:
         array = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -125,10 +125,8 @@ def _as_tensor(name: str, values: Array, is_single: bool) -> Tensor:
 
 def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
     if target_probs.shape[:-1] != trees.tokens.shape:
-        raise InvalidTreeError(
-            f"target_probs must hold one distribution per node, {[*trees.tokens.shape, 'V']}, got "
-            f"{list(target_probs.shape)}"
-        )
+        wanted, got = [*trees.tokens.shape, "V"], list(target_probs.shape)
+        raise InvalidTreeError(f"target_probs must hold one distribution per node, {wanted}, got {got}")
     if target_probs.dtype not in (torch.float32, torch.float64):
         raise ConfigError(
             f"target_probs must be float32 or float64, got {target_probs.dtype}: take the softmax in float32"

@@ -21,8 +21,8 @@ class KSeq(BaseRule):
 
     With `beta = sum(min(q, P / r))`, all are rejected with probability `(1 - beta)^k`; then draw from
     `res(P - min(q, P / r) (1 - (1 - beta)^k) / beta)`. Every r with `1 - (1 - beta)^k <= r beta` gives the target's
-    distribution, and the least one accepts most. It is found by bisection keeping the upper end, so however coarse the
-    bisection is, only acceptance can suffer: 20 halvings cost less than k / 10^6 of it.
+    distribution, and the least one accepts most. Bisection keeps the upper end, so that a coarse one costs acceptance
+    only: 20 halvings less than k / 10^6 of it.
 
     For i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification.
 

@@ -31,7 +31,7 @@ _REQUIREMENTS = Requirements(
 
 @dataclass(frozen=True)
 class OptimalTransport(BaseRule):
-    """From the root down: at each node accept one of the siblings by the best transport, descend, start again."""
+    """From the root down: at each node accept one of the siblings by the best transport and descend."""
 
     name = "optimal_transport"
     is_lossless = True
@@ -78,12 +78,7 @@ def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Itera
 
 
 def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tuple[list[Any], Any]:
-    """Transport one or two siblings to the demands of their parent.
-
-    Args:
-        tree: a `VerifiableTree` none of whose children are point masses.
-        children: the ids of all children of one node, in drawing order.
-        weights: the demands, an array [V].
+    """Transport one or two siblings, in drawing order and not point masses, to the demands [V] of their parent.
 
     Returns:
         Each child's probability of acceptance given that its earlier siblings were rejected, and the weights [V] that
