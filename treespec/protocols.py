@@ -28,30 +28,6 @@ from torch import Tensor
 from treespec.tree import PADDING_PARENT, Path, TreeBatch, Verdict
 from treespec.tree.history import History
 
-__all__ = [
-    "Capability",
-    "CausalScorer",
-    "DraftSource",
-    "Drafter",
-    "EarlyExitDrafter",
-    "EarlyExitScorer",
-    "FeatureDrafter",
-    "Frontier",
-    "HiddenStates",
-    "History",
-    "LearningPolicy",
-    "NodeProbs",
-    "PathProcessors",
-    "Proposal",
-    "RandomSource",
-    "Scores",
-    "Session",
-    "TreePolicy",
-    "VerifiableTree",
-    "VerificationRule",
-    "VerifiedStep",
-]
-
 
 class Capability(IntEnum):
     """What a model can verify in one pass: nothing beyond the next token, a chain, or a tree."""
@@ -85,14 +61,10 @@ class CausalScorer(Protocol):
     """
 
     @property
-    def capability(self) -> Capability:
-        """What it can score in one pass."""
-        ...
+    def capability(self) -> Capability: ...
 
     @property
-    def vocab_size(self) -> int:
-        """V, the last axis of its logits."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
     def device(self) -> torch.device:
@@ -144,13 +116,8 @@ class EarlyExitScorer(CausalScorer, Protocol):
         ...
 
     def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
-        """Logits of the head on the first layers' hidden states, for F more drafted nodes.
-
-        Args:
-            tokens: the nodes' tokens.
-            parents: pending ids of drafted nodes, which are the expanded numbers of `Frontier`; -1 and -2 as for
-                `extend`.
-        """
+        """Logits of the head on the first layers' hidden states, for F more drafted nodes; their numbers are the
+        expanded ones of `Frontier`."""
         ...
 
 
@@ -219,17 +186,14 @@ class Frontier:
 
     @property
     def tokens(self) -> Int[Tensor, "B F"]:
-        """The nodes' own tokens."""
         return self.expanded_tokens[:, -self.parents.shape[1] :]
 
     @property
     def depths(self) -> Int[Tensor, "B F"]:
-        """The nodes' own depths."""
         return self.expanded_depths[:, -self.parents.shape[1] :]
 
     @property
     def is_padding(self) -> Bool[Tensor, "B F"]:
-        """Which of the nodes are padding."""
         return self.parents == PADDING_PARENT
 
     @property

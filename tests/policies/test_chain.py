@@ -195,7 +195,7 @@ def test_a_policy_that_the_target_cannot_verify_learns_nothing():
 
 @pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.TREE])
 def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
-    """Rows end at different places; the toy scorer rejects holes, and a chain scorer any padding."""
+    """Rows end at different depths; the toy scorer rejects holes, and a chain scorer any padding."""
     draft = DraftModel(ToyScorer(TableLM(4, seed=4), capability))
     result = decode(draft, Chain(5, SELECTED, stop=LowConfidence(0.5)), is_sampling=False)
     alone = decode(DraftModel(ToyScorer(TableLM(4, seed=4))), Chain(1), is_sampling=False)

@@ -27,7 +27,7 @@ from treespec.testing import (
 from treespec.tree import IID, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
 
-FAMILIES = [WITHOUT_REPLACEMENT, IID]
+SCHEMES = [WITHOUT_REPLACEMENT, IID]
 RANKINGS = [ACCEPTANCE, VISIT]
 
 
@@ -58,7 +58,7 @@ def read_values(probs, drawn, children, ranking):
     return reached * sum(rest(len(drawn)) * chances), [reached * chance for chance in chances]
 
 
-@given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 5), st.sampled_from(FAMILIES), st.sampled_from(RANKINGS))
+@given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 5), st.sampled_from(SCHEMES), st.sampled_from(RANKINGS))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking):
     rng = np.random.default_rng(seed)
@@ -80,7 +80,7 @@ def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking)
 
 def test_a_draws_value_does_not_depend_on_its_token():
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
-    for children in FAMILIES:
+    for children in SCHEMES:
         for ranking in RANKINGS:
             draws = []
             for last in (2, 3):
@@ -94,7 +94,7 @@ def test_no_distribution_gives_nan():
     """Distributions whose mass is gone after the first draw, of float32 noise, or not of sum one."""
     for distribution in ([1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]):
         probs = torch.tensor(distribution).view(1, 1, -1)
-        for children in FAMILIES:
+        for children in SCHEMES:
             for ranking in RANKINGS:
                 values = draw_values(
                     Children(torch.arange(3).view(1, 1, 3), probs, probs > 0, probs, 3), children, ranking
@@ -143,8 +143,8 @@ class HeapDrafter:
                 draw, nodes = read_values(base, drawn, self.children, self.ranking)
                 above = min(rank[tree.children(node)[-1]] if drawn else rank[node], rank[node])
                 capped = min(value[node] * draw, above)
-                place = (-capped, depth, -min(value[node], rank[node]), key[node], len(drawn))
-                found.append((place, node, probs, nodes))
+                order = (-capped, depth, -min(value[node], rank[node]), key[node], len(drawn))
+                found.append((order, node, probs, nodes))
         return found
 
 
@@ -180,7 +180,7 @@ def test_best_first_has_the_distribution_of_the_heap(budget, ranking):
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
 @pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("children", FAMILIES)
+@pytest.mark.parametrize("children", SCHEMES)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_heap_is_exactly_lossless(seed, children, ranking, rule):
     """In rational arithmetic: the error is 0."""

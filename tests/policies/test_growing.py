@@ -17,7 +17,7 @@ from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
 
-FAMILIES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
+SCHEMES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
 SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1)]
 
 
@@ -35,7 +35,7 @@ def make_policy(kind, children, size):
 @st.composite
 def grown_trees(draw):
     kind = draw(st.sampled_from(["chain", "paths", "k-ary", "best-first"]))
-    allowed = FAMILIES[:3] if kind == "best-first" else FAMILIES
+    allowed = SCHEMES[:3] if kind == "best-first" else SCHEMES
     children = draw(st.sampled_from(allowed))
     policy, budget, depth = make_policy(kind, children, draw(st.integers(1, 9)))
     vocab_size, seed = draw(st.integers(1, 7)), draw(st.integers(0, 50))
@@ -96,7 +96,7 @@ def check_distribution(tree, node, source, children):
     torch.testing.assert_close(stored, probs / probs.sum(), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("children", FAMILIES)
+@pytest.mark.parametrize("children", SCHEMES)
 def test_paths_keep_their_shape(children):
     batch = Paths(SHAPE, children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
     for tree in batch.trees:
@@ -235,7 +235,7 @@ def test_sampled_trees_decode_losslessly(name, rule):
 
 
 def test_trimming_drawn_nodes_by_their_probability_is_caught():
-    """The planted bug: the budget applied to the nodes' own values in place of their slots'."""
+    """The planted bug: the budget applied to the nodes' own values instead of their draws'."""
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
     batch = KAry((2, 2)).grow(TableSource([0] * TOY_ROWS, draft, dtype=torch.float64), 2)
     order = batch.values.argsort(dim=1, descending=True, stable=True)[:, :3]
@@ -313,15 +313,15 @@ def test_builder_keeps_expanded_numbers_apart():
             assert children == expected[: len(children)]
 
 
-@pytest.mark.parametrize(("children", "family"), [("auto", SELECTED), (IID, None), (WITHOUT_REPLACEMENT, None)])
-def test_candidates_can_only_be_selected(children, family):
+@pytest.mark.parametrize(("children", "scheme"), [("auto", SELECTED), (IID, None), (WITHOUT_REPLACEMENT, None)])
+def test_candidates_can_only_be_selected(children, scheme):
     for policy in (KAry((2,), children), BestFirst(4, children)):
         source = TableSource([0], TableLM(5), num_candidates=3)
-        if family is None:
+        if scheme is None:
             with pytest.raises(ConfigError, match="must be selected"):
                 policy.grow(source, 3)
         else:
-            assert policy.grow(source, 3).sampling_schemes == {family}
+            assert policy.grow(source, 3).sampling_schemes == {scheme}
 
 
 def test_as_policy():

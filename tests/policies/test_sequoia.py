@@ -118,7 +118,7 @@ def test_measured_acceptance_counts_children_of_accepted_nodes():
 
 
 def test_measured_acceptance_recovers_the_distribution():
-    """Selected children judged by a target equal to the draft: rank r is accepted with the draft's own probability."""
+    """Selected children, a target equal to the draft: rank r is accepted with the draft's own probability."""
     model = TableLM(4, seed=1)
     source = TableSource([2] * 4000, model, is_sampling=False)
     batch = Paths([(0,), (1,), (2,), (0, 0), (0, 1)]).grow(source, 2)

@@ -55,20 +55,20 @@ def test_optimal_transport_end_to_end(rule):
         generate(target, inputs, TreeSpeculation(draft, tree=policy, verification=rule, seed=0), **options)
 
 
-def test_a_policy_that_learns_is_told():
+def test_a_policy_that_learns_is_updated():
     target = tiny_llama()
-    told = []
+    steps = []
 
     class Learning(AdaptiveChain):
         def update(self, step):
-            told.append(step)
+            steps.append(step)
             super().update(step)
 
     policy = Truncated(Learning())
     assert isinstance(policy, LearningPolicy)
     speculation = TreeSpeculation(noisy_copy(target), tree=policy)
     generate(target, {"input_ids": prompt()}, speculation, max_new_tokens=8, do_sample=True)
-    assert len(told) == speculation.stats.num_target_passes
+    assert len(steps) == speculation.stats.num_target_passes
 
 
 def test_candidates_pass_unchanged():

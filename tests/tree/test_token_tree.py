@@ -212,7 +212,7 @@ PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
 
 
 @pytest.mark.parametrize(
-    ("draft_index", "flags", "family"),
+    ("draft_index", "flags", "scheme"),
     [
         ([-1, -1, -1], None, SELECTED),
         ([-1, 0, 0], None, IID),
@@ -222,13 +222,13 @@ PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
         ([-1, 0, 0], [False, False, True], MIXED),
     ],
 )
-def test_families_of_siblings(draft_index: list[int], flags: list[bool] | None, family: str) -> None:
+def test_sampling_schemes_of_siblings(draft_index: list[int], flags: list[bool] | None, scheme: str) -> None:
     is_drawn_once = None if flags is None else torch.tensor(flags)
     tree = TokenTree(
         **PAIR, draft_probs=DISTRIBUTIONS, draft_index=torch.tensor(draft_index), is_without_replacement=is_drawn_once
     )
-    assert tree.sampling_schemes == {family}
-    assert TreeBatch.from_trees([tree]).sampling_schemes == {family}
+    assert tree.sampling_schemes == {scheme}
+    assert TreeBatch.from_trees([tree]).sampling_schemes == {scheme}
 
 
 def test_an_only_child_counts_as_independent() -> None:

@@ -1,4 +1,4 @@
-"""What a drafter does with its call: the source that policies grow from, the call's policy, and room for trees."""
+"""What drafters read of their call: a source for policies, the policy, and the depth that fits the context."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ class SessionSource:
 
     @property
     def root_tokens(self) -> Int[Tensor, "B"]:
-        """The last committed tokens."""
         return self._session.history.last_tokens
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the caller samples."""
         return self._session.is_sampling
 
     @property
     def generator(self) -> torch.Generator:
-        """The draft's own random stream."""
         return self._session.generator
 
 

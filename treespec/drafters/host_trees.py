@@ -1,4 +1,4 @@
-"""Trees grown on the host, by tables whose children cost a few look-ups, and their way into a batch."""
+"""Trees grown on the host, and their way into a batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from treespec.tree import PADDING_PARENT, SELECTED, TreeBatch
 
 
 def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
-    """Whether a table on the host may grow this policy's trees of candidates by a heap.
+    """Whether a heap on the host grows this policy's trees of candidates, up to the order of equal values.
 
-    The heap grows the same trees as the policy, up to the order of equal values, and saves a dozen operators per level.
-    A subclass of `BestFirst` may grow others.
+    It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees.
     """
     if type(policy) is not BestFirst or policy.children not in (AUTO, SELECTED):
         return False

@@ -15,13 +15,9 @@ def path_probs(
 ) -> Float[Tensor, "B F V"]:
     """The distributions in float32 that children are drawn from.
 
+    `logits` are raw, -inf where the draft has no token. `frontier` may be None for processors that look at no path.
     Padding, and nodes after which the processors leave none of the draft's tokens, get the uniform distribution over
     these: any distribution is lossless.
-
-    Args:
-        session: of the call.
-        logits: raw logits, -inf where the draft has no token.
-        frontier: the nodes; None where nothing depends on them, for processors that look at no path.
     """
     read_paths = list if frontier is None else frontier.path_tokens
     scores = path_scores(session.processors, session.history, session.row_ids, logits, read_paths)

@@ -23,6 +23,7 @@ from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
 DENSE_DEPTH = 8
+"""The deepest level by default where a level costs a draft pass."""
 
 
 class BestFirst:
@@ -30,8 +31,7 @@ class BestFirst:
 
     Args:
         num_nodes: the most nodes of a tree, root included.
-        children: "auto" (sampled without replacement where there is a distribution to sample from, else selected),
-            "selected", "without_replacement" or "iid".
+        children: see `Paths`; not "mixed".
         beam: the most nodes expanded per level; None expands all that can have children among the best.
         depth: the deepest level; None stands for 8 with a draft model, which pays a pass per level, and for no limit
             with candidates.
@@ -42,16 +42,14 @@ class BestFirst:
             draw, accepted or not).
 
     Raises:
-        ConfigError: a number that is not a positive int, a negative gain or one without children="selected", unknown
-            children or an unknown ranking.
+        ConfigError: numbers out of range, a gain without children="selected", unknown children or ranking.
 
     Why trimming to the budget is lossless with sampled children: a node is ranked by the value of its *draw*, made of
     the parent's value, the distribution and the earlier siblings, which neither its own token nor the nodes below it
     change; the value is capped by the least one on the way to it, so that it never rises towards a child or a next
     sibling. So the best draws (of equal ones the higher level's first) are those that a heap would have made one by
-    one, and the others count as never made. That is why `min_gain` takes no sampled children: whether there is another
-    level would depend on the tokens drawn in this one, and the nodes below a better draw would push out a worse one,
-    or not, according to the worse one's own token.
+    one, and the others count as never made. `min_gain` takes no sampled children because whether there is another level
+    would depend on the tokens drawn in this one.
     """
 
     def __init__(
@@ -64,24 +62,18 @@ class BestFirst:
         min_gain: float = 0.0,
         ranking: str = ACCEPTANCE,
     ) -> None:
-        self.num_nodes = check_count("num_nodes", num_nodes)
+        self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
         self.beam = None if beam is None else check_count("beam", beam)
         self.depth = None if depth is None else check_count("depth", depth)
         self.branching = None if branching is None else check_count("branching", branching)
         self.min_gain = check_number("min_gain", min_gain, lambda gain: gain >= 0, "not be negative")
         if min_gain > 0 and children != SELECTED:
-            raise ConfigError(
-                f"min_gain needs children='selected', got {children!r}: stopping by drawn tokens is biased"
-            )
+            raise ConfigError(f"min_gain needs children='selected', got {children!r}: drawn tokens may not end a tree")
         self.ranking = check_ranking(ranking)
 
-    @property
-    def max_nodes(self) -> int:
-        return self.num_nodes
-
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
+        """See `TreePolicy`."""
         builder = TreeBuilder(source)
         budget = self.num_nodes - 1
         children, ranks = self.children, torch.full_like(builder.values, torch.inf)
@@ -122,12 +114,19 @@ class BestFirst:
         if ranks.shape[1] >= self.num_nodes:
             worst = ranks.topk(self.num_nodes, dim=1).values[:, -1:]
             values = torch.where(values > worst, values, 0.0)
-        order = values.sort(dim=1, descending=True, stable=True)
-        width = min(self.beam or level.shape[1], level.shape[1])
-        if builder.is_on_host:
-            width = min(width, max(int((order.values > 0).sum(1).max()), 1))
-        best = level.gather(1, order.indices[:, :width])
-        return torch.where(order.values[:, :width] > 0, best, PADDING_PARENT)
+        return best_nodes(builder, level, values, self.beam or level.shape[1])
+
+
+def best_nodes(
+    builder: TreeBuilder, nodes: Int[Tensor, "B w"], values: Float[Tensor, "B w"], num_best: int
+) -> Int[Tensor, "B F"]:
+    """The nodes of the `num_best` highest values above zero, best first, then padding."""
+    order = values.sort(dim=1, descending=True, stable=True)
+    width = min(num_best, nodes.shape[1])
+    if builder.is_on_host:
+        width = min(width, max(int((order.values > 0).sum(1).max()), 1))
+    best = nodes.gather(1, order.indices[:, :width])
+    return torch.where(order.values[:, :width] > 0, best, PADDING_PARENT)
 
 
 def add_best(
@@ -138,10 +137,9 @@ def add_best(
     ranks: Float[Tensor, "B M"],
     budget: int,
 ) -> tuple[Int[Tensor, "B w"], Float[Tensor, "B w"]]:
-    """Add the best `budget` of the F * k children: their columns and ranking values.
+    """Add the best `budget` of the F * k children to those of ranking values `ranks`: their columns and ranking values.
 
-    `ranks` are the ranking values so far. A draw ranks no higher than what has to be drawn before it: its parent and
-    its earlier siblings.
+    A draw ranks no higher than what has to be drawn before it: its parent and its earlier siblings.
     """
     above, ceiling = (
         torch.where(nodes >= 0, builder.take(of, nodes), 0.0).unsqueeze(-1) for of in (builder.values, ranks)

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from treespec.checks import AUTO, check_children, check_count
+from treespec.checks import AUTO, check_children, check_count, check_number
 from treespec.errors import ConfigError
 from treespec.policies.children import choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.paths import Level, grow_shape
-from treespec.policies.stopping import StopRule
 from treespec.protocols import DraftSource, VerifiedStep
 from treespec.tree import TreeBatch
+
+StopRule = Callable[[Tensor], Tensor]
+"""Maps the draft's probabilities of a chain's tokens, float [B, L], to whether it ends there, bool [B].
+
+A rule decides about the *next* token, so the last one stays whatever its probability: dropping it would select drawn
+tokens by their probability and change the output distribution.
+"""
+
+
+@dataclass(frozen=True)
+class LowConfidence:
+    """Stop after a token that the draft gave less than `threshold` (transformers' `assistant_confidence_threshold`).
+
+    Raises:
+        ConfigError: the threshold is not in (0, 1].
+    """
+
+    threshold: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.threshold, lambda share: 0 < share <= 1, "lie in (0, 1]")
+
+    def __call__(self, token_probs: Tensor) -> Tensor:
+        return token_probs[:, -1] < self.threshold
 
 
 class Chain:
@@ -26,23 +52,19 @@ class Chain:
             save the passes that follow.
 
     Raises:
-        ConfigError: k is not a positive int, unknown children, or a stop rule that is not a function or does not return
-            bool [B].
+        ConfigError: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
     """
 
     def __init__(self, k: int, children: str = AUTO, stop: StopRule | None = None) -> None:
         self.k = check_count("k", k)
+        self.max_nodes = k + 1
         self.children = check_children(children)
         if stop is not None and not callable(stop):
             raise ConfigError(f"stop must be a rule such as LowConfidence(), got {stop!r}")
         self._stop = stop
 
-    @property
-    def max_nodes(self) -> int:
-        return self.k + 1
-
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
+        """See `TreePolicy`."""
         if self._stop is None:
             return grow_shape([Level((0,), (1,))] * self.k, self.children, source, max_depth)
         return grow_until(self._stop, min(self.k, max_depth), self.children, source)
@@ -102,10 +124,7 @@ class AdaptiveChain(Chain):
         self._max_k = check_count("max_k", max_k)
         if k > max_k:
             raise ConfigError(f"k must not exceed max_k, got k={k} and max_k={max_k}")
-
-    @property
-    def max_nodes(self) -> int:
-        return self._max_k + 1
+        self.max_nodes = max_k + 1
 
     def update(self, step: VerifiedStep) -> None:
         """See `LearningPolicy`. A bonus token means that a row's last draft token was accepted."""

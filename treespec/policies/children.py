@@ -1,7 +1,4 @@
-"""How the children of expanded nodes are chosen, and the distribution that each was really chosen from.
-
-Axis letters: B rows, F expanded nodes, V vocabulary, k children.
-"""
+"""How the children of expanded nodes are chosen, and the distribution that each was really chosen from."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from treespec.checks import AUTO
@@ -44,24 +42,15 @@ def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> st
     if children == AUTO:
         return SELECTED if is_selected_only or not is_sampling else WITHOUT_REPLACEMENT
     if is_selected_only and children != SELECTED:
-        raise ConfigError(
-            f"this drafter proposes candidates without a distribution to sample from: its children must be selected, "
-            f"got children={children!r}"
-        )
+        raise ConfigError(f"this drafter has no distribution to draw from: children must be selected, got {children!r}")
     return children
 
 
 def choose_children(proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator) -> Children:
-    """Choose `widths[f]` children of every node f.
+    """Choose `widths[f]` children of every node f (a single width stands for all), not by "auto".
 
     A width is fixed before anything is drawn, and draws keep their drawing order, so the stored distributions stay
     exact.
-
-    Args:
-        proposal: next-token distributions of F nodes.
-        widths: one per node, or a single one for all.
-        children: any way of choosing but "auto", see `resolve_children`.
-        generator: on the proposal's device.
     """
     k = max(widths)
     if children == SELECTED:
@@ -76,21 +65,15 @@ def choose_children(proposal: Proposal, widths: Sequence[int], children: str, ge
         tokens = draw_independent(proposal.probs, k, generator)
         probs = proposal.probs.gather(-1, tokens)
         chosen = Children(tokens, probs, torch.ones_like(tokens, dtype=torch.bool), proposal.probs, k)
-    chosen = _pad(chosen, k)
+    missing = k - chosen.tokens.shape[-1]
+    if missing > 0:  # The distribution or the candidates had fewer.
+        tokens, probs, is_real = (torch.nn.functional.pad(x, (0, missing)) for x in chosen[:3])
+        chosen = chosen._replace(tokens=tokens, probs=probs, is_real=is_real)
     return chosen._replace(is_real=chosen.is_real & _is_within(widths, chosen.tokens))
 
 
-def _pad(chosen: Children, k: int) -> Children:
-    """Fill up to k columns where the distribution or the candidates had fewer."""
-    missing = k - chosen.tokens.shape[-1]
-    if missing == 0:
-        return chosen
-    tokens, probs, is_real = (torch.nn.functional.pad(x, (0, missing)) for x in chosen[:3])
-    return chosen._replace(tokens=tokens, probs=probs, is_real=is_real)
-
-
-def _is_within(widths: Sequence[int], like: Tensor) -> Tensor:
-    """bool [F, k]: whether a rank is below its node's width."""
+def _is_within(widths: Sequence[int], like: Tensor) -> Bool[Tensor, "F k"]:
+    """Whether a rank is below its node's width."""
     limits = torch.tensor(widths, device=like.device).unsqueeze(-1)
     return torch.arange(like.shape[-1], device=like.device) < limits
 
@@ -103,9 +86,8 @@ def _select(proposal: Proposal, k: int) -> Children:
     return Children(tokens, probs, probs > 0)
 
 
-def _mix(distribution: Tensor, widths: Sequence[int], generator: torch.Generator) -> Children:
-    """One sample of the rest first, then the top of the distribution: verified in that order, the sample's distribution
-    needs no change."""
+def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> Children:
+    """One sample of the rest first, then the top: verified in that order the sample's distribution needs no change."""
     num_selected = min(max(widths), distribution.shape[-1]) - 1
     probs, tokens = distribution.topk(num_selected, dim=-1)
     is_selected = (probs > 0) & _is_within([w - 1 for w in widths], tokens)

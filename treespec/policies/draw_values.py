@@ -3,8 +3,6 @@
 A draw may be valued by the distribution, by earlier draws and by the past, but never by its own outcome: then leaving
 out the least valuable draws takes nothing from the distribution of the others. The child's own value may depend on its
 draw, for it decides only about the draws below it.
-
-Axis letters: B rows, F expanded nodes, V vocabulary, k children.
 """
 
 from __future__ import annotations
@@ -77,10 +75,7 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
 
 
 def visit_values(probs: Float[Tensor, "B F k"], is_iid: bool) -> DrawValues:
-    """As in DySpec (Xiong et al. 2024): how likely verification is to reach a draw, if the target were the draft.
-
-    `probs` are the draft's probabilities of the siblings in drawing order.
-    """
+    """As in DySpec (Xiong et al. 2024): how likely verification is to reach a draw, if the target were the draft."""
     missed = (1 - probs).cumprod(-1) if is_iid else (1 - probs.cumsum(-1)).clamp(min=0)
     draws = torch.cat([torch.ones_like(missed[..., :1]), missed[..., :-1]], -1).cummin(-1).values
     return DrawValues(draws, torch.minimum(draws * probs if is_iid else probs, draws))

@@ -1,13 +1,11 @@
-"""Collecting the nodes of B trees level by level.
-
-Axis letters: B rows, M collected nodes, w nodes of a level, F expanded nodes, V vocabulary, k children.
-"""
+"""Collecting the nodes of B trees level by level: M nodes so far, w of them in a level."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.policies.children import Children, choose_children, resolve_children
@@ -39,11 +37,10 @@ class TreeBuilder:
         self._ancestors = torch.zeros(len(self.tokens), 0, 0, dtype=torch.bool, device=self.tokens.device)
         """bool [B, E, E]: of all expanded nodes."""
         self._probs: list[Tensor] = []
-        self._num_distributions = 0
 
     @property
-    def root(self) -> Tensor:
-        """int64 [B, 1]: the roots' ids."""
+    def root(self) -> Int[Tensor, "B 1"]:
+        """The roots' columns."""
         return torch.zeros_like(self.tokens[:, :1])
 
     @property
@@ -51,21 +48,20 @@ class TreeBuilder:
         """Whether values can be read without waiting for a device."""
         return self.tokens.device.type == "cpu"
 
-    def is_exhausted(self, nodes: Tensor) -> bool:
-        """True when no row has any of `nodes` int64 [B, w]. Never True on an accelerator, which is not waited for."""
+    def is_exhausted(self, nodes: Int[Tensor, "B w"]) -> bool:
+        """True when no row has any of `nodes`. Never True on an accelerator, which is not waited for."""
         return self.is_on_host and not bool(self._is_node(nodes).any())
 
-    def take(self, values: Tensor, nodes: Tensor) -> Tensor:
-        """`values` [B, M] at the ids `nodes` int64 [B, w]; padding ids read the root."""
+    def take(self, values: Tensor, nodes: Int[Tensor, "B w"]) -> Tensor:
+        """`values` [B, M] at the columns `nodes`; padding reads the root."""
         return values.gather(1, nodes.clamp(min=0))
 
-    def expand(self, nodes: Tensor) -> Proposal:
-        """Next-token distributions of `nodes` int64 [B, F], ids of collected nodes or -2; each node is
-        expanded once at most."""
+    def expand(self, nodes: Int[Tensor, "B F"]) -> Proposal:
+        """Next-token distributions of `nodes`, columns or -2; each node is expanded once at most."""
         return self._source.expand(self._frontier(nodes))
 
-    def _frontier(self, nodes: Tensor) -> Frontier:
-        """Number `nodes` int64 [B, F] as expanded."""
+    def _frontier(self, nodes: Int[Tensor, "B F"]) -> Frontier:
+        """Number `nodes` as expanded."""
         columns, is_node = self.take(self.parents, nodes), self._is_node(nodes)
         above = torch.where(columns == ROOT_PARENT, ROOT_PARENT, self.take(self._numbers, columns))
         parents = torch.where(is_node, above, PADDING_PARENT)
@@ -84,18 +80,21 @@ class TreeBuilder:
         self._ancestors = torch.cat([torch.nn.functional.pad(self._ancestors, (0, count)), ancestors], 1)
         return Frontier(parents, ancestors, self._expanded_tokens, self._expanded_depths)
 
-    def add(self, nodes: Tensor, chosen: Children, values: Tensor, columns: Tensor) -> Tensor:
-        """Add a level of children.
+    def add(
+        self,
+        nodes: Int[Tensor, "B F"],
+        chosen: Children,
+        values: Float[Tensor, "B F k"],
+        columns: Int[Tensor, "*B w"],
+    ) -> Int[Tensor, "B w"]:
+        """Add a level of children; returns their columns.
 
         Args:
-            nodes: int64 [B, F], the ids whose children these are, -2 for padding.
-            chosen: the children of the nodes.
-            values: float [B, F, k], the children's path values.
-            columns: int64 [w] or [B, w] into the F * k children: those to be added, in this order. Siblings must
-                keep their verification order, and of sampled siblings only later ones may be left out.
-
-        Returns:
-            Their ids, int64 [B, w].
+            nodes: their parents, -2 for padding.
+            chosen: the children of these.
+            values: the children's path values.
+            columns: [w] or [B, w] into the F * k children: those to be added, in this order. Siblings must keep their
+                verification order, and of sampled siblings only later ones may be left out.
         """
         columns = columns.expand(nodes.shape[0], -1)
         k = chosen.tokens.shape[-1]
@@ -112,8 +111,8 @@ class TreeBuilder:
         )
         return torch.arange(first, self.tokens.shape[1], device=nodes.device).expand_as(columns)
 
-    def grow(self, nodes: Tensor, widths: Sequence[int], children: str) -> Tensor:
-        """Expand `nodes` int64 [B, F] and add `widths[f]` children of each: their ids, int64 [B, sum(widths)]."""
+    def grow(self, nodes: Int[Tensor, "B F"], widths: Sequence[int], children: str) -> Int[Tensor, "B w"]:
+        """Expand `nodes` and add `widths[f]` children of each: their columns, node by node."""
         proposal = self.expand(nodes)
         resolved = resolve_children(children, proposal, self._source.is_sampling)
         chosen = choose_children(proposal, widths, resolved, self._source.generator)
@@ -122,11 +121,13 @@ class TreeBuilder:
         columns = [k * node + rank for node, width in enumerate(widths) for rank in range(width)]
         return self.add(nodes, chosen, values, torch.tensor(columns, device=nodes.device))
 
-    def build(self, keep: Tensor | None = None, max_nodes: int | None = None, is_width_fixed: bool = True) -> TreeBatch:
+    def build(
+        self, keep: Bool[Tensor, "B M"] | None = None, max_nodes: int | None = None, is_width_fixed: bool = True
+    ) -> TreeBatch:
         """The trees of the collected nodes.
 
         Args:
-            keep: bool [B, M], the nodes wanted, which must hold their ancestors; None keeps all.
+            keep: the nodes wanted, which must hold their ancestors; None keeps all.
             max_nodes: no row keeps more than these, root included; an accelerator is then not asked how many there are.
             is_width_fixed: see `TokenTree`.
         """
@@ -143,21 +144,20 @@ class TreeBuilder:
         width = None if self.is_on_host else min(max_nodes or self.tokens.shape[1], self.tokens.shape[1])
         return batch.keep_nodes(is_node if keep is None else is_node & keep, width)
 
-    def _is_node(self, nodes: Tensor) -> Tensor:
-        """bool [B, w]: whether ids int64 [B, w] name a node and not padding."""
+    def _is_node(self, nodes: Int[Tensor, "B w"]) -> Bool[Tensor, "B w"]:
         return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)
 
-    def _index_distributions(self, chosen: Children, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """The distribution row of every child, int64 [B, w], -1 for selected ones, and bool [B, w], whether
-        it was sampled."""
+    def _index_distributions(
+        self, chosen: Children, columns: Int[Tensor, "B w"]
+    ) -> tuple[Int[Tensor, "B w"], Bool[Tensor, "B w"]]:
+        """The distribution row of every child, -1 for selected ones, and whether it was sampled."""
         if chosen.draft_probs is None:
             return torch.full_like(columns, POINT_MASS), torch.zeros_like(columns, dtype=torch.bool)
         num_rows, num_nodes, _ = chosen.draft_probs.shape
         k = chosen.tokens.shape[-1]
         is_sampled = columns % k < chosen.num_sampled
-        first = self._num_distributions + num_nodes * torch.arange(num_rows, device=columns.device).unsqueeze(1)
+        first = sum(map(len, self._probs)) + num_nodes * torch.arange(num_rows, device=columns.device).unsqueeze(1)
         self._probs.append(chosen.draft_probs.flatten(0, 1))
-        self._num_distributions += num_rows * num_nodes
         return torch.where(is_sampled, first + columns // k, POINT_MASS), is_sampled
 
     def _append(self, tokens: Tensor, parents: Tensor, values: Tensor, draft_index: Tensor, flags: Tensor) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from treespec.checks import AUTO, check_count
 from treespec.policies.best_first import BestFirst
 from treespec.policies.draw_values import VISIT
-from treespec.policies.kary import KAry, check_branching
+from treespec.policies.paths import KAry, check_branching
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
 

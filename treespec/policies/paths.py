@@ -1,20 +1,22 @@
-"""Trees of a fixed shape: lists of rank paths, k-ary trees and chains are all grown by `grow_shape`.
-
-A shape is known before anything is drawn, so these trees keep `is_width_fixed` with every way of choosing children.
-"""
+"""Trees of a fixed shape, known before anything is drawn: so the width is fixed with every way of choosing children."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, product
+from operator import mul
 from typing import NamedTuple
 
 import torch
 
-from treespec.checks import AUTO, check_children
-from treespec.errors import InvalidTreeError
+from treespec.checks import AUTO, check_children, check_count
+from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import Path, TreeBatch, parse_paths
+
+MAX_NODES = 4096
+"""The most nodes of a k-ary tree: more is a typing error."""
 
 
 class Level(NamedTuple):
@@ -43,16 +45,39 @@ class Paths:
         parsed = parse_paths(paths)
         if not parsed:
             raise InvalidTreeError("no rank path given: a tree needs a child of the root at least, such as [(0,)]")
-        self._levels, self._num_nodes = levels_of_paths(parsed), len(parsed) + 1
+        self._levels, self.max_nodes = levels_of_paths(parsed), len(parsed) + 1
         self.children = check_children(children)
 
-    @property
-    def max_nodes(self) -> int:
-        return self._num_nodes
-
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
+        """See `TreePolicy`."""
         return grow_shape(self._levels, self.children, source, max_depth)
+
+
+class KAry(Paths):
+    """Every node of depth d gets `branching[d]` children, e.g. `(1, 1, 3, 1, 1)` (SpecInfer, Miao et al. 2024).
+
+    Args:
+        branching: one positive int per level.
+        children: see `Paths`.
+
+    Raises:
+        ConfigError: no level, a branching that is not a positive int, more than 4096 nodes, or unknown children.
+    """
+
+    def __init__(self, branching: Sequence[int], children: str = AUTO) -> None:
+        widths = check_branching(branching)
+        num_nodes = sum(accumulate(widths, mul, initial=1))
+        if num_nodes > MAX_NODES:
+            raise ConfigError(f"branching {widths} makes {num_nodes} nodes, more than {MAX_NODES}")
+        levels = [widths[:depth] for depth in range(1, len(widths) + 1)]
+        super().__init__([path for level in levels for path in product(*map(range, level))], children)
+
+
+def check_branching(branching: Sequence[int]) -> tuple[int, ...]:
+    """Raises: ConfigError, unless `branching` is a sequence of at least one positive int."""
+    if not isinstance(branching, Sequence) or isinstance(branching, str) or not branching:
+        raise ConfigError(f"branching must be a sequence with one positive int per level, got {branching!r}")
+    return tuple(check_count("branching", width) for width in branching)
 
 
 def levels_of_paths(paths: Sequence[Path]) -> list[Level]:

@@ -19,12 +19,10 @@ accepted; or `[rank]`, the same at every depth."""
 
 
 class AcceptanceStats(Protocol):
-    """What `Sequoia.from_stats` reads of the statistics of earlier calls; `SpeculationStats` is one."""
+    """What `Sequoia.from_stats` reads of the statistics of earlier calls, see `SpeculationStats`."""
 
     @property
-    def acceptance_per_depth_and_rank(self) -> list[list[float]]:
-        """How often the child of rank r of an accepted node was accepted, [depth - 1][rank]."""
-        ...
+    def acceptance_per_depth_and_rank(self) -> list[list[float]]: ...
 
 
 class Sequoia(Paths):

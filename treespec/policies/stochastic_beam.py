@@ -7,13 +7,12 @@ best child inherits its parent's Gumbel,
     -log(exp(-G_parent) - exp(-Z) + exp(-G)),   Z = max G over the siblings,
 
 then reads `parent's time + time - first sibling's time`: the children's clocks start when the first of them rings.
-
-Axis letters: B rows, F expanded nodes, V vocabulary, k children.
 """
 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import AUTO, check_children, check_count
@@ -30,8 +29,7 @@ class StochasticBeam:
     Args:
         width: the most nodes of a level.
         depth: number of levels, one draft pass each.
-        children: "auto" (sampled without replacement where there is a distribution to sample from, else selected),
-            "selected" or "without_replacement".
+        children: "auto", "selected" or "without_replacement", see `Paths`.
 
     Raises:
         ConfigError: a number that is not a positive int, or unknown children.
@@ -43,14 +41,11 @@ class StochasticBeam:
 
     def __init__(self, width: int, depth: int, children: str = AUTO) -> None:
         self.width, self.depth = check_count("width", width), check_count("depth", depth)
+        self.max_nodes = 1 + width * depth
         self._children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT))
 
-    @property
-    def max_nodes(self) -> int:
-        return 1 + self.width * self.depth
-
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
+        """See `TreePolicy`."""
         builder = TreeBuilder(source)
         nodes, times = builder.root, torch.zeros_like(builder.root, dtype=torch.float64)
         children = self._children
@@ -75,18 +70,20 @@ class StochasticBeam:
 
 
 def draw_children(
-    proposal: Proposal, width: int, times: Tensor, path_probs: Tensor, generator: torch.Generator
-) -> tuple[Children, Tensor]:
-    """The first children of every node to arrive.
+    proposal: Proposal,
+    width: int,
+    times: Float[Tensor, "B F"],
+    path_probs: Float[Tensor, "B F"],
+    generator: torch.Generator,
+) -> tuple[Children, Float[Tensor, "B F k"]]:
+    """The first `width` children of every node to arrive, and when they do (float64, rising along k).
 
     Args:
-        proposal: dense distributions of F nodes.
+        proposal: dense distributions of the nodes.
         width: the most children of a node.
-        times: float64 [B, F], when the nodes arrived.
-        path_probs: float [B, F], the draft's probabilities of the paths to the nodes.
-
-    Returns:
-        The children, and when they arrive, float64 [B, F, k], rising along k.
+        times: when the nodes arrived, float64.
+        path_probs: the draft's probabilities of the paths to the nodes.
+        generator: the draft's random stream.
     """
     tokens, speeds = race(proposal.probs, width, generator)
     clocks = 1 / (speeds * path_probs.unsqueeze(-1))

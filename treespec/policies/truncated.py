@@ -2,14 +2,9 @@
 
 Children are drawn from the truncated distribution, and that is the distribution stored with them, so every lossless
 rule stays lossless.
-
-Axis letters: B rows, F expanded nodes, V vocabulary.
 """
 
 from __future__ import annotations
-
-import torch
-from torch import Tensor
 
 from treespec.checks import check_count, is_policy
 from treespec.errors import ConfigError
@@ -47,7 +42,7 @@ class Truncated:
         return self.policy.max_nodes
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """One tree per row, no deeper than `max_depth`; see `TreePolicy`."""
+        """See `TreePolicy`."""
         return self.policy.grow(_TruncatedSource(source, self.num_tokens), max_depth)
 
     def update(self, step: VerifiedStep) -> None:
@@ -74,22 +69,11 @@ def as_chain(policy: TreePolicy) -> TreePolicy:
 
 
 class _TruncatedSource:
-    """A source whose distributions are truncated; see `DraftSource`."""
+    """A source whose distributions are truncated, for one tree; see `DraftSource`."""
 
     def __init__(self, source: DraftSource, num_tokens: int) -> None:
         self._source, self._num_tokens = source, num_tokens
-
-    @property
-    def root_tokens(self) -> Tensor:
-        return self._source.root_tokens
-
-    @property
-    def is_sampling(self) -> bool:
-        return self._source.is_sampling
-
-    @property
-    def generator(self) -> torch.Generator:
-        return self._source.generator
+        self.root_tokens, self.is_sampling, self.generator = source.root_tokens, source.is_sampling, source.generator
 
     def expand(self, frontier: Frontier) -> Proposal:
         proposal = self._source.expand(frontier)

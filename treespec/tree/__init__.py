@@ -15,9 +15,8 @@ from treespec.tree.arrays import (
     ancestor_mask,
 )
 from treespec.tree.batch import TreeBatch
-from treespec.tree.paths import Path, parents_of_paths, parse_paths
+from treespec.tree.paths import Path, Verdict, parents_of_paths, parse_paths
 from treespec.tree.token_tree import TokenTree
-from treespec.tree.verdict import Verdict
 
 __all__ = [
     "IID",

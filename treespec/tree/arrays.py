@@ -39,34 +39,25 @@ class TreeArrays:
 
 
 def check_shapes(tree: TreeArrays, num_axes: int) -> None:
-    """Raise for arrays that do not fit together. Only shapes and dtypes are read, which does not wait for a device.
-
-    Raises:
-        InvalidTreeError: not a tensor, a wrong shape or dtype, or distributions without their index.
-    """
+    """Raises: InvalidTreeError, for wrong shapes or dtypes or distributions without their index; reads no values."""
     for name in ("tokens", "parents", "draft_probs", "draft_index", "is_without_replacement"):
         value = getattr(tree, name)
         if not isinstance(value, Tensor) and (value is not None or name in ("tokens", "parents")):
             raise InvalidTreeError(f"{name} must be a tensor, got {type(value).__name__}")
     shape = tree.tokens.shape
-    letters = "[N]" if num_axes == 1 else "[B, N]"
     if len(shape) != num_axes or 0 in shape:
+        letters = "[N]" if num_axes == 1 else "[B, N]"
         raise InvalidTreeError(f"tokens must be int64 {letters} with at least a root, got shape {list(shape)}")
-    expected = {"tokens": torch.int64, "parents": torch.int64, "draft_index": torch.int64}
-    for name, dtype in {**expected, "is_without_replacement": torch.bool}.items():
-        value = getattr(tree, name)
+    for name in ("tokens", "parents", "draft_index", "is_without_replacement"):
+        value, dtype = getattr(tree, name), torch.bool if name == "is_without_replacement" else torch.int64
         if value is not None and (value.shape != shape or value.dtype != dtype):
             got = f"{value.dtype} {list(value.shape)}"
             raise InvalidTreeError(f"{name} must be {dtype} of tokens' shape {list(shape)}, got {got}")
     probs = tree.draft_probs
     if probs is not None and (probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point()):
-        raise InvalidTreeError(
-            f"draft_probs must be float [R, V] with R >= 1, or None: got {probs.dtype} {list(probs.shape)}"
-        )
+        raise InvalidTreeError(f"draft_probs must be float [R, V], R >= 1, got {probs.dtype} {list(probs.shape)}")
     if (probs is None) != (tree.draft_index is None):
-        raise InvalidTreeError(
-            "draft_probs and draft_index come together: give both, or neither for a tree of point masses"
-        )
+        raise InvalidTreeError("draft_probs and draft_index come together: give both, or neither (point masses)")
 
 
 def ancestor_mask(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:

@@ -21,18 +21,14 @@ class TreeBatch(TreeArrays):
     """B trees side by side on the target's device: what the engine runs. Padding nodes stand last, parent -2.
 
     Args:
-        tokens: int64 [B, N].
-        parents: int64 [B, N].
+        tokens, parents, draft_index, is_without_replacement: as those of `TokenTree`, [B, N].
         draft_probs: float [R, V], shared by the rows, or None.
-        draft_index: int64 [B, N] into `draft_probs`, or None for all -1.
-        is_without_replacement: bool [B, N], or None for all False.
         is_width_fixed: see `TokenTree`.
         values: float [B, N], the drafter's estimates that a node's whole path is accepted (the root's is 1), or None.
             Rules never look at them.
 
     Raises:
-        InvalidTreeError: wrong shapes or dtypes. Reading values would wait for the device: `is_valid` is a flag to be
-            read together with the verdicts.
+        InvalidTreeError: wrong shapes or dtypes. Reading values would wait for the device, see `is_valid`.
     """
 
     values: Tensor | None = None
@@ -55,9 +51,7 @@ class TreeBatch(TreeArrays):
         width = max(tree.num_nodes for tree in trees)
         probs = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
         if len({table.shape[1] for table in probs}) > 1:
-            raise InvalidTreeError(
-                f"distributions of one batch must share V, got {[list(table.shape) for table in probs]}"
-            )
+            raise InvalidTreeError(f"trees of one batch must share V, got {[list(table.shape) for table in probs]}")
         offset, draft_rows = 0, []
         for tree in trees:
             row = torch.tensor(tree.draft_index_list)
@@ -137,17 +131,13 @@ class TreeBatch(TreeArrays):
 
     @cached_property
     def is_valid(self) -> Bool[Tensor, ""]:
-        """Whether the trees can have been drafted, see `is_drafted`."""
+        """Whether the trees can have been drafted, see `is_drafted`: a flag to be read together with the verdicts."""
         return is_drafted(self)
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
-        """Drop the nodes of row b that are deeper than `max_depths[b]`; roots stay.
-
-        Lossless: depth depends on no drawn token.
-        """
+        """Drop nodes of row b deeper than `max_depths[b]`, but no root. Lossless: depth depends on no drawn token."""
         limit = torch.tensor(max_depths, device=self.device).clamp(min=0).unsqueeze(1)
-        keep = (self.parents != PADDING_PARENT) & (self.depths <= limit)
-        return self.keep_nodes(keep)
+        return self.keep_nodes((self.parents != PADDING_PARENT) & (self.depths <= limit))
 
     def best_chains(self) -> TreeBatch:
         """One path per row, for targets that verify chains only: see `TokenTree.best_chain`."""

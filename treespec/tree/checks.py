@@ -1,5 +1,4 @@
-"""Whether arrays of the right shapes hold trees that can have been drafted: as an error for one tree, as a flag for a
-batch."""
+"""Whether arrays of the right shapes hold trees that can have been drafted: an error for one tree, a flag for many."""
 
 from __future__ import annotations
 
@@ -25,11 +24,9 @@ def check_drafted(tree: TreeArrays) -> None:
     _check_parents(tree.parents.tolist())
     if tree.draft_probs is None or tree.draft_index is None:
         return
-    rows, num_distributions = tree.draft_index.tolist(), len(tree.draft_probs)
-    if rows[0] != POINT_MASS or min(rows) < POINT_MASS or max(rows) >= num_distributions:
-        raise InvalidTreeError(
-            f"draft_index must be -1 at the root and in [-1, {num_distributions}) elsewhere, got {rows}"
-        )
+    rows, num_rows = tree.draft_index.tolist(), len(tree.draft_probs)
+    if rows[0] != POINT_MASS or min(rows) < POINT_MASS or max(rows) >= num_rows:
+        raise InvalidTreeError(f"draft_index must be -1 at the root and in [-1, {num_rows}) elsewhere, got {rows}")
     is_good = are_distributions(tree.draft_probs, SUM_TOLERANCE)
     if not bool(is_good.all()):
         row = int((~is_good).nonzero()[0])
@@ -40,10 +37,7 @@ def check_drafted(tree: TreeArrays) -> None:
     is_impossible = ~_can_be_drawn(tree) & (tree.draft_index != POINT_MASS)
     if bool(is_impossible.any()):
         node = int(is_impossible.nonzero()[0])
-        token = int(tree.tokens[node])
-        raise InvalidTreeError(
-            f"node {node} carries token {token}, which its draft distribution gives probability zero"
-        )
+        raise InvalidTreeError(f"node {node} carries token {int(tree.tokens[node])}, which has draft probability zero")
 
 
 def is_drafted(trees: TreeArrays) -> Bool[Tensor, ""]:
@@ -70,7 +64,7 @@ def _check_parents(parents: list[int]) -> None:
 
 
 def _can_be_drawn(trees: TreeArrays) -> Tensor:
-    """bool [..., N]: whether a node's token has a probability in its draft distribution, after its earlier siblings."""
+    """bool [..., N]: whether a token has a probability in its draft distribution, after its earlier siblings."""
     assert trees.draft_probs is not None
     assert trees.draft_index is not None
     num_distributions, vocab_size = trees.draft_probs.shape

@@ -1,10 +1,11 @@
-"""Paths through trees, and tree shapes written as lists of rank paths."""
+"""Paths through trees, tree shapes written as lists of rank paths, and verdicts, which are paths that were accepted."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
 from operator import index
+from typing import NamedTuple
 
 from treespec.errors import InvalidTreeError
 from treespec.tree.arrays import ROOT_PARENT
@@ -13,11 +14,24 @@ Path = tuple[int, ...]
 """Node ids from the root, or ranks among siblings below it."""
 
 
-def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
-    """Read a list of rank paths, given as such or as its literal, e.g. `"[(0,), (1,), (0, 0)]"`.
+class Verdict(NamedTuple):
+    """What a verification rule decided about one tree."""
 
-    Returns:
-        The paths in the given order, every parent before its children.
+    path: Path
+    """The accepted node ids, root included."""
+    next_token: int
+    """The token that follows the path, drawn from what is left of the target distribution."""
+    is_bonus: bool
+    """True for a bonus token, drawn at a leaf; False where every child of the path's last node was rejected."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted draft tokens: the path without its root."""
+        return len(self.path) - 1
+
+
+def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
+    """Read a list of rank paths, parents before children, given as such or as its literal `"[(0,), (1,), (0, 0)]"`.
 
     Raises:
         InvalidTreeError: not a list of tuples of ranks, a duplicate, or a path before its parent or earlier sibling.

@@ -55,21 +55,12 @@ class TokenTree(TreeArrays):
 
     @classmethod
     def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Tensor) -> TokenTree:
-        """Build a tree of point masses from a list of rank paths, e.g. `[(0,), (1,), (0, 0)]` (vLLM's literal).
-
-        Args:
-            paths: see `parse_paths`.
-            tokens: the root's token, then one per path in the given order; int64 [len(paths) + 1].
-        """
-        parents = parents_of_paths(parse_paths(paths))
-        return cls(_as_tokens(tokens), torch.tensor(parents, dtype=torch.int64))
+        """A tree of point masses: the root's token, then one per rank path, see `parse_paths`."""
+        return cls(_as_tokens(tokens), torch.tensor(parents_of_paths(parse_paths(paths))))
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | Tensor, probs: Tensor | None = None) -> TokenTree:
-        """A tree of width one.
-
-        `tokens` int64 [N] starts with the root; `draft_probs` float [N - 1, V] are the draft distributions.
-        """
+        """A tree of width one: tokens int64 [N], the root's first, and their draft distributions, float [N - 1, V]."""
         ids = _as_tokens(tokens)
         steps = torch.arange(-1, len(ids) - 1)
         return cls(ids, steps, probs, None if probs is None else steps.clone())
@@ -79,24 +70,22 @@ class TokenTree(TreeArrays):
         """N, the root included."""
         return self.tokens.shape[0]
 
+    # The arrays on the host, each read once.
+
     @cached_property
     def token_list(self) -> list[int]:
-        """The nodes' tokens on the host, read once."""
         return self.tokens.tolist()
 
     @cached_property
     def parent_list(self) -> list[int]:
-        """The nodes' parents on the host, read once; the root's is -1."""
         return self.parents.tolist()
 
     @cached_property
     def draft_index_list(self) -> list[int]:
-        """The nodes' rows of `draft_probs` on the host, read once; -1 for point masses."""
         return [POINT_MASS] * self.num_nodes if self.draft_index is None else self.draft_index.tolist()
 
     @cached_property
     def is_without_replacement_list(self) -> list[bool]:
-        """The nodes' flags on the host, read once."""
         flags = self.is_without_replacement
         return [False] * self.num_nodes if flags is None else flags.tolist()
 
@@ -152,17 +141,12 @@ class TokenTree(TreeArrays):
         row = self.draft_index_list[node]
         if row == POINT_MASS or self.draft_probs is None:
             return None
-        probs = self.draft_probs[row]
-        earlier = self._earlier_siblings(node, row) if self.is_without_replacement_list[node] else []
-        if not earlier:
+        probs, siblings = self.draft_probs[row], self.children_lists[self.parent_list[node]]
+        earlier = [self.token_list[i] for i in siblings if i < node and self.draft_index_list[i] == row]
+        if not earlier or not self.is_without_replacement_list[node]:
             return probs
         probs = probs.index_fill(0, torch.tensor(earlier, device=probs.device), 0.0)
         return probs / probs.sum()
-
-    def _earlier_siblings(self, node: int, row: int) -> list[int]:
-        siblings = self.children_lists[self.parent_list[node]]
-        before = siblings[: siblings.index(node)]
-        return [self.token_list[i] for i in before if self.draft_index_list[i] == row]
 
     def path_to(self, node: int) -> Path:
         """Node ids from the root to `node`, both included."""
@@ -217,11 +201,7 @@ class TokenTree(TreeArrays):
 
 
 def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
-    """Tokens int64 [N].
-
-    Raises:
-        InvalidTreeError: not a flat list of integers.
-    """
+    """Raises: InvalidTreeError, unless `tokens` is a flat list of integers."""
     try:
         ids = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as error:

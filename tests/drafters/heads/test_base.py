@@ -141,7 +141,7 @@ def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target, made):
 
 @every_kind
 def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
-    """By a block head without a context, by EAGLE-3 from the second step on: its features pair with the next token."""
+    """By a DFlash head without a context, by EAGLE-3 from the second step on: its features pair with the next token."""
     drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([1, 1]), 6)
     assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made is not EAGLE, True]

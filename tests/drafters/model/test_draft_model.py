@@ -70,7 +70,7 @@ def check_distributions(batch, model, session, are_values_probs=True):
                 continue
             if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
                 probs[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
-            else:  # the sample of a mixed family comes from what is not selected; others have no second sibling here
+            else:  # the sample of a mixed scheme comes from what is not selected; others have no second sibling here
                 probs[[tree.token(i) for i in siblings[1:]]] = 0
             torch.testing.assert_close(stored, probs / probs.sum(), atol=1e-5, rtol=0)
 
@@ -192,7 +192,7 @@ def test_models_without_trees_draft_chains(capability, prompts):
         assert max(scorer.scored.values()) == 1
 
 
-def test_rows_of_a_chain_model_that_drift_apart_start_anew():
+def test_rows_of_a_chain_model_that_drift_apart_start_over():
     scorer = ToyScorer(TableLM(VOCAB), Capability.CHAIN)
     loop = Loop(DraftModel(scorer), PROMPTS, Chain(2))
     batch = loop.propose()

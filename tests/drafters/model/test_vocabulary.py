@@ -1,4 +1,4 @@
-"""Draft models with other tokens than the target's, on toy vocabularies: maps, told texts, distributions, trees."""
+"""Draft models with other tokens than the target's, on toy vocabularies: maps, texts, distributions, trees."""
 
 import pytest
 import torch
@@ -93,8 +93,8 @@ def test_stored_distributions_are_the_restricted_ones(policy, processors):
             for node in range(1, tree.num_nodes):
                 siblings = tree.children(tree.parent_list[node])
                 below = [[tree.token(i)] for i in tree.path_to(node)[1:-1]]
-                told = [PROMPTS[rows[row]], *emitted[rows[row]], *below]
-                probs = restricted_probs(scorer.model, translator, loop, row, told)
+                texts = [PROMPTS[rows[row]], *emitted[rows[row]], *below]
+                probs = restricted_probs(scorer.model, translator, loop, row, texts)
                 if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
                     probs[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
                 torch.testing.assert_close(tree.draft_probs_of(node), probs / probs.sum(), atol=1e-5, rtol=0)
@@ -108,8 +108,8 @@ def test_stored_distributions_are_the_restricted_ones(policy, processors):
 
 def restricted_probs(model, translator, loop, row, texts):
     """The draft's distribution after a prompt and what came of it step by step, from nothing but the text."""
-    told = translator.start(texts[0]) + [token for tokens in texts[1:] for token in translator(tokens)]
-    full = model.logits(tuple(told)).softmax(-1)
+    draft_text = translator.start(texts[0]) + [token for tokens in texts[1:] for token in translator(tokens)]
+    full = model.logits(tuple(draft_text)).softmax(-1)
     probs = torch.tensor([float(full[own]) if own >= 0 else 0.0 for own in DRAFT_IDS])
     ids = torch.tensor([[*[0] * loop.history.num_padding[row], *(token for tokens in texts for token in tokens)]])
     return loop.session.processors(ids, probs.log().unsqueeze(0), loop.session.row_ids[row])[0].softmax(-1)
@@ -271,8 +271,8 @@ def test_re_encoding_recites_what_the_target_recites(policy):
         for row, tree in enumerate(batch.trees):
             tokens, node = [], 0
             while True:
-                told = [*loop.history.tokens(row).tolist(), *tokens]
-                tokens.append(int(target.logits(told).argmax()))
+                text = [*loop.history.tokens(row).tolist(), *tokens]
+                tokens.append(int(target.logits(text).argmax()))
                 node = next((i for i in tree.children(node) if tree.token(i) == tokens[-1]), None)
                 if node is None:
                     break

@@ -1,7 +1,4 @@
-"""What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read.
-
-Axis letters: B rows.
-"""
+"""What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read."""
 
 from __future__ import annotations
 
@@ -37,36 +34,20 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
             since its positions are computed.
 
     Raises:
-        ConfigError: no head of this kind, another number of hidden layers than it fuses, or a `max_length` that is not
-            a positive int.
+        ConfigError: another kind of head, other `hidden_layers` than it fuses, or a wrong `max_length`.
     """
 
     _head_type: type[Head]
 
-    def __init__(
-        self,
-        head: Head,
-        hidden_layers: Sequence[int],
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, head: Head, hidden_layers: Sequence[int], max_length: int | None = None) -> None:
         if not isinstance(head, self._head_type):
             raise ConfigError(
                 f"{type(self).__name__} drafts with an {self._head_type.__name__}, got {type(head).__name__}: "
                 "load_drafter(folder, model) reads one from files"
             )
-        self._head: Head = head
-        self._hidden_layers = _check_layers(hidden_layers, head.config.num_features)
+        self.head: Head = head
+        self.hidden_layers = _check_layers(hidden_layers, head.config.num_features)
         self._max_length = None if max_length is None else check_count("max_length", max_length)
-
-    @property
-    def head(self) -> Head:
-        """The module that drafts."""
-        return self._head
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """See `FeatureDrafter`."""
-        return self._hidden_layers
 
     def start(self, session: Session) -> None:
         """Keep the prompt's states, which the head reads in the first step.
@@ -74,7 +55,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         Raises:
             VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
         """
-        head = self._head
+        head = self.head
         if head.config.vocab_size > session.vocab_size:
             raise VocabularyMismatchError(
                 f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
@@ -84,7 +65,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         # The best candidates are enough where nothing is sampled.
         self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
-        self._unread = UnreadFeatures(session, self._hidden_layers)
+        self._unread = UnreadFeatures(session, self.hidden_layers)
         self._forget_tree()
 
     def update(self, step: VerifiedStep) -> None:
@@ -99,7 +80,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self._unread.select_rows(rows)
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
-        return head_proposal(self._session, self._head.target_ids, self._num_candidates, logits, frontier)
+        return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)
 
     @abstractmethod
     def _forget_tree(self) -> None:
@@ -111,7 +92,6 @@ def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int,
     layers = tuple(hidden_layers) if isinstance(hidden_layers, Sequence) else ()
     if len(layers) != num_features or not all(type(layer) is int for layer in layers):
         raise ConfigError(
-            f"hidden_layers must be the indices of the {num_features} hidden states that the head fuses, got "
-            f"{hidden_layers!r}"
+            f"hidden_layers must be ints, one for each of the {num_features} hidden states fused, got {hidden_layers!r}"
         )
     return layers

@@ -1,12 +1,11 @@
-"""Block-parallel drafting (DFlash, DSpark): one pass per step gives the distributions at all depths.
+"""DFlash and DSpark: one pass per step over a block of mask tokens gives the distributions at all depths.
 
 Without a Markov head all nodes of a depth share one distribution, and the best trees are those of the depths' marginals
 (DDTree). With one the children of a node at depth d that holds token u have the distribution softmax(U[d] + W2 W1[u])
-(PCTree): a look-up per node and no second pass. Children are selected or sampled from these same distributions, which
-are stored with them, so that any policy and any rule will do.
+(PCTree): a look-up per node and no second pass.
 
-Axis letters: B rows, M tokens to catch up with, F nodes of a level, E expanded nodes, K positions of a block, D depths,
-S key slots, H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
+Axis letters: B rows, M tokens to catch up with, F nodes of a level, K positions of a block, D depths, S cached slots,
+LJ the width of all fused states, W the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
@@ -28,10 +28,7 @@ from treespec.tree import TreeBatch
 
 
 class DFlash(HeadDrafter[DFlashHead]):
-    """Drafts with a block-parallel head; see `Drafter` for its methods.
-
-    See `HeadDrafter` for its arguments and for how children are sampled. Trees are no deeper than the head's block.
-    """
+    """Drafts with a DFlash or DSpark head, no deeper than its block; see `HeadDrafter` and `Drafter`."""
 
     _head_type = DFlashHead
     _block: _Block | None
@@ -42,7 +39,7 @@ class DFlash(HeadDrafter[DFlashHead]):
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where the context is full."""
         policy = self._policy
-        depth = min(max_depth, self._head.config.num_depths, policy.max_nodes - 1)
+        depth = min(max_depth, self.head.config.num_depths, policy.max_nodes - 1)
         depth = min(depth, depth_room(self._session.history, self._max_length))
         if isinstance(shape := shape_of(policy), BestFirst):
             depth = min(depth, shape.depth or depth)
@@ -50,21 +47,20 @@ class DFlash(HeadDrafter[DFlashHead]):
             return single_nodes(self.root_tokens)
         with torch.no_grad():
             logits = self._read_block(depth)
-            self._block = _Block(self._session, self._head, logits, self._num_candidates)
+            self._block = _Block(self._session, self.head, logits, self._num_candidates)
             if self._num_candidates is not None and self._session.device.type == "cpu" and can_use_heap(policy):
                 return self._block.grow(policy, depth)
             return policy.grow(self, depth)
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """See `DraftSource`: the distributions of the nodes' depths, changed by their tokens where there is a
-        Markov head."""
+        """See `DraftSource`."""
         assert self._block is not None
         with torch.no_grad():
             return self._block.expand(frontier)
 
-    def _read_block(self, num_depths: int) -> Tensor:
-        """Logits [B, D, W] of the first depths below the roots, without what a Markov head adds."""
-        head, keys = self._head, self._keys
+    def _read_block(self, num_depths: int) -> Float[Tensor, "B D W"]:
+        """Logits of the first depths below the roots, without what a Markov head adds."""
+        head, keys = self.head, self._keys
         device = head.fc.weight.device
         for states, _, counts in self._unread.take():
             self._read_context(states.to(device), counts)
@@ -76,23 +72,23 @@ class DFlash(HeadDrafter[DFlashHead]):
         keys.drop_pending()
         return head.read(head.by_depth(outputs)[:, :num_depths])
 
-    def _read_context(self, states: Tensor, counts: list[int]) -> None:
-        """Keep the keys of committed tokens' states [B, M, L J] for good."""
+    def _read_context(self, states: Float[Tensor, "B M LJ"], counts: list[int]) -> None:
+        """Keep the keys of committed tokens' states for good."""
         keys, num_columns = self._keys, states.shape[1]
         firsts = [length + offset for length, offset in zip(keys.lengths, self._unread.offsets, strict=True)]
         positions = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
         positions = positions + torch.arange(num_columns, device=states.device)
         keys.begin_commit(counts, num_columns)
-        self._head.add_context(self._head.fuse(states), positions, keys)
+        self.head.add_context(self.head.fuse(states), positions, keys)
 
-    def _masks(self, lengths: Tensor) -> list[Tensor | None]:
+    def _masks(self, lengths: Int[Tensor, "B"]) -> list[Tensor | None]:
         """Per layer, what the blocks see: bool [B, 1, K, S], or None where that is everything."""
-        num_committed, size = self._keys.num_committed, self._head.config.block_size
+        num_committed, size = self._keys.num_committed, self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1
         slots = torch.arange(num_committed, device=lengths.device)
         ahead = (lengths.unsqueeze(1) - slots)[:, None, None]
         masks: dict[Span, Tensor | None] = {}
-        for span in set(self._head.config.spans):
+        for span in set(self.head.config.spans):
             window = num_committed if span.window is None else span.window
             if not is_ragged and not span.is_causal and window >= num_committed:
                 masks[span] = None
@@ -101,19 +97,15 @@ class DFlash(HeadDrafter[DFlashHead]):
             block = (block.tril() if span.is_causal else block).expand(len(lengths), 1, -1, -1)
             context = ((ahead > 0) & (ahead <= window)).expand(-1, -1, size, -1)
             masks[span] = torch.cat([context, block], -1)
-        return [masks[span] for span in self._head.config.spans]
+        return [masks[span] for span in self.head.config.spans]
 
 
 class _Block:
-    """What one pass gives: the distributions of the depths and, for nodes, what a Markov head adds.
+    """What one pass gives: the distributions of the depths and, for nodes, what a Markov head adds."""
 
-    Args:
-        session, head: of the call.
-        logits: [B, D, W] of the depths, without what a Markov head adds.
-        num_candidates: see `HeadProposals`.
-    """
-
-    def __init__(self, session: Session, head: DFlashHead, logits: Tensor, num_candidates: int | None) -> None:
+    def __init__(
+        self, session: Session, head: DFlashHead, logits: Float[Tensor, "B D W"], num_candidates: int | None
+    ) -> None:
         self._session, self._head, self._logits = session, head, logits
         self._num_candidates = num_candidates
         self._known: dict[tuple[int, int, int], list[tuple[float, int, tuple[int, int]]]] = {}
@@ -139,16 +131,15 @@ class _Block:
         return head_proposal(self._session, self._head.target_ids, self._num_candidates, logits, frontier)
 
     def grow(self, policy: BestFirst, max_depth: int) -> TreeBatch:
-        """The best nodes by a heap on the host, which asks for the children of no other nodes."""
-        roots = self._session.history.last_tokens.tolist()
+        """The best nodes by a heap on the host, which reads the children of no other nodes."""
         trees = [
             grow_on_host(policy, root, (0, root), partial(self._children, row), max_depth)
-            for row, root in enumerate(roots)
+            for row, root in enumerate(self._session.history.last_tokens.tolist())
         ]
         return stack_trees(trees, self._session.device)
 
     def _children(self, row: int, state: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
-        """The best children of the nodes of a row at a depth that hold a token: probability, token, own state."""
+        """Probability, token and state of the best children of a row's nodes with this state: depth and token."""
         depth, token = state
         key = (row, depth, token if self._shared is None else 0)
         if key not in self._known:
@@ -161,7 +152,7 @@ class _Block:
         return self._known[key]
 
     def _look_up(self, row: int, depth: int, token: int) -> Proposal:
-        """The best children after a Markov bias: [N] each."""
+        """The best children after a Markov bias, [k] each."""
         assert self._head.markov_head is not None
         assert self._num_candidates is not None
         bias = self._head.markov_head(torch.tensor([token], device=self._logits.device))

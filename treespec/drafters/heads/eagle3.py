@@ -5,13 +5,14 @@ pass feeds the head one pair per token that was emitted since the last one, the 
 Every level of the tree below is one tree-masked pass whose features are the head's own outputs; those keys are dropped
 with the tree, because the true features replace them.
 
-Axis letters: B rows, M tokens to catch up with, F nodes of a pass, E expanded nodes, S slots, H the head's hidden size,
-J the target's, L fused layers, V the target's vocabulary, W the draft vocabulary.
+Axis letters: B rows, M tokens to catch up with, F nodes of a pass, E expanded nodes, S cached slots, H the head's
+hidden size, LJ the width of all fused states, W the draft vocabulary.
 """
 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
@@ -26,10 +27,7 @@ from treespec.tree import TreeBatch
 
 
 class Eagle3(HeadDrafter[Eagle3Head]):
-    """Drafts with an EAGLE-3 head; see `Drafter` for its methods.
-
-    See `HeadDrafter` for its arguments and for how children are sampled.
-    """
+    """Drafts with an EAGLE-3 head; see `HeadDrafter` and `Drafter`."""
 
     _head_type = Eagle3Head
     _features: Tensor
@@ -68,21 +66,23 @@ class Eagle3(HeadDrafter[Eagle3Head]):
             ends = take_columns(outputs, last.clamp(min=0))
             roots = ends if roots is None else torch.where(last.unsqueeze(-1) >= 0, ends, roots)
         assert roots is not None
-        return self._head.read(roots)
+        return self.head.read(roots)
 
-    def _read_committed(self, states: Tensor, tokens: Tensor, counts: list[int]) -> Tensor:
-        """Outputs [B, M, H] of a pass over committed tokens, whose keys are kept."""
-        device, num_columns = self._head.fc.weight.device, tokens.shape[1]
+    def _read_committed(
+        self, states: Float[Tensor, "B M LJ"], tokens: Int[Tensor, "B M"], counts: list[int]
+    ) -> Float[Tensor, "B M H"]:
+        """Outputs of a pass over committed tokens, whose keys are kept."""
+        device, num_columns = self.head.fc.weight.device, tokens.shape[1]
         first = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         num_slots = self._keys.begin_commit(counts, num_columns)
         own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
         mask = self._sees(own_slots, torch.arange(num_slots, device=device).expand(len(counts), -1))
-        features = self._head.fuse(states.to(device))
-        return self._head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, self._keys)
+        features = self.head.fuse(states.to(device))
+        return self.head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, self._keys)
 
     def _read_level(self, frontier: Frontier) -> Eagle3Output:
         """The head's output after nodes below the root. Padding reads the root's feature."""
-        device, num_nodes = self._head.fc.weight.device, frontier.tokens.shape[1]
+        device, num_nodes = self.head.fc.weight.device, frontier.tokens.shape[1]
         features = take_columns(self._features, frontier.parents.clamp(min=0).to(device))
         lengths = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         num_committed = self._keys.num_committed
@@ -94,11 +94,11 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         committed = self._sees(nodes, slots) & (slots < lengths[0].unsqueeze(1))[:, None, None]
         pending = self._sees(nodes, all_nodes[:, 1:]) & frontier.ancestors[:, None, :, 1:].to(device)
         mask, positions = torch.cat([committed, pending], -1), nodes + lengths[1].unsqueeze(1)
-        return self._head.read(self._head.run(frontier.tokens.to(device), features, positions, mask, self._keys))
+        return self.head.read(self.head.run(frontier.tokens.to(device), features, positions, mask, self._keys))
 
-    def _sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """bool [B, 1, F, S]: whether a key's slot int64 [B, S] is in the window that ends at a query's [B, F]."""
+    def _sees(self, queries: Int[Tensor, "B F"], keys: Int[Tensor, "B S"]) -> Bool[Tensor, "B 1 F S"]:
+        """Whether a key's slot is in the window that ends at a query's."""
         ahead = queries.unsqueeze(-1) - keys.unsqueeze(1)
-        window = self._head.config.layer.window
+        window = self.head.config.layer.window
         mask = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
         return mask.unsqueeze(1)

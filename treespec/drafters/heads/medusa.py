@@ -1,8 +1,7 @@
 """Medusa (Cai et al. 2024): heads on the target's last hidden state guess the tokens after next, all at once.
 
 The heads do not see each other's tokens, so all nodes of one depth share one distribution: a node at depth d is a guess
-of head d - 1, whatever stands above it. Axis letters: B rows, F expanded nodes, E nodes expanded so far, H hidden size,
-V vocabulary.
+of head d - 1, whatever stands above it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import AUTO
@@ -50,14 +50,7 @@ class Medusa(SessionSource):
 
     @classmethod
     def load(cls, path: str | Path, output_weight: Tensor | None = None) -> Medusa:
-        """A drafter from a checkpoint in one of the public formats, safetensors only.
-
-        Args:
-            path, output_weight: see `load_heads`.
-
-        Raises:
-            CheckpointError: see `load_heads`.
-        """
+        """A drafter from a checkpoint in one of the public formats; see `load_heads`."""
         return cls(load_heads(path, output_weight))
 
     def start(self, session: Session) -> None:
@@ -71,8 +64,7 @@ class Medusa(SessionSource):
         least = num_scored if token_map is None else int(token_map.max()) + 1
         if least > session.vocab_size or (token_map is None and least != session.vocab_size):
             raise VocabularyMismatchError(
-                f"the Medusa heads score {least} tokens and the target has {session.vocab_size}: they belong to "
-                "another model"
+                f"the Medusa heads score {least} tokens, the target {session.vocab_size}: they belong to another model"
             )
         self._session = session
         self._policy: TreePolicy = policy_of_call(session)
@@ -116,8 +108,8 @@ class Medusa(SessionSource):
         self._logits: list[Tensor] = []
         self._probs: list[Tensor] = []
 
-    def _prompt_features(self, states: HiddenStates) -> Tensor | None:
-        """The features before the first roots, float [B, H]; None where the target has computed none."""
+    def _prompt_features(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
+        """The features before the first roots; None where the target has computed none."""
         if LAST not in states or states[LAST].shape[1] == 0:
             return None
         history = self._session.history
@@ -126,8 +118,8 @@ class Medusa(SessionSource):
         last = states[LAST][:, -1]
         return self._take(torch.where(torch.tensor(has_text, device=last.device).unsqueeze(1), last, 0.0))
 
-    def _take(self, features: Tensor) -> Tensor:
-        """Features float [B, H] on the call's device, where and in whose dtype the heads are from then on."""
+    def _take(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
+        """Features on the call's device, where and in whose dtype the heads are from then on."""
         if features.shape[-1] != self._heads.hidden_size:
             raise CheckpointError(
                 f"the Medusa heads read hidden states of {self._heads.hidden_size} numbers, the target's have "
@@ -138,15 +130,15 @@ class Medusa(SessionSource):
             self._heads = self._heads.to(self._session.device, features.dtype)
         return features.to(self._session.device)
 
-    def _depth_logits(self, depth: int) -> Tensor:
-        """Raw logits [B, V] of the children of nodes at `depth`."""
+    def _depth_logits(self, depth: int) -> Float[Tensor, "B V"]:
+        """Raw logits of the children of nodes at `depth`."""
         assert self._features is not None
         for head in range(len(self._logits), depth + 1):
             self._logits.append(self._heads.logits(head, self._features, self._session.vocab_size))
         return self._logits[depth]
 
-    def _depth_probs(self, depth: int) -> Tensor:
-        """Their distribution, float32 [B, V], where processors look at no path."""
+    def _depth_probs(self, depth: int) -> Float[Tensor, "B V"]:
+        """Their distribution, where processors look at no path."""
         for d in range(len(self._probs), depth + 1):
             self._probs.append(path_probs(self._session, self._depth_logits(d).unsqueeze(1)).squeeze(1))
         return self._probs[depth]

@@ -1,12 +1,9 @@
-"""What a draft head's logits propose: distributions over the target's vocabulary, or where they are not needed the best
-tokens.
-
-Axis letters: B rows, F expanded nodes, V the target's vocabulary, W the draft vocabulary, K candidates.
-"""
+"""What a draft head's logits propose: distributions over the target's vocabulary, or the best tokens if they do."""
 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.checks import AUTO
@@ -18,23 +15,21 @@ from treespec.tree import SELECTED
 
 
 def needs_full_probs(session: Session, policy: TreePolicy) -> bool:
-    """Whether children may be drawn or the caller's processors ask for the whole distribution; else candidates
-    are enough."""
+    """Whether children may be drawn or processors read the whole distribution; else candidates are enough."""
     is_selecting = isinstance(policy, (BestFirst, Chain, Paths)) and policy.children in (AUTO, SELECTED)
     return session.is_sampling or not session.processors.is_path_free or not is_selecting
 
 
 def head_proposal(
-    session: Session, target_ids: Tensor, num_candidates: int | None, logits: Tensor, frontier: Frontier | None
+    session: Session,
+    target_ids: Int[Tensor, "W"],
+    num_candidates: int | None,
+    logits: Float[Tensor, "B F W"],
+    frontier: Frontier | None,
 ) -> Proposal:
-    """What raw logits [B, F, W] propose after F nodes.
+    """What raw logits propose after F nodes: `num_candidates` of the target's tokens each, distributions where None.
 
-    Args:
-        session: of the call.
-        target_ids: int64 [W], the target's id of every draft id, where the head is.
-        num_candidates: K where candidates are enough, None for distributions.
-        logits: the head's.
-        frontier: the nodes; None where nothing depends on them, see `path_probs`.
+    `frontier` may be None for processors that look at no path, see `path_probs`.
     """
     if num_candidates is not None:
         return candidates(logits, target_ids, num_candidates, session.device)
@@ -44,9 +39,10 @@ def head_proposal(
     return Proposal(path_probs(session, logits.to(session.device), frontier))
 
 
-def candidates(logits: Tensor, target_ids: Tensor, num_candidates: int, device: torch.device) -> Proposal:
-    """The most probable tokens of logits [B, F, W] and their probabilities, at most `num_candidates` of each
-    distribution.
+def candidates(
+    logits: Float[Tensor, "*nodes W"], target_ids: Int[Tensor, "W"], num_candidates: int, device: torch.device
+) -> Proposal:
+    """The `num_candidates` most probable tokens after each node and their probabilities.
 
     Raises:
         LogitsError: the distributions hold NaN; not checked on an accelerator, where values are not read.

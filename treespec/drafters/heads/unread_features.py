@@ -1,7 +1,4 @@
-"""Hidden states of committed tokens that a draft head has not read yet.
-
-Axis letters: B rows, M tokens to catch up with, N columns, J the target's hidden size, L layers read.
-"""
+"""Hidden states of committed tokens that a draft head has not read yet: L J is the width of all layers it reads."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.protocols import HiddenStates, Session, VerifiedStep
@@ -18,13 +16,10 @@ MAX_COLUMNS = 512
 
 
 class Pairs(NamedTuple):
-    """Committed tokens that the head has not read, with the states before them.
+    """Committed tokens that the head has not read, with the states before them: `counts[b]` of row b, first."""
 
-    `states` [B, M, L J]; `tokens` int64 [B, M]; row b has `counts[b]` of them, first.
-    """
-
-    states: Tensor
-    tokens: Tensor
+    states: Float[Tensor, "B M LJ"]
+    tokens: Int[Tensor, "B M"]
     counts: list[int]
 
 
@@ -32,10 +27,6 @@ class UnreadFeatures:
     """Collects the states of the target's passes, of the layers that a head reads.
 
     `offsets`: the position of the first state per row, above zero where a given cache held a prompt's first tokens.
-
-    Args:
-        session: of a call that begins.
-        hidden_layers: see `HiddenStates`.
     """
 
     def __init__(self, session: Session, hidden_layers: Sequence[int]) -> None:
@@ -91,11 +82,9 @@ class UnreadFeatures:
             joined, tokens = take_columns(joined, index), tokens.gather(1, index)
         return Pairs(joined, tokens, [last - first for first in firsts])
 
-    def _join_layers(self, states: HiddenStates) -> Tensor:
-        """The states of all layers read, [B, N, L J]."""
+    def _join_layers(self, states: HiddenStates) -> Float[Tensor, "B N LJ"]:
         return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
 
 
-def take_columns(states: Tensor, index: Tensor) -> Tensor:
-    """[B, M, J] of [B, N, J] by columns int64 [B, M]."""
+def take_columns(states: Float[Tensor, "B N H"], index: Int[Tensor, "B M"]) -> Float[Tensor, "B M H"]:
     return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

@@ -8,7 +8,6 @@ draft model's (the same unless a `Vocabulary` says otherwise).
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, policy_of_call, single_nodes
+from treespec.drafters.base import SessionSource, depth_room, policy_of_call, single_nodes
 from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
 from treespec.drafters.path_probs import path_probs
@@ -44,10 +43,7 @@ class DraftModel(SessionSource):
     """
 
     def __init__(
-        self,
-        scorer: CausalScorer,
-        max_length: int | None = None,
-        vocabulary: Vocabulary | None = None,
+        self, scorer: CausalScorer, max_length: int | None = None, vocabulary: Vocabulary | None = None
     ) -> None:
         self._scorer = scorer
         self._vocabulary: Vocabulary = vocabulary or SameVocabulary()
@@ -66,7 +62,7 @@ class DraftModel(SessionSource):
         self._pending: PendingNodes | None = None
         self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
         self._num_cached = [0] * session.history.num_rows
-        self._is_full = self._room() < 1
+        self._is_full = depth_room(self._text.history, self._max_length) < 1
         try:
             if not self._is_full:
                 self._prefill()
@@ -75,14 +71,13 @@ class DraftModel(SessionSource):
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""
-        depth = 0 if self._is_full else min(max_depth, self._room())
-        if depth < 1:
-            return single_nodes(self.root_tokens)
+        depth = 0 if self._is_full else min(max_depth, depth_room(self._text.history, self._max_length))
         try:
-            return self._policy.grow(self, depth)
+            if depth > 0:
+                return self._policy.grow(self, depth)
         except ContextFullError:
             self._is_full = True
-            return single_nodes(self.root_tokens)
+        return single_nodes(self.root_tokens)
 
     def update(self, step: VerifiedStep) -> None:
         """Keep what was computed of the emitted tokens, whatever tree they came from."""
@@ -185,9 +180,3 @@ class DraftModel(SessionSource):
     def _length(self, row: int) -> int:
         history = self._text.history
         return history.lengths[row] - history.num_padding[row]
-
-    def _room(self) -> int:
-        """The depth that the draft model's context allows the longest row: leaves are not read."""
-        if self._max_length is None:
-            return sys.maxsize
-        return self._max_length + 1 - max(map(self._length, range(self._text.history.num_rows)))

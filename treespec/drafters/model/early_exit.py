@@ -1,7 +1,6 @@
 """Early exit: the target's own first layers and its head draft, and the target goes on from what they have computed.
 
-Self-speculative decoding in the form of LayerSkip (Elhoushi et al. 2024), for trees. Axis letters: B rows, F expanded
-nodes.
+Self-speculative decoding in the form of LayerSkip (Elhoushi et al. 2024), for trees.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ class EarlyExit(SessionSource):
         self.exit_layer = check_count("num_layers", num_layers)
 
     def start(self, session: Session) -> None:
-        """Begin a call.
-
-        Raises:
-            ConfigError: the target's scorer has no exit at this layer.
-        """
+        """Raises: ConfigError, unless the target's scorer has an exit at this layer."""
         target = session.target
         if not isinstance(target, EarlyExitScorer) or target.exit_layer != self.exit_layer:
             raise ConfigError(
@@ -50,9 +45,7 @@ class EarlyExit(SessionSource):
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""
         depth = min(max_depth, depth_room(self._session.history, self._target.max_positions))
-        if depth < 1:
-            return single_nodes(self.root_tokens)
-        return self._policy.grow(self, depth)
+        return self._policy.grow(self, depth) if depth > 0 else single_nodes(self.root_tokens)
 
     def update(self, step: VerifiedStep) -> None:
         """Nothing to learn: the target keeps what was computed."""

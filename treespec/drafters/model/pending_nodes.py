@@ -1,13 +1,11 @@
-"""The nodes that a draft model has scored since its last commit.
-
-Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V vocabulary.
-"""
+"""The nodes that a draft model has scored since its last commit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.tree import PADDING_PARENT
@@ -36,37 +34,28 @@ class PendingNodes:
         self._width, self._roots = width, torch.tensor(lengths, device=device).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
 
-    def add(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Append F nodes.
-
-        Args:
-            tokens: int64 [B, F]; parents: int64 [B, F], numbers of expanded nodes, -2 for padding.
-
-        Returns:
-            Their parents as the scorer numbers them, int64 [B, F].
-        """
+    def add(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
+        """Append F nodes, given their parents' expanded numbers (-2 for padding); returns the parents' pending ids."""
         below = torch.where(parents > 0, self._width - 1 + parents, parents)
         above = torch.where(parents == 0, self._roots, below)
         self.tokens, self.parents = torch.cat([self.tokens, tokens], 1), torch.cat([self.parents, above], 1)
         return above
 
-    def keep_logits(self, logits: Tensor) -> None:
-        """Keep the raw logits [B, F, V] of the nodes added last: one of them may become the next root."""
+    def keep_logits(self, logits: Float[Tensor, "B F V"]) -> None:
+        """Keep the raw logits of the nodes added last: one of them may become the next root."""
         self._logits.append((self.tokens.shape[1] - logits.shape[1], logits))
 
-    def logits_of(self, row: int, node: int) -> Tensor:
-        """Raw logits [V] after a pending node that was added by `add`."""
+    def logits_of(self, row: int, node: int) -> Float[Tensor, "V"]:
+        """Raw logits after a pending node that was added by `add`."""
         first, logits = next(entry for entry in reversed(self._logits) if entry[0] <= node)
         return logits[row, node - first]
 
     def match(self, emitted: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Per row the pending nodes that hold committed tokens, in order: the chain, then as much as can be found of
-        the emitted tokens below the root."""
+        """Per row the pending nodes of committed tokens: the chain, then what is found of `emitted` below the root."""
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
-        chains = [list(range(m)) for m in self.chain_lengths]
         return [
-            chain + _longest_match(tokens[row], parents[row], len(chain) - 1, emitted[row])
-            for row, chain in enumerate(chains)
+            [*range(length), *_longest_match(tokens[row], parents[row], length - 1, emitted[row])]
+            for row, length in enumerate(self.chain_lengths)
         ]
 
 

@@ -26,6 +26,7 @@ from treespec.drafters.model.token_map import (
     Translator,
     continue_text,
     is_special,
+    known_tokens,
     shared_tokens,
     spell,
     text_of_rows,
@@ -71,17 +72,13 @@ class ReEncoding:
         self._special_of = {own: token for token, own in enumerate(special.tolist()) if own != NOT_SHARED}
 
     def start(self, session: Session) -> None:
-        """Read the prompt in the draft's tokens.
-
-        Raises:
-            ConfigError: no policy, see `policy_of_call`.
-        """
+        """Read the prompt in the draft's tokens."""
         self._session, self._policy = session, policy_of_call(session)
         history = session.history
         prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self._tails = [tokens[-self._lookback :] for tokens in prompts]
-        translated = [self._known(self._translate.start(tokens)) or [START_TOKEN] for tokens in prompts]
-        self._text = text_of_rows(translated, session.device)
+        starts = [known_tokens(self._translate.start(tokens), self._num_logits) for tokens in prompts]
+        self._text = text_of_rows([tokens or [START_TOKEN] for tokens in starts], session.device)
         inner = replace(session, history=self._text, is_sampling=False, processors=NoProcessors())
         self._inner.start(replace(inner, vocab_size=self._num_logits))
         self._trees: TreeBatch | None = None
@@ -166,11 +163,7 @@ class ReEncoding:
             path = longest_path(tree, self._draft, text)
             drafted = [tree.token(node) for node in path[1:]]
         rest = self._draft.encode(text[len(spell(self._draft, drafted)) :])
-        return path, [*drafted, *self._known([*rest, *self._translate(emitted[len(head) :])])]
-
-    def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Those that the draft model has: a tokenizer may name more of them than the head has logits."""
-        return [token for token in tokens if token < self._num_logits]
+        return path, [*drafted, *known_tokens([*rest, *self._translate(emitted[len(head) :])], self._num_logits)]
 
 
 def longest_path(tree: TokenTree, codec: TextCodec, text: bytes) -> Path:

@@ -105,6 +105,11 @@ def spell(codec: TextCodec, tokens: Iterable[int]) -> bytes:
     return b"".join(piece.encode() if isinstance(piece, str) else piece or b"" for piece in pieces)
 
 
+def known_tokens(tokens: Iterable[int], num_logits: int) -> list[int]:
+    """Those that the draft model has: a tokenizer may name more of them than the head has logits."""
+    return [token for token in tokens if 0 <= token < num_logits]
+
+
 def continue_text(codec: TextCodec, before: bytes, text: bytes) -> list[int]:
     """The tokens that spell `text` after `before`; empty if no token starts where `text` starts."""
     tokens, missing = codec.encode(before + text), len(text)

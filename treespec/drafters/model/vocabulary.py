@@ -5,19 +5,19 @@ Algorithms for Heterogeneous Vocabularies"): the draft's distribution is restric
 renormalised, q'(x) = q(x) / sum_{y shared} q(y), which is one more draft distribution over the target's vocabulary.
 Verification is exact for every draft distribution, so exactness never depends on how well tokens were matched or texts
 translated; acceptance does.
-
-Axis letters: B rows, F nodes, V target vocabulary, W draft vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, text_of_rows
+from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, known_tokens, text_of_rows
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import History, Session
 
@@ -25,17 +25,15 @@ from treespec.protocols import History, Session
 class DraftText(Protocol):
     """One call's committed text as a draft model reads it, and the way between the two vocabularies."""
 
-    @property
-    def history(self) -> History:
-        """The text in the draft's tokens."""
+    history: History
+    """The text in the draft's tokens."""
+
+    def to_draft(self, tokens: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
+        """Drafted tokens in the draft's ids."""
         ...
 
-    def to_draft(self, tokens: Tensor) -> Tensor:
-        """Drafted tokens int64 [B, F] in the draft's ids."""
-        ...
-
-    def to_target(self, logits: Tensor) -> Tensor:
-        """The draft's logits [B, F, W] over the target's vocabulary, [B, F, V]."""
+    def to_target(self, logits: Float[Tensor, "B F W"]) -> Float[Tensor, "B F V"]:
+        """The draft's logits over the target's vocabulary."""
         ...
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
@@ -59,11 +57,7 @@ class SameVocabulary:
     """One vocabulary: a token is a token."""
 
     def read(self, session: Session, num_logits: int) -> DraftText:
-        """See `Vocabulary`.
-
-        Raises:
-            VocabularyMismatchError: the heads have different sizes.
-        """
+        """Raises: VocabularyMismatchError, unless the heads have one size."""
         if num_logits != session.vocab_size:
             raise VocabularyMismatchError(
                 f"the draft model's vocabulary has {num_logits} tokens and the target's {session.vocab_size}. If both "
@@ -74,9 +68,9 @@ class SameVocabulary:
         return _SameText(session.history)
 
 
+@dataclass
 class _SameText:
-    def __init__(self, history: History) -> None:
-        self.history = history
+    history: History
 
     def to_draft(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -85,7 +79,7 @@ class _SameText:
         return logits
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        return emitted  # The engine has appended it to the history that both share.
+        return emitted  # The engine appends to the history that both share, and selects its rows.
 
     def select_rows(self, rows: Sequence[int]) -> None:
         pass
@@ -105,31 +99,22 @@ class SharedVocabulary:
     def __init__(self, draft_ids: Tensor, translator: Translator | None = None) -> None:
         self.draft_ids, self._translator = draft_ids, translator
         if not bool((draft_ids >= 0).any()):
-            raise ConfigError(
-                "the two tokenizers share no token: make_draft_model(..., method='re-encoding') needs none"
-            )
+            raise ConfigError("the two tokenizers share no token: make_draft_model(..., method='re-encoding') may help")
 
     @classmethod
     def of_one_tokenizer(cls, num_logits: int) -> SharedVocabulary:
-        """For a draft model with the target's tokenizer, one of whose heads is padded: ids mean the same in both.
-
-        Logits that only the draft has are cut, tokens that only the target's head has are never drafted.
-        """
+        """For a draft model with the target's tokenizer and a padded head: ids that both have mean the same."""
         return cls(torch.arange(num_logits))
 
     def read(self, session: Session, num_logits: int) -> DraftText:
-        """See `Vocabulary`; ids beyond the two heads are not shared.
-
-        Raises:
-            VocabularyMismatchError: all shared tokens lie beyond one of the heads.
-        """
+        """Raises: VocabularyMismatchError, when all shared tokens lie beyond one of the heads."""
         num_missing = session.vocab_size - len(self.draft_ids)
         ids = torch.nn.functional.pad(self.draft_ids, (0, num_missing), value=NOT_SHARED)
         ids = torch.where(ids < num_logits, ids, NOT_SHARED)
         if not bool((ids != NOT_SHARED).any()):
             raise VocabularyMismatchError(
-                f"of the tokens that both tokenizers have none is among the draft model's {num_logits} logits and the "
-                f"target's {session.vocab_size}: do the tokenizers belong to these models?"
+                f"no token that both tokenizers have is among the draft model's {num_logits} logits and the target's "
+                f"{session.vocab_size}: do the tokenizers belong to these models?"
             )
         return _OtherText(session, num_logits, ids.to(session.device), self._translator)
 
@@ -162,12 +147,9 @@ class _OtherText:
 
     def _translate(self, tokens: Sequence[int]) -> list[int]:
         ids = [self._list[token] for token in tokens] if self._translator is None else self._translator(tokens)
-        return self._known(ids)
+        return known_tokens(ids, self._num_logits)
 
     def _start(self, prompt: Sequence[int]) -> list[int]:
-        ids = self._translate(prompt) if self._translator is None else self._known(self._translator.start(prompt))
-        return ids or [START_TOKEN]
-
-    def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Those that the draft model has: a tokenizer may name more of them than the head has logits."""
-        return [token for token in tokens if 0 <= token < self._num_logits]
+        if self._translator is None:
+            return self._translate(prompt) or [START_TOKEN]
+        return known_tokens(self._translator.start(prompt), self._num_logits) or [START_TOKEN]
