@@ -269,9 +269,7 @@ class VerifiableTree(Protocol):
         """Child ids in verification order."""
         ...
 
-    def token(self, node: int) -> int:
-        """The token of a node."""
-        ...
+    def token(self, node: int) -> int: ...
 
     def draft_probs_of(self, node: int) -> Any | None:
         """The distribution [V] that this child was drawn from after its earlier siblings; None for a point mass."""

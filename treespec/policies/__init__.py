@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 from treespec.checks import is_policy
 from treespec.errors import ConfigError
-from treespec.policies.best_first import BestFirst
+from treespec.policies.best_first import BestFirst, SpecExec
 from treespec.policies.chain import AdaptiveChain, Chain, LowConfidence, StopRule
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree
 from treespec.policies.paths import KAry, Paths
 from treespec.policies.sequoia import Sequoia, optimal_paths
-from treespec.policies.specexec import SpecExec
 from treespec.policies.stochastic_beam import StochasticBeam
 from treespec.policies.truncated import Truncated
 from treespec.protocols import TreePolicy

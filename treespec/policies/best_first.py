@@ -1,4 +1,4 @@
-"""Best-first trees under a node budget, grown layer by layer.
+"""Best-first trees under a node budget, grown level by level, or from the best nodes of any depth (`SpecExec`).
 
 Selected children: the most probable paths, as in OPT-Tree (Wang et al. 2024) and EAGLE-2's rerank, but exactly the
 best `num_nodes - 1` of them. Sampled children: the heap of DySpec (Xiong et al. 2024), which holds the next *draw*
@@ -17,7 +17,7 @@ from torch import Tensor
 from treespec.checks import AUTO, check_children, check_count, check_number
 from treespec.errors import ConfigError
 from treespec.policies.children import Children, choose_children, resolve_children
-from treespec.policies.draw_values import ACCEPTANCE, DrawValues, check_ranking, draw_values
+from treespec.policies.draw_values import ACCEPTANCE, VISIT, DrawValues, draw_values
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
@@ -70,7 +70,9 @@ class BestFirst:
         self.min_gain = check_number("min_gain", min_gain, lambda gain: gain >= 0, "not be negative")
         if min_gain > 0 and children != SELECTED:
             raise ConfigError(f"min_gain needs children='selected', got {children!r}: drawn tokens may not end a tree")
-        self.ranking = check_ranking(ranking)
+        if ranking not in (ACCEPTANCE, VISIT):
+            raise ConfigError(f"ranking must be {ACCEPTANCE!r} or {VISIT!r}, got {ranking!r}")
+        self.ranking = ranking
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """See `TreePolicy`."""
@@ -115,6 +117,50 @@ class BestFirst:
             worst = ranks.topk(self.num_nodes, dim=1).values[:, -1:]
             values = torch.where(values > worst, values, 0.0)
         return best_nodes(builder, level, values, self.beam or level.shape[1])
+
+
+class SpecExec:
+    """SpecExec (Svirschevski et al. 2024): draft passes over the best unexpanded nodes of any depth.
+
+    A search for shortest paths that settles `beam` nodes at a time. Unlike a beam per level it returns to nodes that it
+    passed over, so with enough passes it finds exactly the best paths; a long certain path may cost a pass per node.
+    Children are selected.
+
+    Args:
+        num_nodes: the most nodes of a tree, root included.
+        beam: the most nodes of a draft pass.
+        num_passes: the most draft passes, and so the deepest level.
+
+    Raises:
+        ConfigError: a number that is not a positive int.
+    """
+
+    def __init__(self, num_nodes: int, beam: int = 16, num_passes: int = 8) -> None:
+        self.max_nodes = check_count("num_nodes", num_nodes)
+        self.beam = check_count("beam", beam)
+        self.num_passes = check_count("num_passes", num_passes)
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """See `TreePolicy`."""
+        builder = TreeBuilder(source)
+        budget, nodes = self.max_nodes - 1, builder.root
+        ranks = torch.full_like(builder.values, torch.inf)
+        is_open = torch.zeros_like(nodes, dtype=torch.bool)
+        for _ in range(self.num_passes if budget else 0):
+            proposal = builder.expand(nodes)
+            width = min(budget, proposal.probs.shape[-1])
+            chosen = choose_children(proposal, [width] * nodes.shape[1], SELECTED, source.generator)
+            added, added_ranks = add_best(builder, nodes, chosen, DrawValues(chosen.probs, chosen.probs), ranks, budget)
+            ranks = torch.cat([ranks, added_ranks], 1)
+            is_open = torch.cat([is_open, torch.ones_like(added, dtype=torch.bool)], 1) & (builder.depths < max_depth)
+            open_ranks = torch.where(is_open & is_among_best(ranks, self.max_nodes), ranks, 0.0)
+            columns = torch.arange(ranks.shape[1], device=ranks.device).expand_as(ranks)
+            nodes = best_nodes(builder, columns, open_ranks, self.beam)
+            # Padding closes the root, which is closed already.
+            is_open = is_open.scatter(1, nodes.clamp(min=0), False)
+            if builder.is_exhausted(nodes):
+                break
+        return builder.build(is_among_best(ranks, self.max_nodes), self.max_nodes)
 
 
 def best_nodes(

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from treespec.errors import ConfigError
 from treespec.policies.children import Children
 from treespec.tree import IID, SELECTED
 
@@ -31,13 +30,6 @@ class DrawValues(NamedTuple):
 
     draws: Tensor
     nodes: Tensor
-
-
-def check_ranking(ranking: str) -> str:
-    """Raises: ConfigError, unless `ranking` is one of `ACCEPTANCE` and `VISIT`."""
-    if ranking not in (ACCEPTANCE, VISIT):
-        raise ConfigError(f"ranking must be {ACCEPTANCE!r} or {VISIT!r}, got {ranking!r}")
-    return ranking
 
 
 def draw_values(chosen: Children, children: str, ranking: str) -> DrawValues:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
@@ -129,15 +129,14 @@ class TokenTree(TreeArrays):
         return WITHOUT_REPLACEMENT if flags == {True} and len(group) > 1 else IID
 
     def children(self, node: int) -> list[int]:
-        """Child ids of a node in verification order."""
+        """See `VerifiableTree`."""
         return self.children_lists[node]
 
     def token(self, node: int) -> int:
-        """The token of a node."""
         return self.token_list[node]
 
-    def draft_probs_of(self, node: int) -> Tensor | None:
-        """The distribution [V] that this child was drawn from after its earlier siblings; None for a point mass."""
+    def draft_probs_of(self, node: int) -> Float[Tensor, "V"] | None:
+        """See `VerifiableTree`."""
         row = self.draft_index_list[node]
         if row == POINT_MASS or self.draft_probs is None:
             return None

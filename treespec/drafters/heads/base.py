@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -21,7 +20,7 @@ from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
 
-class HeadDrafter(SessionSource, ABC, Generic[Head]):
+class HeadDrafter(SessionSource, Generic[Head]):
     """Everything of `Eagle3` and `DFlash` except their passes.
 
     Sampled children are drawn from the exact distribution that is stored: the softmax of the head's logits after the
@@ -82,9 +81,8 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
         return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)
 
-    @abstractmethod
     def _forget_tree(self) -> None:
-        """Drop the state of the step's tree."""
+        """Drop the state of the step's tree, where there is any that the next tree does not replace."""
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:

@@ -33,9 +33,6 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     _features: Tensor
     """[B, E, H]: what the children of every expanded node read."""
 
-    def _forget_tree(self) -> None:
-        """Features are replaced in the first pass of the next tree."""
-
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
         depth = min(max_depth, depth_room(self._session.history, self._max_length))

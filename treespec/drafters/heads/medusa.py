@@ -57,8 +57,7 @@ class Medusa(SessionSource):
         """Take the prompt's last feature.
 
         Raises:
-            VocabularyMismatchError: the heads were trained for a vocabulary of another size.
-            CheckpointError: the heads were trained for another hidden size.
+            VocabularyMismatchError, CheckpointError: the heads have another vocabulary or another hidden size.
         """
         token_map, num_scored = self._heads.token_map, self._heads.num_scored
         least = num_scored if token_map is None else int(token_map.max()) + 1
@@ -69,18 +68,17 @@ class Medusa(SessionSource):
         self._session = session
         self._policy: TreePolicy = policy_of_call(session)
         self._features = self._prompt_features(session.prompt_states)
-        self._begin_tree()
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone before the target's first feature. See `Drafter`."""
         if self._features is None:
             return single_nodes(self.root_tokens)
-        self._begin_tree()
+        self._logits: list[Tensor] = []
+        self._probs: list[Tensor] = []
         depth = min(max_depth, self._heads.num_heads)
-        policy = self._policy
-        if can_use_heap(policy) and self._selects_on_host(policy):
-            return self._grow_on_host(policy, depth)
-        return policy.grow(self, depth)
+        if can_use_heap(self._policy) and self._selects_on_host(self._policy):
+            return self._grow_on_host(self._policy, depth)
+        return self._policy.grow(self, depth)
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
@@ -103,10 +101,6 @@ class Medusa(SessionSource):
             return Proposal(probs[rows, frontier.depths])
         logits = torch.stack([self._depth_logits(d) for d in range(num_depths)], 1)
         return Proposal(path_probs(self._session, logits[rows, frontier.depths], frontier))
-
-    def _begin_tree(self) -> None:
-        self._logits: list[Tensor] = []
-        self._probs: list[Tensor] = []
 
     def _prompt_features(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
         """The features before the first roots; None where the target has computed none."""

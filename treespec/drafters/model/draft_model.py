@@ -54,7 +54,7 @@ class DraftModel(SessionSource):
         """Read the prompt except for its last token, which is the first root.
 
         Raises:
-            VocabularyMismatchError: the vocabularies have different sizes, and no `vocabulary` says how they relate.
+            VocabularyMismatchError: the vocabularies differ, and no `vocabulary` says how they relate.
         """
         self._session = session
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)
@@ -157,7 +157,7 @@ class DraftModel(SessionSource):
         return self._scorer.extend(tokens.to(device), parents).logits.to(self._session.device)
 
     def _num_missing(self) -> list[int]:
-        """Committed tokens that are not cached, per row."""
+        """Per row the committed tokens that are not cached."""
         return [self._length(row) - cached for row, cached in enumerate(self._num_cached)]
 
     def _level(self, paths: list[list[int]]) -> list[list[int]]:

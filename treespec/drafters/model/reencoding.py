@@ -131,10 +131,7 @@ class ReEncoding:
         return found
 
     def _encode_path(self, drafted: Sequence[tuple[int, float]], tail: Sequence[int]) -> list[tuple[int, float]]:
-        """Target tokens for draft tokens with their values; each has the value of the draft token in which it ends.
-
-        A special token ends the path.
-        """
+        """Target tokens up to a special one; each has the value of the draft token in which it ends."""
         steps: list[tuple[bytes, float]] = []
         ending: list[tuple[int, float]] = []
         for token, value in drafted:
@@ -151,7 +148,7 @@ class ReEncoding:
         return [*found, *ending]
 
     def _before(self, tail: Sequence[int]) -> bytes:
-        """The text of the last tokens after the last special one."""
+        """The text after the last special token."""
         ordinary = list(takewhile(lambda token: not is_special(self._target, token), reversed(tail)))
         return spell(self._target, ordinary[::-1])
 

@@ -17,22 +17,20 @@ START_TOKEN = 0
 
 
 class TextCodec(Protocol):
-    """What drafters need of a tokenizer: the text of its tokens and the tokens of a text."""
+    """What drafters need of a tokenizer: the text of its tokens and the tokens of a text.
+
+    `pieces`: by token id the bytes of an ordinary token, the name of a special one, None for an unused id. `roles`: ids
+    of the special tokens that mean the same under any name, such as "bos". `start_ids`: what every text begins with.
+    """
 
     @property
-    def pieces(self) -> Sequence[bytes | str | None]:
-        """By token id: the bytes of an ordinary token, the name of a special one, None for an unused id."""
-        ...
+    def pieces(self) -> Sequence[bytes | str | None]: ...
 
     @property
-    def roles(self) -> Mapping[str, int]:
-        """Ids of the special tokens that mean the same under any name, such as "bos" and "eos"."""
-        ...
+    def roles(self) -> Mapping[str, int]: ...
 
     @property
-    def start_ids(self) -> Sequence[int]:
-        """The tokens that every text begins with, often none."""
-        ...
+    def start_ids(self) -> Sequence[int]: ...
 
     def encode(self, text: bytes) -> list[int]:
         """Tokens that spell `text`, as nearly as the vocabulary can; no special ones."""
@@ -64,10 +62,8 @@ def _by_piece(codec: TextCodec) -> dict[bytes | str, int]:
 class Translator:
     """Translates texts of target tokens into the draft model's tokens.
 
-    Args:
-        target, draft: the two tokenizers.
-        one_to_one: int64 [V], the draft's id of target tokens that are replaced one by one, -1 for the others, whose
-            bytes are spelled out and encoded again, run by run.
+    `one_to_one` int64 [V]: the draft's id of target tokens that are replaced one by one, -1 for the others, whose bytes
+    are spelled out and encoded again, run by run.
     """
 
     def __init__(self, target: TextCodec, draft: TextCodec, one_to_one: Tensor) -> None:
