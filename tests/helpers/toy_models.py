@@ -24,10 +24,11 @@ class TableLM:
 class ToyScorer:
     """A `CausalScorer` over a `TableLM`. It rejects holes, unknown parents, broken paths and repeated work."""
 
+    hidden_layers: tuple[int, ...] = ()
+
     def __init__(self, model: TableLM, capability=Capability.TREE, max_positions: int | None = None) -> None:
         self.model, self.capability, self.max_positions = model, capability, max_positions
         self.vocab_size, self.device = model.vocab_size, torch.device("cpu")
-        self.hidden_layers = ()
         self.num_passes = 0
         self.num_prefills = 0
         self.scored: Counter[tuple[int, ...]] = Counter()
