@@ -1,4 +1,4 @@
-"""What the benchmarks rest on: the judgement of outputs, the chain to beat, the carrier of the model."""
+"""What the benchmarks rest on: the comparison of outputs, the chain to beat, the carrier of the model."""
 
 import types
 

@@ -125,7 +125,7 @@ def test_a_text_that_ends_in_its_first_step_is_not_timed(model, monkeypatch):
 
 
 def test_wrong_outputs_and_ties_are_named():
-    same, tie, wrong = (Measurement(4, 4, 1.0, *judged) for judged in ((True, True), (False, True), (False, False)))
+    same, tie, wrong = (Measurement(4, 4, 1.0, *flags) for flags in ((True, True), (False, True), (False, False)))
     assert "| 1 of 3, 1 differ after a tie, 1 WRONG |" in table({PLAIN: [same, tie, wrong]})
     assert "identical" not in table({PLAIN: [Measurement(4, 4, 1.0)]})
 

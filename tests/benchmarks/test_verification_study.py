@@ -102,7 +102,7 @@ def test_layers_are_left_out():
 
 @torch.no_grad()
 def test_recorded_distributions_are_those_of_plain_passes(monkeypatch):
-    """Texts of several lengths, one of which is asked for more, and a scorer that starts anew in between."""
+    """Texts of several lengths, one of which is asked for more, and a scorer that starts again in between."""
     monkeypatch.setattr(recorded, "MANY_PENDING", 3)
     model, ids = tiny_llama(), prompt()[0]
     texts = [ids, ids[:-4]]

@@ -49,7 +49,7 @@ def random_tensors(made, seed=0, scale=0.5):
 
 def write(folder, made, tensors, format_name):
     """Write the folder as the library of that name does."""
-    is_dspark = made["rank"] > 0 or made["is_anchored"]
+    has_markov = made["rank"] > 0 or made["is_anchored"]
     markov = {
         "markov_rank": made["rank"],
         "markov_head_type": "vanilla",
@@ -57,7 +57,7 @@ def write(folder, made, tensors, format_name):
         "confidence_head_with_markov": "markov confidence" in made["extras"],
     }
     if format_name == SPECULATORS:
-        config = speculators_keys(made, "dspark" if is_dspark else "dflash", "qwen3") | {
+        config = speculators_keys(made, "dspark" if has_markov else "dflash", "qwen3") | {
             "block_size": made["block"],
             "mask_token_id": made["mask_token"],
             "aux_hidden_state_layer_ids": list(made["hidden_layers"]),
@@ -66,11 +66,11 @@ def write(folder, made, tensors, format_name):
     else:
         own = {"mask_token_id": made["mask_token"], "target_layer_ids": [i - 1 for i in made["hidden_layers"]]}
         config = {
-            "architectures": ["Qwen3DSparkModel" if is_dspark else "DFlashDraftModel"],
+            "architectures": ["Qwen3DSparkModel" if has_markov else "DFlashDraftModel"],
             "block_size": made["block"],
-            **(own if is_dspark else {"dflash_config": own}),
+            **(own if has_markov else {"dflash_config": own}),
         } | layer_keys(made, "qwen3")
-    return write_files(folder, config | (markov if is_dspark else {}) | made["flags"], tensors)
+    return write_files(folder, config | (markov if has_markov else {}) | made["flags"], tensors)
 
 
 def random_head(made):

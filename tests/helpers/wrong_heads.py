@@ -92,7 +92,10 @@ WRONG_EAGLE3 = {
     "rope of layers": (lambda f: edit_layer(f, rope_parameters={"full_attention": {}}), "one flat object"),
     "partial rope": (lambda f: edit_layer(f, partial_rotary_factor=0.5), "only a part of each head"),
     "mixed layers": (lambda f: edit_layer(f, layer_types=[FULL, SLIDING], sliding_window=5), "one type for all layers"),
-    "kinds of layers that are none": (lambda f: edit_layer(f, layer_types=2), "layer_types must be a list .*, got 2"),
+    "kinds of layers that are not strings": (
+        lambda f: edit_layer(f, layer_types=2),
+        "layer_types must be a list .*, got 2",
+    ),
     "layers without end": (
         lambda f: edit_layer(f, num_hidden_layers=10**9),
         "num_hidden_layers must be .* at most .*, got 1000000000",
@@ -113,7 +116,10 @@ WRONG_EAGLE3 = {
         lambda f: edit_config(f, target_hidden_size=48),
         "hidden states of size 48, LlamaForCausalLM has 32",
     ),
-    "layers that are none": (lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=["2"]), "list of layer numbers"),
+    "layers that are not numbers": (
+        lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=["2"]),
+        "list of layer numbers",
+    ),
     "layers of a deeper model": (
         lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=[2, 8, 20]),
         r"indices \[2, 8, 20\] for a model of 8 layers",
@@ -183,7 +189,10 @@ WRONG_DFLASH = {
     ),
     "no mask token": (lambda f: edit_config(f, mask_token_id=None), "mask_token_id must be .* at most 63, got None"),
     "a mask token beyond the vocabulary": (lambda f: edit_config(f, mask_token_id=64), "at most 63, got 64"),
-    "layers that are none": (lambda f: edit_config(f, aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),
+    "layers that are not numbers": (
+        lambda f: edit_config(f, aux_hidden_state_layer_ids=["2", "3"]),
+        "list of layer numbers",
+    ),
     "layers of a deeper model": (lambda f: edit_config(f, aux_hidden_state_layer_ids=[2, 20]), "model of 8 layers"),
     "other kinds of layers": (
         lambda f: edit_layer(f, layer_types=["linear_attention"] * 2),
