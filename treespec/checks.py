@@ -1,7 +1,5 @@
 """Checks of options, and of whether an array is a distribution."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from numbers import Real

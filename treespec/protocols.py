@@ -12,8 +12,6 @@ Axis letters: B rows, P prompt positions, F nodes of one pass, N nodes of a tree
 V vocabulary, k candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """Safetensors files: reading any, reading and writing those of treespec's own formats."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping

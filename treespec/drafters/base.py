@@ -1,7 +1,5 @@
 """What drafters read of their call: a source for policies, the policy, and the depth that fits the context."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

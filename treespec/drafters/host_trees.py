@@ -1,7 +1,5 @@
 """Trees grown on the host, and their way into a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TypeGuard

@@ -1,7 +1,5 @@
 """Draft distributions of tree nodes under the caller's logits processors, applied along every node's path."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

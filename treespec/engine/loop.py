@@ -3,8 +3,6 @@
 A chain is a tree of width one and plain decoding a tree of one node: there is no second engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Target distributions of tree nodes, computed on demand under the caller's logits processors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What the scorers need to know of a model, read once into `ModelFacts`; and evaluation mode for the time of a pass."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ below every node, ranked by how likely verification is to reach it and to accept
 Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes so far.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The linear draft of classic speculative decoding, a tree of width one, of fixed length or stopped on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How the children of expanded nodes are chosen, and the distribution that each was really chosen from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ out the least valuable draws takes nothing from the distribution of the others. 
 draw, for it decides only about the draws below it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

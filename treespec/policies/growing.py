@@ -1,7 +1,5 @@
 """Collecting the nodes of B trees level by level: M nodes so far, w of them in a level."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

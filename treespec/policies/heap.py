@@ -1,7 +1,5 @@
 """Best-first growth on the host, for tables whose children cost a few look-ups: the exact best nodes by a heap."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, TypeVar

@@ -4,8 +4,6 @@ The reranks of EAGLE-2 and OPT-Tree are exact for selected children only, so the
 raise ConfigError for numbers out of range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from treespec.checks import AUTO, check_count

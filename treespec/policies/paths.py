@@ -1,7 +1,5 @@
 """Trees of a fixed shape, known before anything is drawn: so the width is fixed with every way of choosing children."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul

@@ -9,8 +9,6 @@ best child inherits its parent's Gumbel,
 then reads `parent's time + time - first sibling's time`: the children's clocks start when the first of them rings.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

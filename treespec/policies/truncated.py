@@ -4,8 +4,6 @@ Children are drawn from the truncated distribution, and that is the distribution
 rule stays lossless.
 """
 
-from __future__ import annotations
-
 from treespec.checks import check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain

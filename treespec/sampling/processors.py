@@ -1,7 +1,5 @@
 """The caller's logits processors along paths of a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Conditional distributions of toy models. An array is numpy float64, or object with Fraction entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """A toy drafter for every sampling scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The distribution that a rule really emits, summed over its runs: one for every way coins and draws can fall."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar

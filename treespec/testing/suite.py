@@ -1,7 +1,5 @@
 """Every sampling scheme, shape and edge case that a rule supports, one after another: its proof in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple

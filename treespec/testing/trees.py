@@ -1,7 +1,5 @@
 """Toy trees that grow node by node, with distributions of any arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -5,8 +5,6 @@ come from `generator=`, or else from the global state of the library that the ar
 for every token first the coin, then, if it is needed, the token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction

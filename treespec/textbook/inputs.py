@@ -1,7 +1,5 @@
 """Reading the inputs of the textbook functions: tensors, arrays or nested lists, checked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Progress bars of a training run."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 Axis letters: B texts, T tokens of the longest text, J the target's hidden size, L layers, K candidates.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

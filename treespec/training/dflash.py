@@ -7,8 +7,6 @@ saved: few weights learn from few texts, and a(e) may be any function of e at no
 Axis letters: B texts, T tokens, C blocks per text, H the hidden size, R the Markov rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

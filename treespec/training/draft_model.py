@@ -1,8 +1,6 @@
 """A draft model distilled from its target (Hinton et al. 2015): some of the target's own layers, trained to give its
 distributions."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path

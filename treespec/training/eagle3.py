@@ -1,7 +1,5 @@
 """EAGLE-3 heads in training (Li et al. 2025, section 3.1): unrolled on their own features."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ target's most probable one, which is the draft token that is accepted at tempera
 Axis letters: B texts, T tokens, D depths.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass

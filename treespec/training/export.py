@@ -1,7 +1,5 @@
 """Trained heads written again, with everything that their readers need, or without what the target has."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Axis letters: B rows, T tokens of a text, J the hidden size, L layers read, V vocabulary, K candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

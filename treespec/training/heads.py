@@ -3,8 +3,6 @@
 Axis letters: H the head's hidden size, L fused hidden states, V the target's vocabulary, W the draft vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar

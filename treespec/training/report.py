@@ -1,7 +1,5 @@
 """What a training run leaves to read: its log as CSV, its evaluation as JSON, a model card."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -3,8 +3,6 @@
 No state of random generators is kept: all random numbers follow from the run's seed and a step's or epoch's number.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Training a drafter for a model from texts that the model wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The arrays that a tree and a batch of trees have in common, their special values, and ancestry."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

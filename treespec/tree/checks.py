@@ -1,7 +1,5 @@
 """Whether arrays of the right shapes hold trees that can have been drafted: an error for one tree, a flag for many."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The committed tokens of every row. Axis letters: B rows, P prompt positions, M chosen rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Paths through trees, tree shapes written as lists of rank paths, and verdicts, which are paths that were accepted."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from operator import index

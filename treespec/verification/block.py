@@ -3,8 +3,6 @@
 Sun et al. 2025 (Block Verification Accelerates Speculative Decoding, algorithm 2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a batch is verified: all nodes at once with one host copy (dense), or tree by tree, visiting few nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

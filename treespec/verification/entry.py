@@ -1,7 +1,5 @@
 """`verify`: the verification of a tree or a batch of trees as one function, for decoding loops written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, overload
 

@@ -1,7 +1,5 @@
 """The random sources of rules: coins and draws given beforehand, or none at all (greedy decoding)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

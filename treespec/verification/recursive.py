@@ -8,8 +8,6 @@ Transformers via Speculative Decoding, algorithm 1; Chen et al. 2023, Accelerati
 Speculative Sampling, algorithm 2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

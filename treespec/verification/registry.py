@@ -1,7 +1,5 @@
 """Rules by name, and the choice of the rule that verifies a batch of trees."""
 
-from __future__ import annotations
-
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.protocols import VerificationRule

@@ -1,7 +1,5 @@
 """What a rule of this package is: a name, the trees that it can verify, and how it verifies one."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ exact modes. At a node it accepts a child with probability `P(children)`: the sa
 on trees of point masses, where no lossless rule accepts more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree

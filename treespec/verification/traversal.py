@@ -8,8 +8,6 @@ growth looks at drawn tokens it stays lossless but may accept a few per cent les
 (tests/verification/test_acceptance.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

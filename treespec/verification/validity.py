@@ -1,7 +1,5 @@
 """Whether a batch can be verified: flags that stay on the device, and the errors that they stand for."""
 
-from __future__ import annotations
-
 from jaxtyping import Bool, Float
 from torch import Tensor
 

@@ -4,8 +4,6 @@ A rule says how the children of one node are verified. Neither order asks for a 
 without. All of it runs on torch, numpy and rational arrays alike: `Any` stands for such an array or scalar.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

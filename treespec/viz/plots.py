@@ -1,7 +1,5 @@
 """Pictures of measurements: a comparison of decoding methods, a training run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from statistics import median

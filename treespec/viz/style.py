@@ -1,7 +1,5 @@
 """Colours, and how pictures are saved."""
 
-from __future__ import annotations
-
 from os import PathLike
 
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """A picture of a token tree with its accepted path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from os import PathLike

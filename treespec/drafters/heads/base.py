@@ -1,7 +1,5 @@
 """What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 

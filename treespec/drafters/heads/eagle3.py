@@ -9,8 +9,6 @@ Axis letters: B rows, M tokens to catch up with, F nodes of a pass, E expanded n
 hidden size, LJ the width of all fused states, W the draft vocabulary.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

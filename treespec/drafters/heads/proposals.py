@@ -1,7 +1,5 @@
 """What a draft head's logits propose: distributions over the target's vocabulary, or the best tokens if they do."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Hidden states of committed tokens that a draft head has not read yet: L J is the width of all layers it reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Axis letters: N tokens of texts, V vocabulary, K candidates, M tokens with candidates.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

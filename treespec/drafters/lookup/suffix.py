@@ -4,8 +4,6 @@ Scoring over all match lengths as in SuffixDecoding (Oliaro et al. 2024), in thi
 prompt lookup (Saxena 2023) is the special case of the longest match and its most probable continuation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Several drafters in one tree: the union of their trees, pruned by calibrated values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from copy import deepcopy

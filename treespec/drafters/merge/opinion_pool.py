@@ -7,8 +7,6 @@ children that a drafter omits against them, and siblings' probabilities never su
 has children below a node is believed, whatever its weight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple

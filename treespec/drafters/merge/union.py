@@ -3,8 +3,6 @@
 A node's value is the product along its path of P(node is right | its parent is).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote

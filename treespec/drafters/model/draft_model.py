@@ -6,8 +6,6 @@ Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded
 draft model's (the same unless a `Vocabulary` says otherwise).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 

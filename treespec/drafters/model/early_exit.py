@@ -3,8 +3,6 @@
 Self-speculative decoding in the form of LayerSkip (Elhoushi et al. 2024), for trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from treespec.checks import check_count

@@ -1,7 +1,5 @@
 """The nodes that a draft model has scored since its last commit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

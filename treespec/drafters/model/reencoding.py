@@ -6,8 +6,6 @@ selected children. They have no distribution to sample from, so this suits greed
 but `SharedVocabulary` accepts more there.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace

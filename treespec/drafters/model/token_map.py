@@ -1,7 +1,5 @@
 """Texts in the tokens of two tokenizers, and which tokens both have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol

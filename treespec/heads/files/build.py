@@ -3,8 +3,6 @@
 Axis letters: H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

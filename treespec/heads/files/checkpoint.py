@@ -1,7 +1,5 @@
 """Folders of a draft head's files, read and checked; a module's weights by the files' names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

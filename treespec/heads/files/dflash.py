@@ -8,8 +8,6 @@ Layers with a sliding window are causal inside a block in the speculators librar
 and not in the authors' own code; `dflash_config.causal` makes all layers causal (JetSpec's blocks).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

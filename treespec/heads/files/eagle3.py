@@ -9,8 +9,6 @@ so an id is an index of transformers' `hidden_states`; the default is [2, L // 2
 (SpecForge, SGLang) count layer *outputs*: the default there is [1, L // 2 - 1, L - 4], the same three states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Writing draft heads in the speculators library's format, which vLLM reads too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Axis letters: H the target's hidden size, V the target's vocabulary, W the tokens that a head scores.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

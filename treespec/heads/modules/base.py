@@ -4,8 +4,6 @@ Axis letters: H the head's hidden size, J the target's, L fused hidden states, V
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar

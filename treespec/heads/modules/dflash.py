@@ -13,8 +13,6 @@ depths, H the head's hidden size, J the target's, L fused hidden states, V the t
 vocabulary, R the Markov head's rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Axis letters: B rows, F tokens of a pass, T tokens of a text, H the head's hidde
 states, V the target's vocabulary, W the draft vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

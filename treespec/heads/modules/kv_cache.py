@@ -3,8 +3,6 @@
 Axis letters: B rows, F new tokens, G key heads, S slots, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

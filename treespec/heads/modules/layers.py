@@ -3,8 +3,6 @@
 Axis letters: B rows, F new tokens, S keys, H hidden size, A query heads, G key heads, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

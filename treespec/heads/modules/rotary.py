@@ -3,8 +3,6 @@
 Axis letters: B rows, F tokens, A heads, D head size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Axis letters: B rows, G key heads, D head size, F queries per head, S keys, T co
 block, R query heads per key head; stacked queries are [B, G, R F, D], ordered by query head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -7,8 +7,6 @@ attended in one call of the same kernel, with the mask repeated G times: the sum
 Axis letters: B rows, KV key heads, G query heads per key head, F new nodes, K key slots, D size of a head.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ A node attends the row's committed tokens, its ancestors and itself. Sliding win
 same position. Axis letters: B rows, S committed slots, N pending nodes, the last F of them new, K = S + N key slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias

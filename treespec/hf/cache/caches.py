@@ -4,8 +4,6 @@ In a cache for trees every layer keeps all tokens, sliding-window layers too (th
 that drops old tokens could not restore them when nodes are rejected.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from typing import Any, Protocol, cast
 

@@ -4,8 +4,6 @@ A cache's slots hold the committed tokens first, then the pending nodes. Axis le
 longest accepted path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

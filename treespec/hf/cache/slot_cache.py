@@ -1,7 +1,5 @@
 """`SlotCache`: a cache and the record of its slots: which hold committed tokens and which are holes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ keeps nearer to the memory's limit, and its rows do not depend on how many there
 bits in a pass over one node and over a tree. See native_linear.cpp.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

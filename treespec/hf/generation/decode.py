@@ -1,7 +1,5 @@
 """One call of `generate`, from what transformers has prepared to the returned sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass

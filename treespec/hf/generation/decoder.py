@@ -1,7 +1,5 @@
 """`SpeculativeDecoder`: text in, text out with two models, on the same engine with chains."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

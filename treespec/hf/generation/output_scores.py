@@ -1,7 +1,5 @@
 """Scores and logits of the emitted tokens, for `return_dict_in_generate`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Axis letters: M positions, L tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Stopping at exactly the token where plain `generate` stops: every criterion is checked after every new token."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

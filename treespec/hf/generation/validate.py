@@ -1,7 +1,5 @@
 """What a call of `generate` may ask for, and its prompts as tensors; all else is refused by name before any work."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """`from_config`: speculation from vLLM's `speculative_config`, of which no key is ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

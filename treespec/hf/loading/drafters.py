@@ -1,7 +1,5 @@
 """Causal language models as drafters: as they are, or with another tokenizer, a static cache or compiled passes."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Draft heads from files, fitted to the target that they were trained for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

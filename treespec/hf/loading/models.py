@@ -1,7 +1,5 @@
 """Models and tokenizers by name: every way in which a checkpoint can be wrong ends in one clear `CheckpointError`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ space as Ġ), SentencePiece writes ▁ and `<0x0A>`, WordPiece marks what *conti
 the bytes that it adds to a text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`ModelScorer`: what all scorers on a transformers model share, the model's facts and one forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model can verify in one pass, found from its configuration, its cache layers and passes over a few tokens."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

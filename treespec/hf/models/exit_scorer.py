@@ -9,8 +9,6 @@ were not expanded, the leaves, go through the first k layers before. So a node p
 the two parts hold different nodes, so each has its own `SlotCache` over its layers of one cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The model is unchanged outside the pass, and so are the passes of other threads.
 with several streams of hidden states.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The scorer that fits a model, by what the model is found to score rightly: `make_scorer`, `make_exit_scorer`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

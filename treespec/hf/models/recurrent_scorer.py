@@ -4,8 +4,6 @@ Before a chain is scored a snapshot of the layers' states is taken; a commit tha
 restores it and feeds the accepted tokens again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

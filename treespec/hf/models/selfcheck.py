@@ -8,8 +8,6 @@ mix siblings (.2 to 2). The tolerance is ten times what the model's own cached a
 bounds: at least what rounding in its dtype explains, at most what would hide a wrong mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

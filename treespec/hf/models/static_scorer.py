@@ -4,8 +4,6 @@ A compiled model is compiled again for every new shape of its inputs, often for 
 number of rows and the number of nodes of a pass vary, and the latter is rounded up to a power of two here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """`TreeScorer`: an attention model from transformers as a `CausalScorer` of trees, for targets and draft models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

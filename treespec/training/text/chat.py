@@ -1,7 +1,5 @@
 """How texts begin and end: users' messages, the turns of a chat template, the ids that end an answer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Written texts on disk: one safetensors shard per batch, and the fingerprint of the model that wrote them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Warm starts from a model: it writes text, from which its drafters learn before their first call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path

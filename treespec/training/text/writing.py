@@ -5,8 +5,6 @@ message too, then the answer. Every batch is one shard on disk with its own seed
 the missing shards and gives the same text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

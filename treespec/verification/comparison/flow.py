@@ -3,8 +3,6 @@
 Everything is Python scalars (floats or Fractions) over a small support of n tokens; nothing here is approximate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

@@ -3,8 +3,6 @@
 Sun et al. 2023 (SpecTr, algorithm 2). It accepts at least 1 - 1/e of the optimum per node, at O(V) per visited node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lossy rules: the output no longer has the target's distribution, so they run only when they are named."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ The flow has m(m + 1)/2 pairs for a draft distribution of m tokens, so these rul
 (`truncate_probs`), and siblings i.i.d. or drawn without replacement, of widths fixed before the first draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The dense form of each rule: where the kept path ends, once all coins are compared at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """One pass over the nodes that finds every distribution and probability of acceptance before any coin is compared."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Verdicts, validity flags and trees as one tensor, so that one host copy brings them all."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

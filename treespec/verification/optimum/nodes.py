@@ -3,8 +3,6 @@
 Distributions are float [..., V] (without replacement: [V]), selected tokens int64 [..., k], results float64 [...].
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

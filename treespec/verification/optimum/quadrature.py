@@ -1,7 +1,5 @@
 """Whether k draws without replacement all fall in a set of tokens: integrals over ring times."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Upper bounds for whole trees, and the probability with which a tree of fixed shape holds a path."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
