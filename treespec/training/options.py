@@ -1,5 +1,7 @@
 """The settings of a training run."""
 
+from __future__ import annotations  # Settings are parsed by the text of their types.
+
 import ast
 import math
 import re

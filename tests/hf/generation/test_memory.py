@@ -74,6 +74,7 @@ def test_resident_memory_stays_level_over_20_000_tokens(monkeypatch):
     assert is_level(rest, warm_up=2000), f"resident memory less the caches: {rest}"
 
 
+@pytest.mark.slow
 def test_logits_that_pile_up_are_seen(monkeypatch):
     leak, extend = [], TreeScorer.extend
 
