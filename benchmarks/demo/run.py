@@ -233,10 +233,10 @@ def _cores() -> int:
 def _arguments() -> argparse.Namespace:
     options = parser(__doc__ or "")
     options.add_argument("--full", action="store_true", help="nine prompts, 64 tokens, 3 rounds, sizes chosen here")
-    options.add_argument("--new-tokens", type=int, help="default: 48")
+    options.add_argument("--new-tokens", type=int, help="default: 32")
     options.add_argument("--rounds", type=int, help="default: 2")
     options.add_argument("--folder", type=Path, default=Path("demo"), help="for the pictures (default: %(default)s)")
     args = options.parse_args()
-    args.new_tokens = args.new_tokens or (64 if args.full else 48)
+    args.new_tokens = args.new_tokens or (64 if args.full else 32)
     args.rounds = args.rounds or (3 if args.full else 2)
     return args
