@@ -69,7 +69,7 @@ def native_linear(folder: Path) -> NativeLinear:
 
 def _load(folder: Path) -> ctypes.CDLL:
     """The library from the folder; a missing or damaged one is compiled."""
-    compiler = _compiler()
+    compiler = find_compiler()
     path = folder / f"linear-{_digest(compiler)}.so"
     for is_fresh in (False, True):
         if is_fresh or not path.is_file():
@@ -82,7 +82,8 @@ def _load(folder: Path) -> ctypes.CDLL:
     raise NativeError(f"the compiled product cannot be loaded: {reason}")
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """The path of a C++ compiler; raises `NativeError` where there is none, or off Linux."""
     if platform.system() != "Linux":
         raise NativeError(f"the native product is made for Linux, not for {platform.system()}")
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
