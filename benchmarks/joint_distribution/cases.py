@@ -25,6 +25,9 @@ PROMPT = [5, 2, 7, 5]
 """Its last token stood before, so that suffix lookup has something to propose."""
 PLAIN: dict[str, Any] = {"top_k": 0}
 WARPED: dict[str, Any] = {"top_k": 0, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.4}
+MIN_P: dict[str, Any] = {"top_k": 0, "min_p": 0.25}
+RAGGED = (PROMPT, [3, 6])
+"""Prompts of two lengths, the shorter one padded on the left."""
 
 
 class Models(NamedTuple):
@@ -41,18 +44,20 @@ class Case:
         policy: shapes the trees.
         trees: what they are called in the tables.
         options: of `generate`.
-        drafter: from the draft model to what drafts.
+        drafter: from the models to what drafts; None: transformers' own sampling, for control.
         bug: the name of the mistake that was planted, None for the library as it is.
         planted: plants it during a `with` block, where it is not part of the rule, policy or drafter.
+        prompts: the rows of a batch have them in turn.
     """
 
     rule: str | VerificationRule
     policy: TreePolicy
     trees: str
     options: dict[str, Any]
-    drafter: Callable[[LlamaForCausalLM], Any] = lambda draft: draft
+    drafter: Callable[[Models], Any] | None = lambda models: models.draft
     bug: str | None = None
     planted: Callable[[], AbstractContextManager[None]] = nullcontext
+    prompts: Sequence[list[int]] = (PROMPT,)
 
     @property
     def rule_name(self) -> str:
@@ -60,11 +65,13 @@ class Case:
 
     @property
     def processors(self) -> str:
+        if "min_p" in self.options:
+            return "min-p"
         return "warped" if self.options is WARPED else "plain"
 
     @property
     def name(self) -> str:
-        parts = [self.rule_name, self.trees, self.processors]
+        parts = [self.rule_name, self.trees, self.processors] + ["ragged"] * (len(self.prompts) > 1)
         return " / ".join(parts if self.bug is None else [self.bug, *parts])
 
 
@@ -135,14 +142,16 @@ def tiny_models() -> Models:
 
 
 @torch.no_grad()
-def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any]) -> np.ndarray:
+def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt: list[int] = PROMPT) -> np.ndarray:
     """The joint distribution of the next three tokens, float64 [512], from uncached passes over every prefix."""
     processors = LogitsProcessorList()
     if "repetition_penalty" in options:
         processors.append(library.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
         processors.append(library.TemperatureLogitsWarper(options["temperature"]))
         processors.append(library.TopPLogitsWarper(options["top_p"]))
-    prefixes, weights = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
+    if "min_p" in options:
+        processors.append(library.MinPLogitsWarper(options["min_p"]))
+    prefixes, weights = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
     for _ in range(NUM_TOKENS):
         scores = processors(prefixes, model(prefixes).logits[:, -1].float())  # pyright: ignore[reportArgumentType]
         weights = (weights.unsqueeze(1) * scores.softmax(-1).double()).flatten()
@@ -151,30 +160,50 @@ def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any]) -> np.n
     return (weights / weights.sum()).numpy()
 
 
-def start(case: Case, models: Models) -> TreeSpeculation:
-    """The case's `custom_generate` object; one serves all batches, so that tables learn."""
-    return TreeSpeculation(case.drafter(models.draft), tree=case.policy, verification=case.rule)
+def exact_cells(case: Case, models: Models) -> np.ndarray:
+    """The exact probabilities of all cells of `count_batch`, float64 [512 times the prompts]."""
+    exact = [exact_distribution(models.target, case.options, prompt) for prompt in case.prompts]
+    return np.concatenate(exact) / len(exact)
 
 
-def count_batch(case: Case, models: Models, speculation: TreeSpeculation, num_rows: int, seed: int) -> np.ndarray:
-    """How often each of the 512 continuations came in one batch, int64 [512]."""
-    prompts = torch.tensor([PROMPT]).repeat(num_rows, 1)
+def start(case: Case, models: Models) -> TreeSpeculation | None:
+    """The case's `custom_generate` object; one serves all batches, so that tables learn. None: plain sampling."""
+    if case.drafter is None:
+        return None
+    return TreeSpeculation(case.drafter(models), tree=case.policy, verification=case.rule)
+
+
+def count_batch(
+    case: Case, models: Models, speculation: TreeSpeculation | None, num_rows: int, seed: int
+) -> np.ndarray:
+    """How often each of the 512 continuations of every prompt came in one batch, int64 [512 times the prompts]."""
+    length, count = max(map(len, case.prompts)), len(case.prompts)
+    padded = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in case.prompts])
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in case.prompts])
     target: Any = models.target
-    speculation.options = replace(speculation.options, seed=seed)
+    torch.manual_seed(seed)
+    if speculation is not None:
+        speculation.options = replace(speculation.options, seed=seed)
     with case.planted():
         out = target.generate(
-            prompts, max_new_tokens=NUM_TOKENS, do_sample=True, custom_generate=speculation, **case.options
+            padded.repeat(num_rows // count, 1),
+            attention_mask=mask.repeat(num_rows // count, 1),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=True,
+            custom_generate=speculation,
+            **case.options,
         )
-    new = torch.as_tensor(out)[:, len(PROMPT) :].numpy()
+    new = torch.as_tensor(out)[:, length:].numpy()
     cells = new @ (VOCAB_SIZE ** np.arange(NUM_TOKENS - 1, -1, -1))
-    return np.bincount(cells, minlength=VOCAB_SIZE**NUM_TOKENS)
+    cells += np.arange(len(cells)) % count * VOCAB_SIZE**NUM_TOKENS
+    return np.bincount(cells, minlength=count * VOCAB_SIZE**NUM_TOKENS)
 
 
 def kary(children: str) -> TreePolicy:
     return KAry((2, 2), children=children)
 
 
-def tables(draft: LlamaForCausalLM) -> list[Any]:
+def tables(models: Models) -> list[Any]:
     """Two drafters without a model, which `TreeSpeculation` merges."""
     return [TokenRecycling(), SuffixLookup()]
 

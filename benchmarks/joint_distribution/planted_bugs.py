@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.joint_distribution.cases import PLAIN, WARPED, Case, kary
+from benchmarks.joint_distribution.cases import PLAIN, WARPED, Case, Models, kary
 from treespec import Chain, DraftModel, KAry
 from treespec.engine.request import Streams
 from treespec.engine.target_probs import TargetProbs
@@ -197,8 +197,8 @@ class RawDistributions(DraftModel):
         return super()._probs(logits, frontier)
 
 
-def raw_probs_drafter(draft: Any) -> DraftModel:
-    return RawDistributions(make_scorer(draft))
+def raw_probs_drafter(models: Models) -> DraftModel:
+    return RawDistributions(make_scorer(models.draft))
 
 
 @contextmanager

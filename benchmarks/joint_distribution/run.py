@@ -12,7 +12,7 @@ which continuations come too often, and the other half by how much (see `cross_f
 Both result files, benchmarks/results/joint_distribution.{json,md}, are written after every case and name the cases that
 are to come; started again with the same options, an unfinished run goes on where it stopped.
 
-    python -m benchmarks.joint_distribution [--batches 100] [--rows 2000] [--more]
+    python -m benchmarks.joint_distribution [--batches 100] [--rows 2000] [--more | --heads]
 """
 
 from __future__ import annotations
@@ -42,19 +42,22 @@ from benchmarks.common.settings import (
     write_json,
 )
 from benchmarks.joint_distribution.cases import (
+    MIN_P,
     NUM_TOKENS,
     PROMPT,
+    RAGGED,
     VOCAB_SIZE,
     WARPED,
     Case,
     Models,
     count_batch,
-    exact_distribution,
+    exact_cells,
     more_cases,
     right_cases,
     start,
     tiny_models,
 )
+from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.planted_bugs import planted_bugs
 
 FOUND = 1e-6
@@ -67,10 +70,11 @@ MIN_BUG_BATCHES = 4
 """A bug that is found at once runs for as many batches, so that its total variation can be estimated."""
 
 
-def g_test(counts: np.ndarray, probs: np.ndarray) -> float:
+def g_test(counts: np.ndarray, probs: np.ndarray, num_prompts: int = 1) -> float:
     """p-value of a G-test of counts int64 [512] against a distribution float64 [512].
 
-    Cells that expect fewer than five are pooled; an impossible continuation that came gives zero.
+    With several prompts there are 512 cells for each, and the counts of each prompt have a fixed sum. Cells that expect
+    fewer than five are pooled; an impossible continuation that came gives zero.
     """
     if counts[probs == 0].any():
         return 0.0
@@ -80,7 +84,7 @@ def g_test(counts: np.ndarray, probs: np.ndarray) -> float:
     wanted = np.append(expected[~is_small], expected[is_small].sum())
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
     terms = np.where(observed > 0, observed * np.log(np.maximum(observed, 1) / wanted), 0.0)
-    return float(chi2.sf(2 * terms.sum(), len(wanted) - 1))
+    return float(chi2.sf(2 * terms.sum(), len(wanted) - num_prompts))
 
 
 def cross_fitted_distance(halves: np.ndarray, probs: np.ndarray) -> tuple[float, float]:
@@ -110,7 +114,7 @@ def run_case(
     Returns:
         name, bug, samples, p, total_variation and its standard_error, block_efficiency and seconds.
     """
-    begin, probs = time.perf_counter(), exact_distribution(models.target, case.options)
+    begin, probs = time.perf_counter(), exact_cells(case, models)
     speculation = start(case, models)
     halves = np.zeros((2, len(probs)), dtype=np.int64)
     task = None if progress is None else progress.add_task(case.name, total=num_batches)
@@ -119,7 +123,7 @@ def run_case(
         if progress is not None and task is not None:
             progress.advance(task)
         is_enough = batch + 1 >= min(MIN_BUG_BATCHES, num_batches) and batch % 2 == 1
-        if case.bug is not None and is_enough and g_test(halves.sum(0), probs) < FOUND:
+        if case.bug is not None and is_enough and g_test(halves.sum(0), probs, len(case.prompts)) < FOUND:
             break
     if progress is not None and task is not None:
         progress.remove_task(task)
@@ -129,12 +133,12 @@ def run_case(
         "bug": case.bug,
         "rule": case.rule_name,
         "trees": case.trees,
-        "processors": case.processors,
+        "processors": case.processors + " ragged" * (len(case.prompts) > 1),
         "samples": int(halves.sum()),
-        "p": g_test(halves.sum(0), probs),
+        "p": g_test(halves.sum(0), probs, len(case.prompts)),
         "total_variation": distance,
         "standard_error": error,
-        "block_efficiency": speculation.total_stats.block_efficiency,
+        "block_efficiency": 1.0 if speculation is None else speculation.total_stats.block_efficiency,
         "seconds": time.perf_counter() - begin,
     }
 
@@ -168,15 +172,14 @@ def report(data: dict[str, Any]) -> str:
     return (
         f"# The joint distribution of {NUM_TOKENS} sampled tokens: {'right' if said['is_right'] else 'WRONG'}"
         f"{' so far' if data['pending'] else ''}\n\n"
-        f"Tiny llamas, vocabulary {VOCAB_SIZE}, prompt {PROMPT}, {data['batches']} batches of {data['rows']} rows; "
-        f"warped: temperature {WARPED['temperature']}, top-p {WARPED['top_p']}, repetition penalty "
-        f"{WARPED['repetition_penalty']}. Total variation is cross-fitted: zero on average where the "
-        f"distributions agree.\n\n"
+        f"Tiny llamas, vocabulary {VOCAB_SIZE}, prompt {PROMPT} (ragged: {RAGGED[1]} too, padded on the left), "
+        f"{data['batches']} batches of {data['rows']} rows; warped: temperature {WARPED['temperature']}, top-p "
+        f"{WARPED['top_p']}, repetition penalty {WARPED['repetition_penalty']}; min-p {MIN_P['min_p']}. Total "
+        f"variation is cross-fitted: zero on average where the distributions agree.\n\n"
         + markdown_table(["rule", "trees", "processors", "samples", "p", "total variation", "tokens per tree"],
                          [_row(result) for result in right])
-        + f"\n{smallest}\n\n## Planted bugs\n\nFound: p < {FOUND:g}; sampling ends there. {_missed_note(bugs)}\n\n"
-        + markdown_table(["bug", "rule", "trees", "processors", "samples", "p", "total variation", "found"],
-                         [[str(result["bug"]), *_row(result)[:-1], _found(result)] for result in bugs])
+        + f"\n{smallest}\n"
+        + _bugs_report(bugs)
         + (f"\nStill to come: {', '.join(data['pending'])}.\n" if data["pending"] else "")
         + f"\nSeeds {data['seed']} to {data['seed'] + data['batches'] - 1}, one per batch; load average "
         f"{data['load_average']} before, {data['load_average_after']} after"
@@ -184,6 +187,15 @@ def report(data: dict[str, Any]) -> str:
         + ". "
         + settings_lines(data)
     )  # fmt: skip
+
+
+def _bugs_report(bugs: list[dict[str, Any]]) -> str:
+    if not bugs:
+        return ""
+    columns = ["bug", "rule", "trees", "processors", "samples", "p", "total variation", "found"]
+    return f"\n## Planted bugs\n\nFound: p < {FOUND:g}; sampling ends there. {_missed_note(bugs)}\n\n" + markdown_table(
+        columns, [[str(result["bug"]), *_row(result)[:-1], _found(result)] for result in bugs]
+    )
 
 
 def _row(result: dict[str, Any]) -> list[str]:
@@ -238,8 +250,9 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     console, models = Console(), tiny_models()
-    cases = planted_bugs() + right_cases() + (more_cases() if args.more else [])
-    state = _State(args.output, [case.name for case in cases], args)
+    cases = head_cases() if args.heads else planted_bugs() + right_cases() + (more_cases() if args.more else [])
+    output = args.output or RESULTS / "joint_distribution" / ("heads.json" if args.heads else "joint_distribution.json")
+    state = _State(output, [case.name for case in cases], args)
     gc.freeze()  # The libraries' objects, or every collection would go through them all.
     with progress_bar(console) as progress:
         task = progress.add_task("all cases", total=len(cases), completed=0)
@@ -258,5 +271,6 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--batches", type=int, default=100)
     options.add_argument("--rows", type=int, default=2000)
     options.add_argument("--more", action="store_true", help="try the rules on more sampling schemes of trees")
-    options.add_argument("--output", type=Path, default=RESULTS / "joint_distribution" / "joint_distribution.json")
+    options.add_argument("--heads", action="store_true", help="only draft heads, with prompts of two lengths and min-p")
+    options.add_argument("--output", type=Path)
     return options.parse_args()

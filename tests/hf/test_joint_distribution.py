@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.joint_distribution import run as joint_distribution
-from benchmarks.joint_distribution.cases import PLAIN, WARPED, InNumpy, kary
+from benchmarks.joint_distribution.cases import PLAIN, WARPED, InNumpy, exact_distribution, kary
+from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.run import (
     FOUND,
     Case,
     Models,
     count_batch,
     cross_fitted_distance,
-    exact_distribution,
     g_test,
     more_cases,
     planted_bugs,
@@ -62,6 +62,13 @@ def test_joint_distribution_is_the_targets(case, models):
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-4
     assert result["block_efficiency"] > 1.1 or case.trees == "merged tables"  # Tables are empty in the first batch.
+
+
+@pytest.mark.parametrize("case", head_cases(), ids=lambda case: case.name)
+def test_heads_draw_rightly_in_ragged_batches(case, models):
+    result = run_case(case, models, num_batches=1, num_rows=1000)
+    assert result["p"] > 1e-4
+    assert case.drafter is None or result["block_efficiency"] > 1.1
 
 
 @pytest.mark.parametrize("case", strong_bugs(), ids=lambda case: case.name)

@@ -1,0 +1,59 @@
+"""Cases of draft heads in batches of prompts of two lengths, with min-p: what an outside test once found suspicious.
+
+The heads have random weights beside the target's own output rows, so that their drafts are accepted in part.
+"""
+
+from typing import Any
+
+import torch
+
+from benchmarks.joint_distribution.cases import MIN_P, PLAIN, PROMPT, RAGGED, VOCAB_SIZE, Case, Models
+from treespec import BestFirst
+from treespec.drafters.heads.dflash import DFlash
+from treespec.drafters.heads.medusa import Medusa
+from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
+from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
+from treespec.policies import StochasticBeam
+from treespec.training.heads import fresh_head, head_sizes
+
+DEPTHS = 2
+
+
+def medusa(models: Models) -> Medusa:
+    """Two heads that are the target's own output rows, disturbed."""
+    rows = models.target.lm_head.weight.detach()
+    noise = torch.Generator().manual_seed(0)
+    heads = [MedusaHead((), rows + 0.3 * torch.randn(rows.shape, generator=noise)) for _ in range(DEPTHS)]
+    return Medusa(MedusaHeads(tuple(heads)))
+
+
+def dspark(models: Models) -> DFlash:
+    """One layer and a Markov bias, fresh for the target."""
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    config = DFlashConfig(
+        **head_sizes(models.target, VOCAB_SIZE, (0, 1)),
+        block_size=DEPTHS,
+        mask_token=0,
+        spans=(Span(),),
+        has_anchor_output=True,
+        markov_rank=4,
+    )
+    head = fresh_head(DFlashHead, config, models.target, torch.arange(VOCAB_SIZE), is_initialised=True)
+    torch.set_rng_state(state)
+    return DFlash(head.eval(), (0, 1))
+
+
+def head_cases() -> list[Case]:
+    """Both heads and transformers' own sampling, each with and without min-p, with one and with two prompts."""
+    settings: list[tuple[Any, Any]] = [(MIN_P, RAGGED), (MIN_P, (PROMPT,)), (PLAIN, RAGGED)]
+    cases = []
+    for options, prompts in settings:
+        for name, policy, make in (
+            ("Medusa, best first", BestFirst(6), medusa),
+            ("DSpark, stochastic beam", StochasticBeam(3, 2), dspark),
+            ("plain sampling", BestFirst(6), None),
+        ):
+            rule = "none" if make is None else "traversal"
+            cases.append(Case(rule, policy, name, options, make, prompts=prompts))
+    return cases
