@@ -17,7 +17,7 @@ from helpers.doc_snippets import DOCS, run_page, run_snippet
 
 import treespec
 from treespec import drafters, policies, verification
-from treespec.cli import app
+from treespec.commands import app
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.training import TrainingConfig, parse_settings
 from treespec.tree import TokenTree

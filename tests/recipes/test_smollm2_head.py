@@ -16,7 +16,7 @@ from benchmarks.heads.overlap import shared, word_runs
 from recipes.smollm2_head import build, build_openings, build_talk, code, passages
 from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import QUARTERS, draw_new
-from treespec.cli import app
+from treespec.commands import app
 from treespec.training import TrainingConfig, parse_settings
 from treespec.training.text.chat import read_prompts
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import treespec
 from benchmarks.common.settings import settings as benchmark_settings
-from treespec.cli import _command, app, main
+from treespec.commands import app, main
+from treespec.commands.console import command_line
 from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.training import TrainingConfig, parse_settings, train
@@ -155,7 +156,7 @@ def test_a_kind_given_by_set_is_used_everywhere(folders):
 
 
 def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     model, names = tiny_llama(vocab_size=VOCAB, num_layers=3), {"treespec": treespec}
     monkeypatch.chdir(folders)
     monkeypatch.setattr(treespec, "shipped_head", lambda _: Path("runs/dflash/drafter"))
@@ -186,5 +187,5 @@ def test_a_device_that_does_not_exist_is_named(folders, name):
 def test_the_recorded_command_names_no_folders(monkeypatch):
     given = ["treespec", "train", "/home/me/model", "--out=/home/me/runs/a/", "--texts", "one=/data/x=y/z", "runs/b"]
     monkeypatch.setattr("sys.argv", given)
-    for recorded in (_command(), benchmark_settings()["command"]):
+    for recorded in (command_line(), benchmark_settings()["command"]):
         assert recorded.split()[-5:] == ["model", "--out=a", "--texts", "one=z", "runs/b"]

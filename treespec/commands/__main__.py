@@ -1,0 +1,5 @@
+"""`python -m treespec.commands`."""
+
+from treespec.commands import main
+
+main()

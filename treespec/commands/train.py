@@ -1,0 +1,114 @@
+"""`treespec train` and `treespec export`: a drafter from text that the target wrote."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from treespec.commands.console import (
+    CONSOLE,
+    TargetArgument,
+    ThreadsOption,
+    command_line,
+    device_of,
+    progress_bar,
+    use_threads,
+)
+
+if TYPE_CHECKING:
+    from treespec.training.evaluate import Evaluation
+    from treespec.training.loop import Run
+
+NUM_MARKS = 1000  # Of the progress bar.
+
+
+def train(
+    model: TargetArgument,
+    texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the run and the drafter.")],
+    kind: Annotated[str, typer.Option(help="eagle3, dflash or draft_model.")] = "eagle3",
+    minutes: Annotated[float | None, typer.Option(help="Of training; the schedule follows the clock.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of training; default: one pass over the text.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of TrainingConfig, name=value; several times.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The target's features, shared by runs; default: OUT/features.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
+    threads: ThreadsOption = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
+) -> None:
+    """Train a drafter on text that the target wrote. Run the same command again to resume an interrupted run."""
+    import torch
+
+    from treespec.hf.loading.models import load_model, load_tokenizer
+    from treespec.training import TrainingConfig, parse_settings
+    from treespec.training import train as run_training
+    from treespec.training.report import acceptance_table
+    from treespec.training.text.texts import join, read_folder
+
+    use_threads(threads)
+    given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [], kind)
+    config, processor = TrainingConfig(**given), device_of(device)
+    with CONSOLE.status(f"loading {model}"):
+        target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
+        tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
+    torch.nn.Module.to(target, processor)
+    about = {"name": name or model, "command": command_line()}
+    with progress_bar() as progress:
+        callbacks = _callbacks(progress, int(written.lengths.clamp(max=config.max_length).sum()))
+        result = run_training(target, written, out, config, features=features, **about, **callbacks)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(result.folder)
+    _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
+    CONSOLE.print("Held-out acceptance:", *acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
+    CONSOLE.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
+
+
+def export(
+    model: TargetArgument,
+    head: Annotated[str, typer.Argument(help="Its trained head: a hub name or a folder.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")],
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    whole: Annotated[
+        bool, typer.Option(help="With the output rows and the embedding, or without those that the target has.")
+    ] = True,
+    markov_rank: Annotated[int | None, typer.Option(min=1, help="A smaller rank for a DSpark head's bias.")] = None,
+) -> None:
+    """Write a complete trained head in the speculators format, for readers that take no weights from the target."""
+    from treespec.hf.loading.models import load_model
+    from treespec.training.export import dtype_of, export_head
+
+    file_dtype = dtype_of(dtype)  # Checked before the model is loaded.
+    export_head(head, load_model(model).eval(), out, file_dtype, whole, markov_rank)
+
+
+def _callbacks(progress: Progress, num_tokens: int) -> dict[str, Any]:
+    """The callbacks of `train`: tokens whose features are read, then the share of the run that is done."""
+    reading = progress.add_task("features read", total=num_tokens)
+    training = progress.add_task("training", total=NUM_MARKS, visible=False)
+
+    def on_step(run: Run) -> None:
+        state = run.progress
+        speed = state.num_tokens / max(state.seconds, 1e-9)
+        loss = next((f", loss {line['loss']:.3f}" for line in reversed(state.log) if "loss" in line), "")
+        text = f"step {state.step}, {speed:.0f} tokens/s{loss}"
+        progress.update(training, completed=int(NUM_MARKS * run.share_done), description=text, visible=True)
+
+    def on_evaluation(evaluation: Evaluation) -> None:
+        progress.console.print(", ".join(f"{k} {v:.3f}" for k, v in evaluation.summary().items()))
+
+    return {"on_tokens": partial(progress.advance, reading), "on_step": on_step, "on_evaluation": on_evaluation}
+
+
+def _draw_curve(result, path: Path, title: str) -> None:
+    with suppress(ImportError):  # Without matplotlib there is no curve.
+        from treespec.viz import plot_training
+
+        plot_training(result.progress.log, result.evaluation.acceptance, path, title)
