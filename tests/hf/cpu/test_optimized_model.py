@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import warnings
 
 import pytest
@@ -15,29 +16,39 @@ from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
 from treespec.hf.cpu import native
 from treespec.hf.cpu import optimized_model as module
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels
-from treespec.hf.cpu.native import NativeError, NativeLinear, native_linear
+from treespec.hf.cpu.native import NativeError, NativeLinear, int8_linear, native_linear
 
 FIRST_TIMES = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """A folder with the compiled product; a source that a compiler refuses is a failure, and no reason to skip."""
+def compiled(tmp_path_factory):
+    """A folder with the compiled product, or why there is none; a source that a compiler refuses is a failure."""
     try:
         native.find_compiler()
     except NativeError as error:
-        pytest.skip(str(error))
+        return str(error)
     folder = tmp_path_factory.mktemp("native")
     native_linear(folder)
     return folder
 
 
+@pytest.fixture
+def library(compiled):
+    if isinstance(compiled, str):
+        pytest.skip(compiled)
+    return compiled
+
+
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The user's cache folder, and one round of measurement."""
+def folder(tmp_path, monkeypatch, compiled):
+    """The user's cache folder with the compiled product, and one round of measurement."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "NUM_ROUNDS", 1)
-    return tmp_path / "treespec" / "optimize"
+    folder = tmp_path / "treespec" / "optimize"
+    if not isinstance(compiled, str):
+        shutil.copytree(compiled, folder)
+    return folder
 
 
 @pytest.fixture
@@ -81,10 +92,11 @@ def test_inputs_may_be_strided_and_weights_may_change(layers, name, library):
     assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
 
 
+@pytest.mark.parametrize("product", [native_linear, int8_linear])
 @torch.no_grad()
-def test_native_rows_do_not_depend_on_their_number(layers, library):
+def test_native_rows_do_not_depend_on_their_number(layers, library, product):
     inputs = torch.randn(64, 24)
-    use(layers, kernels(torch.float32, library)["native"])
+    use(layers, product(library))
     whole = layers(inputs)
     assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))
 
@@ -232,6 +244,22 @@ def test_bfloat16_is_the_user_s_choice_and_leaves_the_head(folder):
     assert Rounded().pack(model.lm_head.weight).dtype == torch.bfloat16
 
 
+@torch.no_grad()
+def test_int8_weights_are_rounded_to_a_scale_per_output(library):
+    layer, inputs = nn.Linear(24, 50), torch.randn(5, 24)
+    layer.weight[3] = 0
+    layer.weight[4] *= 1000
+    scales = layer.weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    expected = nn.functional.linear(inputs, (layer.weight / scales).round() * scales, layer.bias)
+    plain = layer(inputs)
+    with treespec.optimize(layer, dtype=torch.int8) as optimized:
+        outputs = layer(inputs)
+        assert set(optimized.plan.choices.values()) == {"int8"}
+    assert torch.allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(outputs, plain, rtol=1e-5, atol=1e-6)
+    assert layer(inputs).equal(plain)
+
+
 def test_what_optimize_cannot_serve_is_refused(layers):
     with pytest.raises(UnsupportedModelError, match="no nn"):
         treespec.optimize(nn.Conv1d(4, 4, 1))
@@ -240,7 +268,7 @@ def test_what_optimize_cannot_serve_is_refused(layers):
     with pytest.raises(ConfigError, match="a model or a head"):
         treespec.optimize("model")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="dtype"):
-        treespec.optimize(layers, dtype=torch.int8)
+        treespec.optimize(layers, dtype=torch.float16)
     with pytest.raises(ConfigError, match="compile"):
         treespec.optimize(torch.compile(layers))  # pyright: ignore[reportArgumentType]
 

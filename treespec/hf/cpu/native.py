@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 from torch import Tensor
 
 from treespec.errors import TreespecError
@@ -37,10 +37,12 @@ class NativeLinear:
         NativeError: it cannot be compiled or loaded here.
     """
 
+    _function = "treespec_linear"
+
     def __init__(self, folder: Path) -> None:
         self._library = _load(folder)
         self._library.treespec_columns.restype = ctypes.c_int64
-        self._linear = self._library.treespec_linear
+        self._linear = getattr(self._library, self._function)
         self._linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
         self._linear.restype = None
         self._columns = int(self._library.treespec_columns())
@@ -61,10 +63,32 @@ class NativeLinear:
         return outputs.view(*inputs.shape[:-1], num_outputs)
 
 
+class Int8Linear(NativeLinear):
+    """The same with weights rounded to 8 bits, symmetric, one scale per output; inputs, sums and outputs are float32.
+
+    It reads a quarter of the bytes. Rows do not depend on how many there are here either.
+    """
+
+    _function = "treespec_linear_int8"
+
+    def pack(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
+        """Per panel the weights as int8 and, behind them, the bytes of their outputs' float32 scales."""
+        scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        panels = super().pack((weight / scales).round()).to(torch.int8)
+        factors = super().pack(scales).view(len(panels), -1)
+        return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)
+
+
 @functools.cache
 def native_linear(folder: Path) -> NativeLinear:
     """The product, compiled once per machine into `folder`; raises `NativeError`."""
     return NativeLinear(folder)
+
+
+@functools.cache
+def int8_linear(folder: Path) -> Int8Linear:
+    """The product with 8-bit weights; see `native_linear`."""
+    return Int8Linear(folder)
 
 
 def _load(folder: Path) -> ctypes.CDLL:

@@ -25,13 +25,14 @@ from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Kernel, Rounded, exact_kernels, fast_linears
-from treespec.hf.cpu.native import processor
+from treespec.hf.cpu.native import int8_linear, processor
 
 FORMAT = 1
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 """The largest difference from the plain layers that counts as rounding, in units of the outputs' largest one."""
 NUM_ROUNDS = 3
 CLEAR_GAIN = 0.9
+_ROUNDED = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
 MOST_BYTES = 1 << 30
 """Weights that are measured, the first layers': more than any processor's cache holds, so that memory is measured."""
 
@@ -95,15 +96,18 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
     Args:
         model: a causal language model, a draft model or a head, with float32 or bfloat16 weights on the CPU. Calls that
             want gradients run as before.
-        dtype: None keeps the weights' own. `torch.bfloat16` rounds weights and inputs of a float32 model's linear
-            layers, its output embedding excepted: the logits become another model's, close to the first's. Rounding is
-            coarse enough for a near-tie to fall differently in passes over one node and over a tree, so greedy texts
-            equal that model's own `generate` less often than in float32. The weights stay as they are.
+        dtype: None keeps the weights' own; the others make a float32 model another one, close to the first. The weights
+            themselves stay as they are. `torch.int8` rounds the weights to 8 bits, one scale per output, and computes
+            in float32: right for heads and draft models, whose rounding costs next to no acceptance and no exactness.
+            `torch.bfloat16` rounds weights and inputs, the output embedding excepted, coarsely enough for a near-tie
+            to fall differently in passes over one node and over a tree: greedy texts equal that model's own `generate`
+            less often than in float32.
         is_remeasured: measure again what is known already, for instance because the machine was busy then.
 
     Raises:
         ConfigError: not a module, an unknown dtype, or a model that `torch.compile` has wrapped.
         UnsupportedModelError: no linear layer that a kernel could serve.
+        NativeError: dtype=torch.int8 without a C++ compiler.
     """
     _check(model, dtype)
     restore(model)
@@ -113,8 +117,8 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
             f"{type(model).__name__} has no nn.Linear with float32 or bfloat16 weights on the CPU whose forward is its "
             "own: optimize serves such models only (undo prepack_linears first)"
         )
-    if dtype == torch.bfloat16 and modules[0].weight.dtype == torch.float32:
-        return _rounded(model, modules)
+    if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
+        return _rounded(model, modules, dtype)
     kernels, missing = exact_kernels(modules[0].weight.dtype, _folder())
     modules = [module for module in modules if module.weight.dtype == modules[0].weight.dtype]
     return OptimizedModel(model, modules, _plan(modules, kernels, missing, is_remeasured), kernels)
@@ -132,18 +136,21 @@ def _check(model: Any, dtype: torch.dtype | None) -> None:
         raise ConfigError(f"optimize expects a model or a head (nn.Module), got {type(model).__name__}")
     if hasattr(model, "_orig_mod"):
         raise ConfigError("optimize expects the model itself, not what torch.compile returned for it")
-    if dtype not in (None, torch.bfloat16, torch.float32):
-        raise ConfigError(f"dtype must be None, torch.float32 or torch.bfloat16, got {dtype}")
+    if dtype not in (None, torch.float32, *_ROUNDED):
+        raise ConfigError(f"dtype must be None, torch.float32, torch.bfloat16 or torch.int8, got {dtype}")
     if dtype == torch.bfloat16 and not torch.backends.mkldnn.is_available():
         raise ConfigError("dtype=torch.bfloat16 needs a PyTorch built with oneDNN")
 
 
-def _rounded(model: nn.Module, modules: Sequence[nn.Linear]) -> OptimizedModel:
-    """bfloat16 for all numbers of rows alike: a token's logits must not depend on how many nodes are scored with it."""
-    # Logits of eight bits would tie: greedy decoding would choose by token id.
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    modules = [module for module in modules if module is not head]
-    return OptimizedModel(model, modules, KernelPlan(dict.fromkeys(NUM_ROWS, "bfloat16")), {"bfloat16": Rounded()})
+def _rounded(model: nn.Module, modules: Sequence[nn.Linear], dtype: torch.dtype) -> OptimizedModel:
+    """One kernel for all numbers of rows: a token's logits must not depend on how many nodes are scored with it."""
+    if dtype == torch.bfloat16:
+        # Logits of eight bits would tie: greedy decoding would choose by token id.
+        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+        modules = [module for module in modules if module is not head]
+    name = _ROUNDED[dtype]
+    kernel = Rounded() if dtype == torch.bfloat16 else int8_linear(_folder())
+    return OptimizedModel(model, modules, KernelPlan(dict.fromkeys(NUM_ROWS, name)), {name: kernel})
 
 
 def _plan(
