@@ -74,12 +74,20 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
 
 
 def check_model(model: object) -> None:
-    """Raise `ConfigError` unless this is a model, `UnsupportedModelError` for a prompt-learning adapter."""
+    """Raise `ConfigError` unless this is a model.
+
+    Raises `UnsupportedModelError` for an encoder-decoder model and for a prompt-learning adapter.
+    """
     # Not `PreTrainedModel`: wrappers of one (compiled, adapted) work too.
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigError(
             f"expected a transformers model, got {type(model).__name__}: load it first with "
             "AutoModelForCausalLM.from_pretrained"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder model: only models whose prompt and output are one text, "
+            "decoder-only ones, are served; use its own generate"
         )
     # While PEFT's `generate` runs, the base model's method is replaced by one bound to the wrapper.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
@@ -126,11 +134,27 @@ def num_logits(model: PreTrainedModel) -> int:
     return getattr(head, "out_features", None) or next(head.parameters()).shape[0]
 
 
+def is_multimodal(model: PreTrainedModel) -> bool:
+    """Whether a model reads more than text."""
+    modalities = getattr(model, "input_modalities", "text")
+    return set([modalities] if isinstance(modalities, str) else modalities) != {"text"}
+
+
+def text_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """The modules by name, without those of a multimodal model's towers for images and sounds."""
+    if not is_multimodal(model):
+        return dict(model.named_modules())
+    text = type(model.config.get_text_config())
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    towers = [part for part in parts if not isinstance(part.config.get_text_config(), text)]
+    return dict(model.named_modules(memo={module for tower in towers for module in tower.modules()}))
+
+
 def position_table_size(model: PreTrainedModel) -> int | None:
     """The size of the model's table of learned or precomputed positions; None where they are computed (rope, alibi)."""
     sizes = []
     tokens = model.get_input_embeddings()
-    for name, module in model.named_modules():
+    for name, module in text_modules(model).items():
         is_position = "wpe" in name.rsplit(".", 1)[-1] or "position" in name.rsplit(".", 1)[-1]
         if is_position and isinstance(module, torch.nn.Embedding) and module is not tokens:
             sizes.append(module.num_embeddings - getattr(module, "offset", 0))

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from treespec.hf.attention.mask import TreeAttention
+from treespec.hf.introspect import text_modules
 
 _BIAS_NAMES = ("alibi", "position_bias")
 
@@ -30,7 +31,7 @@ class PositionPatches:
     """The modules of a model that count slots; false when there are none."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        modules = list(model.modules())
+        modules = list(text_modules(model).values())
         self._blocks = _alibi_blocks(model)
         self._windows = [module for module in modules if _has_window(module)]
         self._tempered = [
@@ -137,7 +138,7 @@ def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer blocks of a model that passes them an alibi bias; none for any other model."""
     if not getattr(model.config.get_text_config(), "alibi", True):
         return []
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    stacks = [module for module in text_modules(model).values() if isinstance(module, nn.ModuleList)]
     blocks = [block for stack in stacks for block in stack]
     return [block for block in blocks if _bias_name(inspect.signature(block.forward).parameters) is not None]
 

@@ -28,6 +28,7 @@ from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
+from treespec.hf.models.prompt import PromptInputs
 from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
 
 Output = Tensor | GenerateDecoderOnlyOutput
@@ -68,7 +69,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What transformers hands to a `custom_generate` object: int64 [B, P], bool [B, P], and what it prepared."""
+    """What transformers hands to a `custom_generate` object: int64 [B, P], bool [B, P], and what it prepared.
+
+    `prompt` is there where the model reads more than text.
+    """
 
     model: PreTrainedModel
     input_ids: Tensor
@@ -77,6 +81,7 @@ class Prepared:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     cache: Cache | None
+    prompt: PromptInputs | None = None
 
     @property
     def num_rows(self) -> int:
@@ -98,7 +103,8 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of)
     streamer = options.streamer
     request = Request(
-        prompt_ids=call.input_ids,
+        # Images may have ids outside the vocabulary, which drafters and processors do not know.
+        prompt_ids=call.input_ids.masked_fill(call.input_ids >= target.vocab_size, 0),
         prompt_mask=call.mask,
         stopping=stopping,
         policy=options.policy,
@@ -135,7 +141,8 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
     if call.config.cache_implementation == "static":
         # The whole text, one tree, and the holes of rows that accept different lengths.
         num_slots = int(call.config.max_length or 0) + 2 * options.policy.max_nodes
-    kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "hidden_layers": hidden_layers(drafter)}
+    kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "prompt": call.prompt}
+    kwargs["hidden_layers"] = hidden_layers(drafter)
     if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
         return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
     return make_scorer(call.model, **kwargs)

@@ -20,6 +20,7 @@ from treespec.hf.generation.validate import (
     check_mode,
     check_positions,
     prompt_arguments,
+    prompt_inputs,
     prompt_mask,
 )
 from treespec.hf.introspect import check_model
@@ -112,13 +113,16 @@ class TreeSpeculation:
             check_mode(model, input_ids, generation_config, model_kwargs)
             input_ids = input_ids.long()
             mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
-            check_positions(model_kwargs.get("position_ids"), mask)
+            prompt = prompt_inputs(model, input_ids, model_kwargs)
+            if prompt is None:
+                check_positions(model_kwargs.get("position_ids"), mask)
             if options.streamer is not None:
                 if input_ids.shape[0] > 1:
                     raise UnsupportedModeError(f"a streamer takes one row, the batch has {input_ids.shape[0]}")
                 options.streamer.put(input_ids.cpu())
             cache = model_kwargs.get("past_key_values")
-            call = Prepared(model, input_ids, mask, logits_processor, stopping_criteria, generation_config, cache)
+            prepared = (logits_processor, stopping_criteria, generation_config, cache, prompt)
+            call = Prepared(model, input_ids, mask, *prepared)
             output, result = decode(call, options)
             self.stats, self.steps = result.stats, result.records
             self.total_stats.add(result.stats)

@@ -9,10 +9,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.hf.introspect import check_model, is_multimodal
+from treespec.hf.models.prompt import PromptInputs, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
-_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "cache_params", "use_cache"}
+_CACHE_ARGUMENTS = {"past_key_values", "cache_params"}
+_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"} | _CACHE_ARGUMENTS
 _CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 
 
@@ -66,6 +69,7 @@ def check_mode(
             implementation without row access, model arguments beyond plain text.
         ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
     """
+    check_model(model)
     mode = config.get_generation_mode()
     if config.num_beams not in (None, 1) or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedModeError(
@@ -80,9 +84,17 @@ def check_mode(
             "'dynamic' or 'static'"
         )
     unknown = sorted(name for name, value in model_kwargs.items() if name not in _MODEL_KWARGS and value is not None)
-    if unknown:
+    if unknown and (not is_multimodal(model) or "inputs_embeds" in unknown):
         raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")
     check_ids(model, input_ids)
+
+
+def prompt_inputs(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> PromptInputs | None:
+    """What the pass over the prompt needs where a model reads more than text, else None."""
+    if not is_multimodal(model):
+        return None
+    arguments = {name: value for name, value in model_kwargs.items() if name not in _CACHE_ARGUMENTS}
+    return PromptInputs(input_ids, arguments)
 
 
 def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -129,5 +141,6 @@ def check_ids(model: PreTrainedModel, input_ids: Any) -> None:
         )
     size = model.config.get_text_config().vocab_size
     low, high = int(input_ids.min()), int(input_ids.max())
-    if low < 0 or high >= size:
-        raise ConfigError(f"input_ids hold the id {low if low < 0 else high}, outside the vocabulary of {size} tokens")
+    outside = [id for id in (low, high) if not 0 <= id < size and id not in placeholder_ids(model.config)]
+    if outside:
+        raise ConfigError(f"input_ids hold the id {outside[0]}, outside the vocabulary of {size} tokens")

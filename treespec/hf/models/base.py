@@ -32,13 +32,16 @@ class ModelScorer:
         has_last_logits_only: bool,
     ) -> Scores:
         """One pass of the model or its compiled form; `inputs`: tokens, cache and mask by its arguments' names."""
-        options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if "position_ids" in self.facts.arguments:
-            options["position_ids"] = position_ids
+            inputs = {**inputs, "position_ids": position_ids}
+        return self._call(forward, inputs, has_last_logits_only)
+
+    def _call(self, forward: Callable[..., Any], inputs: dict[str, Any], has_last_logits_only: bool) -> Scores:
+        options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if has_last_logits_only and "logits_to_keep" in self.facts.arguments:
             options["logits_to_keep"] = 1
         if self.hidden_layers:
             options["output_hidden_states"] = True
         with evaluation_mode(self.facts.model):
-            output = forward(**inputs, **options)
+            output = forward(**inputs | options)
         return Scores(output.logits, pick_layers(output, self.hidden_layers))

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
-from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts
+from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
@@ -24,10 +24,14 @@ _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
 class Detection(NamedTuple):
-    """What a model can verify, and why not trees (empty when it can)."""
+    """What a model can verify, and why not trees (empty when it can).
+
+    `has_prefix`: the prompt's tokens attend each other in both directions (PaliGemma), as a passage of its own.
+    """
 
     capability: Capability
     reason: str
+    has_prefix: bool = False
 
 
 _detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
@@ -91,16 +95,26 @@ def _warn(facts: ModelFacts, message: str) -> None:
 
 @contextmanager
 def undisturbed(facts: ModelFacts) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; training flags and random states as before outside."""
+    """Evaluation mode and no gradients inside; training flags and random states as before outside.
+
+    So is what a model with M-RoPE keeps from prompt to prompt: how far images move the positions of the text after.
+    """
     devices = [facts.device] if facts.device.type == "cuda" else []
+    kept = {module: module.rope_deltas for module in facts.model.modules() if hasattr(module, "rope_deltas")}
     with torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
-        yield
+        for module in kept:
+            module.rope_deltas = None
+        try:
+            yield
+        finally:
+            for module, deltas in kept.items():
+                module.rope_deltas = deltas
 
 
 def _probe(facts: ModelFacts) -> Detection:
-    _check_causal(facts)
+    has_prefix = _looks_ahead(facts)
     if not keeps_states(facts.model):
-        return Detection(Capability.TREE, "")
+        return Detection(Capability.TREE, "", has_prefix)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
@@ -115,25 +129,22 @@ def _probe(facts: ModelFacts) -> Detection:
     return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({kinds})")
 
 
-def _check_causal(facts: ModelFacts) -> None:
+def _looks_ahead(facts: ModelFacts) -> bool:
+    """Whether a token changes the logits before it; raises for a text model that does, and for one without a head."""
     name, model = facts.name, facts.model
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} is an encoder-decoder model: only decoder-only causal models are served")
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no language modelling head: load it with AutoModelForCausalLM")
     _ = facts.cache_argument  # Raises where there is none.
-    if _looks_ahead(facts):
-        raise UnsupportedModelError(f"{name} attends in both directions: if it can, load it with is_decoder=True")
-
-
-def _looks_ahead(facts: ModelFacts) -> bool:
-    """Whether a token changes the logits before it (`is_decoder` does not say: causal gpt_neox has it False)."""
+    # `is_decoder` does not say: causal gpt_neox has it False.
     last = torch.tensor([[3], [4]], device=facts.device) % facts.config.vocab_size
     ids = torch.cat([_probe_ids(facts, 1, 4).expand(2, -1), last], dim=1)
     logits = facts.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     # The rows share one pass, but mixtures of experts sum them in another order: a rounding difference is allowed.
     rounding = 0.01 if facts.dtype in (torch.float32, torch.float64) else 0.1
-    return bool((logits[0] - logits[1]).abs().max() > rounding * logits.std())
+    looks_ahead = bool((logits[0] - logits[1]).abs().max() > rounding * logits.std())
+    if looks_ahead and not is_multimodal(model):
+        raise UnsupportedModelError(f"{name} attends in both directions: if it can, load it with is_decoder=True")
+    return looks_ahead
 
 
 def _probe_ids(facts: ModelFacts, num_rows: int, length: int) -> Int[Tensor, "B L"]:

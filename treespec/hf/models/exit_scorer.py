@@ -10,6 +10,7 @@ the two parts hold different nodes, so each has its own `SlotCache` over its lay
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from treespec.hf.attention.mask import TreeAttention
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.layers import SplitLayers
+from treespec.hf.models.prompt import PromptInputs, ReadPrompt
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
@@ -32,7 +34,7 @@ class ExitScorer(TreeScorer):
     """A `TreeScorer` with an exit, see `EarlyExitScorer`.
 
     Args:
-        model, cache, hidden_layers: see `TreeScorer`.
+        model, cache, prompt, hidden_layers: see `TreeScorer`.
         exit_layer: k, how many layers draft.
 
     Raises:
@@ -47,9 +49,10 @@ class ExitScorer(TreeScorer):
         exit_layer: int,
         *,
         cache: Cache | None = None,
+        prompt: PromptInputs | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> None:
-        super().__init__(model, cache=cache, hidden_layers=hidden_layers)
+        super().__init__(model, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
         self.exit_layer = exit_layer
         self._layers = SplitLayers(self.facts.model, exit_layer)
         within = [layer for layer in hidden_layers if 0 < layer % (self._layers.num_layers + 1) < exit_layer]
@@ -66,8 +69,9 @@ class ExitScorer(TreeScorer):
         cache.layers += [DynamicLayer() for _ in range(missing)]  # Layers without tokens yet.
         if missing < 0 or any(isinstance(layer, StaticLayer) for layer in cache.layers):
             raise UnsupportedModelError("an early exit needs a growing cache with one layer for each of the model's")
-        self._early.adopt(cache.layers[: self.exit_layer], slots.mask, lengths)
-        self._late.adopt(cache.layers[self.exit_layer :], slots.mask, lengths)
+        exit_logits_differ = self._read and replace(self._read, last_logits=None)
+        self._early.adopt(cache.layers[: self.exit_layer], slots.mask, lengths, exit_logits_differ)
+        self._late.adopt(cache.layers[self.exit_layer :], slots.mask, lengths, self._read)
         return states
 
     def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
@@ -120,8 +124,11 @@ class _Part(TreeScorer):
         super().__init__(model, hidden_layers=hidden_layers)
         self._layers = layers
 
-    def adopt(self, layers: list[Any], slot_mask: Bool[Tensor, "B S"], lengths: list[int]) -> None:
+    def adopt(
+        self, layers: list[Any], slot_mask: Bool[Tensor, "B S"], lengths: list[int], read: ReadPrompt | None
+    ) -> None:
         """Continue from filled cache layers."""
+        self._read = read
         self._slots = SlotCache(Cache(layers=layers), slot_mask, list(lengths))
         self._drop_pending(len(lengths))
 

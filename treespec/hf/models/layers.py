@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.introspect import text_modules
 
 
 class SplitLayers:
@@ -85,7 +86,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The outermost list of modules as long as the configuration's layers; `UnsupportedModelError` if there is none."""
     text = model.config.get_text_config()
     count = getattr(text, "num_hidden_layers", None)
-    for module in model.modules():
+    for module in text_modules(model).values():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise UnsupportedModelError(f"{type(model).__name__} has no list of its {count} decoder layers: no early exit")

@@ -14,6 +14,7 @@ from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import detect, keeps_states, warn_of_dynamic_int8, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
+from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.selfcheck import Candidate, check_once, self_check
 from treespec.hf.models.tree_scorer import TreeScorer
@@ -29,6 +30,7 @@ def make_scorer(
     *,
     cache: Cache | None = None,
     max_cache_len: int | None = None,
+    prompt: PromptInputs | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> AnyScorer:
     """The scorer that fits a model.
@@ -37,7 +39,7 @@ def make_scorer(
     they differ the scorer's capability is less, and a `TreespecWarning` says so once.
 
     Args:
-        model, cache, max_cache_len, hidden_layers: see `TreeScorer`.
+        model, cache, max_cache_len, prompt, hidden_layers: see `TreeScorer`.
 
     Raises:
         ConfigError: not a model.
@@ -52,6 +54,8 @@ def make_scorer(
         warn_once(facts, detection)
         if is_static or (cache is not None and is_filled(cache)):
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
+        if prompt is not None and prompt.has_features:
+            raise UnsupportedModelError(f"{facts.name} keeps a state: it takes text only, no images or sounds")
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
     plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
     candidates: list[Candidate] = [
@@ -65,7 +69,12 @@ def make_scorer(
             "cache_implementation='static'"
         )
     return TreeScorer(
-        facts, capability=found.capability, cache=cache, max_cache_len=max_cache_len, hidden_layers=hidden_layers
+        facts,
+        capability=found.capability,
+        cache=cache,
+        max_cache_len=max_cache_len,
+        prompt=prompt,
+        hidden_layers=hidden_layers,
     )
 
 
@@ -75,12 +84,13 @@ def make_exit_scorer(
     *,
     cache: Cache | None = None,
     max_cache_len: int | None = None,
+    prompt: PromptInputs | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> ExitScorer:
     """An `ExitScorer` of a model that is found to split rightly, which is measured at its first use with this exit.
 
     Args:
-        model, exit_layer, cache, hidden_layers: see `ExitScorer`. A model from `torch.compile` runs uncompiled.
+        model, exit_layer, cache, prompt, hidden_layers: see `ExitScorer`. A model from `torch.compile` runs uncompiled.
         max_cache_len: must be None.
 
     Raises:
@@ -100,7 +110,7 @@ def make_exit_scorer(
         if found.capability != Capability.TREE:
             raise UnsupportedModelError(f"{facts.name} cannot leave out layers ({found.reason}): use another drafter")
         known.add(key)
-    return ExitScorer(facts, exit_layer, cache=cache, hidden_layers=hidden_layers)
+    return ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
 
 
 class _DraftsFirst(ExitScorer):

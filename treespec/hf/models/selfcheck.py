@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError
 from treespec.hf.attention.folded import plain_implementation
-from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.models.capability import Detection, undisturbed, warn_once
+from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
+from treespec.hf.models.capability import Detection, detect, undisturbed, warn_once
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8
@@ -132,13 +132,13 @@ def _tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"]:
 def _tolerance(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     model = facts.model
     ids = torch.cat([prompt, _tokens(facts, NUM_CONTINUED, seed=1)], dim=1)
-    plain = model(input_ids=ids, use_cache=False).logits[0, -NUM_CONTINUED:]
+    plain = _plain_logits(facts, ids, prompt.shape[1])[0]
     if plain.isnan().any():
         raise LogitsError(f"{facts.name} gives NaN logits for a plain pass: check its weights and its dtype")
     cache = model(input_ids=prompt, use_cache=True).past_key_values
     cached = model(input_ids=ids[:, -NUM_CONTINUED:], past_key_values=cache, use_cache=True).logits[0]
     least = LEAST_TOLERANCE.get(plain.dtype, LEAST_TOLERANCE[torch.bfloat16])
-    return min(max(OWN_DIFFERENCE_FACTOR * float(_difference(cached, plain)), least), LARGEST_TOLERANCE)
+    return min(max(OWN_DIFFERENCE_FACTOR * float(largest_difference(cached, plain)), least), LARGEST_TOLERANCE)
 
 
 def _largest_error(
@@ -150,14 +150,21 @@ def _largest_error(
     for seed, (parents, path) in enumerate(rounds):
         tokens = _tokens(facts, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
-        for row_path, plain in _path_logits(facts.model, committed, tokens, parents):
-            worst = torch.maximum(worst, _difference(logits[row_path], plain).cpu())
+        for row_path, plain in _path_logits(facts, prompt.shape[1], committed, tokens, parents):
+            worst = torch.maximum(worst, largest_difference(logits[row_path], plain).cpu())
         scorer.commit([path])
         committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
     return float(worst)
 
 
-def _difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L V"]) -> Float[Tensor, ""]:
+def root_tolerance(facts: ModelFacts) -> float:
+    """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
+    known = [result.tolerance for result in _results.get(facts.model, {}).values()]
+    least = LEAST_TOLERANCE.get(facts.dtype, LEAST_TOLERANCE[torch.bfloat16])
+    return min(OWN_DIFFERENCE_FACTOR * max([*known, least]), LARGEST_TOLERANCE)
+
+
+def largest_difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L V"]) -> Float[Tensor, ""]:
     """The largest node's difference, NaN where there is any; the spread is that of the tokens that are not forbidden.
 
     A model forbids tokens by infinities or its dtype's least number.
@@ -169,7 +176,11 @@ def _difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L V"]) ->
 
 
 def _path_logits(
-    model: PreTrainedModel, committed: Int[Tensor, "1 P"], tokens: Int[Tensor, "1 N"], parents: Sequence[int]
+    facts: ModelFacts,
+    num_prompt: int,
+    committed: Int[Tensor, "1 P"],
+    tokens: Int[Tensor, "1 N"],
+    parents: Sequence[int],
 ) -> list[tuple[list[int], Tensor]]:
     """The paths to all leaves (of one depth) with the logits [L, V] of their nodes, by one uncached pass."""
     paths = []
@@ -179,5 +190,18 @@ def _path_logits(
             path.insert(0, parents[path[0]])
         paths.append(path)
     ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths)]], dim=1)
-    logits = model(input_ids=ids, use_cache=False).logits[:, committed.shape[1] :]
+    logits = _plain_logits(facts, ids, num_prompt)[:, committed.shape[1] - num_prompt :]
     return list(zip(paths, logits, strict=True))
+
+
+def _plain_logits(facts: ModelFacts, ids: Int[Tensor, "B L"], num_prompt: int) -> Float[Tensor, "B M V"]:
+    """Logits after the tokens that follow the prompt, by one uncached pass.
+
+    Where a prompt attends itself in both directions this would take all for the prompt: there token by token.
+    """
+    model = facts.model
+    if not (is_multimodal(model) and detect(facts).has_prefix):
+        return model(input_ids=ids, use_cache=False).logits[:, num_prompt:]
+    cache = model(input_ids=ids[:, :num_prompt], use_cache=True).past_key_values
+    steps = ids[:, num_prompt:].split(1, dim=1)
+    return torch.cat([model(input_ids=token, past_key_values=cache, use_cache=True).logits for token in steps], dim=1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -23,6 +23,8 @@ from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
+from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
+from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
@@ -41,6 +43,7 @@ class TreeScorer(ModelScorer):
         cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
             and keep all tokens. An empty one is ignored.
         max_cache_len: slots of a static cache; None for a growing one.
+        prompt: what the first `prefill` reads in place of its ids, and one token more: a prompt with images or sounds.
         hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
 
     Raises:
@@ -56,6 +59,7 @@ class TreeScorer(ModelScorer):
         capability: Capability = Capability.TREE,
         cache: Cache | None = None,
         max_cache_len: int | None = None,
+        prompt: PromptInputs | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> None:
         super().__init__(model, capability, hidden_layers)
@@ -64,6 +68,7 @@ class TreeScorer(ModelScorer):
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
+        self._prompt, self._read = prompt, None
         self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
@@ -87,27 +92,30 @@ class TreeScorer(ModelScorer):
 
         Raises:
             ContextFullError: the prompt is longer than the position table or the static cache.
-            UnsupportedModelError: a given cache is not one of a prefix of the prompt.
+            UnsupportedModelError: a given cache is not one of a prefix of the prompt; see also `drop_last_token`.
         """
         num_rows = ids.shape[0]
         rows: list[list[bool]] = mask.tolist()
         lengths = [sum(row) for row in rows]
         self._check_positions(max(lengths, default=0))
         given, self._given_cache = self._given_cache, None
+        prompt, self._prompt, self._read = self._prompt, None, None
         num_cached, start = 0, 0
         if given is not None:
             num_cached = _cached_prefix(given, ids)
             use_growing_layers(given)
-        else:  # Padding that all rows share need not be computed.
+        elif prompt is None:  # Padding that all rows share need not be computed.
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
         cache = self._empty_cache(num_rows) if given is None else given
         self._drop_pending(num_rows)
         self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
-        self._slots.append(ids.shape[1])
+        self._slots.append(ids.shape[1] + (prompt is not None))
         states: HiddenStates = {}
-        if ids.shape[1] > num_cached:
+        if prompt is not None:
+            states = self._read_prompt(prompt, mask, num_cached)
+        elif ids.shape[1] > num_cached:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, num_cached:]
             attention = TreeAttention(None if is_full else mask.long(), positions)
             states = self._forward(ids[:, num_cached:], attention, is_prefill=True).hidden_states
@@ -133,7 +141,11 @@ class TreeScorer(ModelScorer):
         slots.append(num_new)
         self._parents = pending
         with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
-            return self._forward(tokens, attention)
+            scores = self._forward(tokens, attention)
+        if self._read is not None and self._read.last_logits is not None:
+            self._check_root(scores.logits[:, 0], self._read.last_logits)
+            self._read = replace(self._read, last_logits=None)
+        return scores
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -143,6 +155,8 @@ class TreeScorer(ModelScorer):
     @torch.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
         self._state.select_rows(rows)
+        if self._read is not None:
+            self._read = self._read.select_rows(torch.tensor(list(rows), device=self.device))
         if self._parents.shape[1]:
             self._parents = self._parents[torch.tensor(list(rows), device=self._parents.device)]
 
@@ -187,11 +201,31 @@ class TreeScorer(ModelScorer):
 
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
+        positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
         if is_prefill or self.facts.forward is not self.facts.model:
             forward = self.facts.model if is_prefill else self.facts.forward
-            return self._run(forward, inputs, attention.position_ids, is_prefill)
+            return self._run(forward, inputs, positions, is_prefill)
         with self._folded.running():
-            return self._run(self.facts.model, inputs, attention.position_ids, is_prefill)
+            return self._run(self.facts.model, inputs, positions, is_prefill)
+
+    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
+        """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
+        cache = self._state.cache
+        inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
+        scores = self._call(self.facts.model, inputs, has_last_logits_only=True)
+        drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
+        self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
+        return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
+
+    def _check_root(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
+        """Raise `UnsupportedModelError` where the prompt's last token, read as text, says something else than before."""
+        difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"{self.facts.name} cannot continue this prompt by trees: its last token, read again as text, has "
+                f"logits that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must "
+                "end in text"
+            )
 
     def _check_shape(self, parents: Int[Tensor, "B N"], num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""

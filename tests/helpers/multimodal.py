@@ -1,0 +1,323 @@
+"""Tiny random multimodal models, built from configuration classes alone, and prompts with images or sounds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from helpers.zoo import MIN_LOGIT_STD, WINDOW
+from transformers import AutoConfig, AutoModelForMultimodalLM, PreTrainedModel
+
+VOCAB_SIZE = 96
+START, END, MEDIA, VIDEO, OTHER = 90, 91, 92, 93, 94
+FIRST_SPECIAL = 88
+"""Texts have smaller ids."""
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_TOWER: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.2,
+}
+_PIXELS: dict[str, Any] = {"image_size": 8, "patch_size": 4}
+
+
+def _noise(*shape: int, seed: int = 5) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Multimodal:
+    """One architecture.
+
+    Attributes:
+        model_type: transformers' name.
+        text: what the text part's configuration needs beside the common sizes, its type included.
+        vision: that of the tower, which may be for sounds.
+        options: of the whole configuration.
+        num_tokens: how many placeholders an image or a sound has.
+        features: (number of images in all rows) to the arguments of `generate` that hold them.
+        token_types: the name of the argument that says for every token of the prompt whether it is an image.
+        tower: the tower's name in the configuration.
+    """
+
+    model_type: str
+    text: Mapping[str, Any] | None
+    vision: Mapping[str, Any]
+    options: Mapping[str, Any]
+    num_tokens: int
+    features: Callable[[int], dict[str, torch.Tensor]] = lambda count: {"pixel_values": _noise(count, 3, 8, 8)}
+    token_types: str = ""
+    tower: str = "vision_config"
+    attentions: tuple[str, ...] = field(default=("sdpa",))
+
+    def __str__(self) -> str:
+        return self.model_type
+
+
+def _patches(count: int, size: int, **extra: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Images of 4 x 4 patches, as Qwen's processors cut them."""
+    return {
+        "pixel_values": _noise(count * 16, size),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]).expand(count, -1),
+        **extra,
+    }
+
+
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
+_QWEN_IDS = {
+    "image_token_id": MEDIA,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
+_QWEN_TOWER = {
+    "depth": 2,
+    "num_heads": 2,
+    "patch_size": 4,
+    "temporal_patch_size": 1,
+    "spatial_merge_size": 2,
+    "initializer_range": 0.2,
+}
+_CLIP = _TOWER | _PIXELS | {"model_type": "clip_vision_model", "projection_dim": 16}
+_SIGLIP = _TOWER | _PIXELS | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48}
+
+FAMILIES: tuple[Multimodal, ...] = (
+    Multimodal(
+        "qwen2_vl",
+        _MROPE,
+        _QWEN_TOWER | {"embed_dim": 16, "hidden_size": 32},
+        _QWEN_IDS,
+        4,
+        lambda count: _patches(count, 48),
+        "mm_token_type_ids",
+    ),
+    Multimodal(
+        "qwen2_5_vl",
+        _MROPE,
+        _QWEN_TOWER
+        | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "window_size": 16}
+        | {"fullatt_block_indexes": [1]},
+        _QWEN_IDS,
+        4,
+        lambda count: _patches(count, 48),
+        "mm_token_type_ids",
+    ),
+    Multimodal(
+        "qwen3_vl",
+        {"head_dim": 8, **_MROPE},
+        _QWEN_TOWER
+        | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_position_embeddings": 16}
+        | {"deepstack_visual_indexes": [0, 1]},
+        _QWEN_IDS,
+        4,
+        lambda count: _patches(count, 48),
+        "mm_token_type_ids",
+    ),
+    Multimodal("llava", {"model_type": "llama"}, _CLIP, {"image_token_index": MEDIA, "image_seq_length": 4}, 4),
+    Multimodal(
+        "llava_next",
+        {"model_type": "mistral", "sliding_window": WINDOW},
+        _CLIP,
+        {"image_token_index": MEDIA, "image_grid_pinpoints": [[8, 16], [16, 8]]},
+        14,
+        lambda count: {"pixel_values": _noise(count, 3, 3, 8, 8), "image_sizes": torch.tensor([[8, 16]] * count)},
+    ),
+    Multimodal(
+        "gemma3",
+        _MIXED | {"query_pre_attn_scalar": 8},
+        _SIGLIP,
+        {"image_token_index": MEDIA, "boi_token_index": START, "eoi_token_index": END, "mm_tokens_per_image": 4},
+        4,
+        token_types="token_type_ids",
+    ),
+    Multimodal(
+        "paligemma",
+        {"model_type": "gemma", "head_dim": 8},
+        _SIGLIP | {"projection_dim": 32},
+        {"image_token_index": VOCAB_SIZE, "projection_dim": 32, "hidden_size": 32, "vocab_size": VOCAB_SIZE},
+        4,
+        token_types="token_type_ids",
+    ),
+    Multimodal(
+        "mistral3",
+        {"model_type": "mistral", "sliding_window": None, "head_dim": 8},
+        _TOWER | {"model_type": "pixtral", "head_dim": 8, "image_size": 16, "patch_size": 4},
+        {"image_token_index": MEDIA, "spatial_merge_size": 2},
+        4,
+        lambda count: {"pixel_values": _noise(count, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]] * count)},
+    ),
+    Multimodal(
+        "llama4",
+        _EXPERTS
+        | {
+            "head_dim": 8,
+            "attention_chunk_size": WINDOW,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+        },
+        _TOWER
+        | {"image_size": 16, "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32}
+        | {"projector_output_dim": 32, "intermediate_size": 64},
+        {"image_token_index": MEDIA, "boi_token_index": START, "eoi_token_index": END},
+        4,
+        lambda count: {"pixel_values": _noise(count, 3, 16, 16)},
+    ),
+    Multimodal(
+        "idefics3",
+        {"model_type": "llama"},
+        _TOWER | {"image_size": 16, "patch_size": 4},
+        {"image_token_id": MEDIA, "scale_factor": 2},
+        4,
+        lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
+    ),
+    Multimodal(
+        "smolvlm",
+        {"model_type": "llama"},
+        _TOWER | {"image_size": 16, "patch_size": 4},
+        {"image_token_id": MEDIA, "scale_factor": 2},
+        4,
+        lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
+    ),
+    Multimodal(
+        "internvl",
+        {"model_type": "qwen2"},
+        _TOWER | {"image_size": [16, 16], "patch_size": [4, 4]},
+        {"image_token_id": MEDIA, "image_seq_length": 4},
+        4,
+        lambda count: {"pixel_values": _noise(count, 3, 16, 16)},
+    ),
+    Multimodal(
+        "aya_vision",
+        {"model_type": "cohere2", "logit_scale": 1.0, **_MIXED},
+        _SIGLIP | {"image_size": 16},
+        {"image_token_index": MEDIA},
+        4,
+        lambda count: {"pixel_values": _noise(count, 3, 16, 16)},
+    ),
+    Multimodal(
+        "qwen2_audio",
+        {"model_type": "qwen2"},
+        {
+            "model_type": "qwen2_audio_encoder",
+            "d_model": 16,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 24,
+            "num_mel_bins": 8,
+            "max_source_positions": 8,
+        },
+        {"audio_token_index": MEDIA},
+        4,
+        lambda count: {
+            "input_features": _noise(count, 8, 16),
+            "feature_attention_mask": torch.ones(count, 16, dtype=torch.long),
+        },
+        tower="audio_config",
+    ),
+    Multimodal(
+        "ovis2",
+        {"model_type": "qwen2"},
+        _TOWER | _PIXELS | {"vocab_size": 32, "num_visual_indicator_tokens": 5},
+        {"image_token_id": MEDIA, "visual_indicator_token_ids": [83, 84, 85, 86, 87], "hidden_size": 32}
+        | {"vocab_size": VOCAB_SIZE},
+        4,
+    ),
+    Multimodal(
+        "phi4_multimodal",
+        None,
+        _TOWER | {"image_size": 16, "crop_size": 16, "patch_size": 4, "image_token_id": MEDIA},
+        _TEXT
+        | {
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_blocks": 1,
+                "num_attention_heads": 2,
+                "ext_pw_out_channel": 16,
+                "depthwise_separable_out_channel": 16,
+                "nemo_conv_channels": 16,
+                "input_size": 16,
+                "audio_token_id": OTHER,
+            },
+            "original_max_position_embeddings": 256,
+        },
+        13,
+        lambda count: {
+            "image_pixel_values": _noise(count, 2, 3, 16, 16),
+            "image_sizes": torch.tensor([[16, 16]] * count),
+            "image_attention_mask": torch.ones(count, 2, 4, 4, dtype=torch.bool),
+        },
+    ),
+)
+BY_NAME = {family.model_type: family for family in FAMILIES}
+
+
+def build(family: Multimodal, attention: str | None = None) -> PreTrainedModel:
+    """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
+    options = dict(family.options) | {family.tower: dict(family.vision), "tie_word_embeddings": False}
+    if family.text is not None:
+        options["text_config"] = _TEXT | dict(family.text)
+    config = AutoConfig.for_model(family.model_type, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        chosen = attention or family.attentions[0]
+        model = AutoModelForMultimodalLM.from_config(config, attn_implementation=chosen, dtype=torch.float32).eval()
+    model.generation_config.pad_token_id = 0
+    _sharpen(model)
+    return model
+
+
+def prompts(family: Multimodal, num_images: Sequence[int], length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Arguments of `generate`: one row for each number of images, left-padded; each image is followed by some text."""
+    generator = torch.Generator().manual_seed(seed)
+    placeholder = next((family.options[n] for n in _PLACEHOLDERS if n in family.options), MEDIA)
+
+    def text(count: int) -> list[int]:
+        return torch.randint(3, 83, (count,), generator=generator).tolist()
+
+    rows = []
+    for row, count in enumerate(num_images):
+        ids = text(length - 2 * row)
+        for _ in range(count):
+            ids += [START, *[placeholder] * family.num_tokens, END, *text(3)]
+        rows.append(ids)
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if sum(num_images):
+        inputs |= family.features(sum(num_images))
+    if family.token_types:
+        inputs[family.token_types] = (ids == placeholder).long()
+    return inputs
+
+
+_PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_index")
+
+
+@torch.no_grad()
+def _sharpen(model: PreTrainedModel) -> None:
+    """Scale the head so that the logits' standard deviation is at least MIN_LOGIT_STD."""
+    ids = torch.randint(3, 83, (2, 24), generator=torch.Generator().manual_seed(0))
+    std = model(input_ids=ids, use_cache=False).logits.std()
+    model.get_output_embeddings().weight.mul_(MIN_LOGIT_STD / std)

@@ -1,0 +1,109 @@
+"""A prompt with images or sounds: the model reads it once, as plain `generate` would have it read.
+
+`generate` hands over what the model's own preparation made of the prompt: features, positions in several rows (M-RoPE),
+types of tokens. The pass over the prompt gets all of it; nodes are text, which follows the prompt's last position.
+
+Axis letters: B rows, P positions of the prompt, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from treespec.errors import UnsupportedModelError
+from treespec.hf.cache.caches import filled_layers
+from treespec.hf.cache.compaction import keep_paths
+
+
+_TEXT_ARGUMENTS = {
+    "attention_mask",
+    "position_ids",
+    "logits_to_keep",
+    "use_cache",
+    "token_type_ids",
+    "mm_token_type_ids",
+}
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """What `generate` prepared for the pass over the prompt.
+
+    Attributes:
+        ids: the prompt, placeholders included, left-padded.
+        arguments: of the model's `prepare_inputs_for_generation`, without the cache.
+    """
+
+    ids: Int[Tensor, "B P"]
+    arguments: dict[str, Any]
+
+    @property
+    def has_features(self) -> bool:
+        """Whether there is anything in the prompt but text."""
+        return any(name not in _TEXT_ARGUMENTS and _is_given(value) for name, value in self.arguments.items())
+
+    def model_inputs(self, model: PreTrainedModel, cache: Cache, num_cached: int) -> dict[str, Any]:
+        """The arguments of `forward` for the tokens that `cache` does not hold."""
+        return model.prepare_inputs_for_generation(
+            self.ids,
+            next_sequence_length=self.ids.shape[1] - num_cached if num_cached else None,
+            past_key_values=cache,
+            is_first_iteration=True,
+            **self.arguments,
+        )
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """What is kept of the pass over a prompt.
+
+    Attributes:
+        offsets: what a token's number in its row lacks to its position; None for a model without position ids.
+        last_logits: after the prompt's last token, which the first tree scores again; None once they were compared.
+    """
+
+    offsets: Int[Tensor, "*rows B"] | None
+    last_logits: Float[Tensor, "B V"] | None
+
+    @classmethod
+    def of_pass(cls, position_ids: Tensor | None, lengths: Int[Tensor, " B"], logits: Tensor) -> "ReadPrompt":
+        """After a pass with these `position_ids` [..., B or 1, <= P] and logits [B, <= P, V]; without the last token
+        the rows have `lengths` tokens."""
+        offsets = None if position_ids is None else position_ids[..., -1] - lengths
+        return cls(offsets, logits[:, -1])
+
+    def shifted(self, position_ids: Int[Tensor, "B F"]) -> Int[Tensor, "*rows B F"]:
+        """The positions of nodes as the model counts them."""
+        return position_ids if self.offsets is None else position_ids + self.offsets.unsqueeze(-1)
+
+    def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
+        return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
+
+
+def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
+    """Cut a cache of whole prompts to all but their last token, the first root.
+
+    Raises:
+        UnsupportedModelError: a layer caches anything but the prompt's tokens, e.g. an image for cross-attention.
+    """
+    layers = filled_layers(cache)
+    if any(layer.get_seq_length() != num_tokens for layer in cache.layers if layer.is_initialized):
+        raise UnsupportedModelError(
+            f"{name} caches something other than the prompt's {num_tokens} tokens in some of its layers "
+            "(cross-attention to images): its tokens cannot be verified ahead"
+        )
+    keep_paths(layers, 0, [range(num_tokens - 1)])
+
+
+def placeholder_ids(config: Any) -> set[int]:
+    """The ids that stand for images and sounds in a prompt, by the configuration; some lie outside the vocabulary."""
+    settings = {name: value for name, value in vars(config).items() if name.endswith(("_token_id", "_token_index"))}
+    return {value for value in settings.values() if isinstance(value, int)}
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and not (isinstance(value, dict) and not value)
