@@ -28,7 +28,7 @@ class ModelScorer:
         self,
         forward: Callable[..., Any],
         inputs: dict[str, Any],
-        position_ids: Int[Tensor, "B F"],
+        position_ids: Int[Tensor, "*rows B F"],
         has_last_logits_only: bool,
     ) -> Scores:
         """One pass of the model or its compiled form; `inputs`: tokens, cache and mask by its arguments' names."""

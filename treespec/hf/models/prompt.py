@@ -9,7 +9,6 @@ Axis letters: B rows, P positions of the prompt, V vocabulary.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
@@ -17,7 +16,6 @@ from transformers import Cache, PreTrainedModel
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.compaction import keep_paths
-
 
 _TEXT_ARGUMENTS = {
     "attention_mask",

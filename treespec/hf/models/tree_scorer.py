@@ -218,7 +218,7 @@ class TreeScorer(ModelScorer):
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
 
     def _check_root(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
-        """Raise `UnsupportedModelError` where the prompt's last token, read as text, says something else than before."""
+        """Raise `UnsupportedModelError` where the prompt's last token, read as text, gives other logits than before."""
         difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
         if not difference <= tolerance:
             raise UnsupportedModelError(

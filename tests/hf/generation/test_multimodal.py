@@ -1,0 +1,130 @@
+"""Prompts with images and sounds: greedy output is plain greedy output, with every way to read and to draft."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from helpers.multimodal import BY_NAME, FAMILIES, MEDIA, START, build, prompts
+from helpers.tiny import tiny_llama
+from transformers import BartConfig, BartForConditionalGeneration
+
+import treespec
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.drafters import EarlyExit
+from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
+from treespec.hf import make_scorer
+from treespec.protocols import Capability
+
+OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+RARE = ("llava_next", "smolvlm", "ovis2", "gemma3n", "glm4v", "aya_vision")
+ZOO = [pytest.param(f, marks=[pytest.mark.slow] * (f.model_type in RARE), id=str(f)) for f in FAMILIES]
+
+
+def lookups() -> TreeSpeculation:
+    return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return build(BY_NAME["qwen2_vl"])
+
+
+@pytest.fixture(scope="module")
+def gemma():
+    return build(BY_NAME["gemma3"])
+
+
+def images(*num_images, name="qwen2_vl", **options):
+    return prompts(BY_NAME[name], num_images, **options)
+
+
+@pytest.mark.parametrize("family", ZOO)
+def test_greedy_equals_plain(family):
+    """Text alone, then a left-padded batch of several images, none and one; the images matter."""
+    model, speculation = build(family), lookups()
+    text, mixed = prompts(family, [0]), prompts(family, [2, 0, 1] if family.can_batch else [1])
+    for inputs in (text, mixed, mixed):
+        plain = model.generate(**inputs, **OPTIONS)
+        assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    assert speculation.stats.num_accepted_tokens > 0  # It has seen these texts before.
+    changed = {
+        name: x.flip(-1) if name in family.features(1) and x.is_floating_point() else x for name, x in mixed.items()
+    }
+    assert not torch.equal(model.generate(**changed, **OPTIONS), plain)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_drafters_that_read_the_prompt(name, cache):
+    """The target's own weights, a text model and an early exit as drafters; placeholders are ids to them."""
+    model, inputs = build(BY_NAME[name], "eager"), images(1, 0, 2, name=name)
+    options = OPTIONS | {"cache_implementation": cache}
+    plain = model.generate(**inputs, **OPTIONS)
+    drafters = [model, tiny_llama(96)] + ([EarlyExit(1)] if cache == "dynamic" else [])
+    for drafter in drafters:
+        speculation = TreeSpeculation(drafter, tree=8)
+        assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
+        assert speculation.stats.num_draft_tokens > 0
+
+
+def test_sequences_per_prompt_and_sampling_with_one_outcome(qwen):
+    inputs = images(1, 0)
+    options = OPTIONS | {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
+    plain = qwen.generate(**inputs, **options)
+    assert torch.equal(qwen.generate(**inputs, **options, custom_generate=lookups()), plain)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
+def test_a_conversation_goes_on_from_its_cache(name):
+    """Text follows an image and the answer to it; the image is in the cache."""
+    model, inputs = build(BY_NAME[name]), images(1, name=name)
+    answer = {"max_new_tokens": 4, "return_dict_in_generate": True}
+    first = model.generate(**inputs, **OPTIONS | answer, custom_generate=lookups())
+    more = {"input_ids": torch.cat([first.sequences, torch.tensor([[7, 8, 9]])], dim=1)}
+    plain = model.generate(**more, past_key_values=deepcopy(first.past_key_values), **OPTIONS)
+    out = model.generate(**more, past_key_values=first.past_key_values, **OPTIONS, custom_generate=lookups())
+    assert torch.equal(out, plain)
+
+
+def test_a_prompt_that_ends_in_an_image_is_refused(gemma):
+    ids = torch.tensor([[5, 6, START, *[MEDIA] * 4]])
+    inputs = images(1, name="gemma3") | {"input_ids": ids, "token_type_ids": (ids == MEDIA).long()}
+    del inputs["attention_mask"]
+    with pytest.raises(UnsupportedModelError, match="must end in text"):
+        gemma.generate(**inputs, **OPTIONS, custom_generate=lookups())
+
+
+def test_treespec_generate_takes_what_a_processor_returns(qwen):
+    inputs = images(1)
+    plain = qwen.generate(**inputs, **OPTIONS)
+    assert torch.equal(treespec.generate(qwen, inputs, lookups(), **OPTIONS), plain)
+    assert torch.equal(treespec.generate(qwen, speculation=lookups(), **inputs, **OPTIONS), plain)
+
+
+def test_what_an_image_left_behind_does_not_disturb_the_next_model_check():
+    """Qwen keeps the positions' shift of the last prompt, of three rows here, when the model is checked."""
+    model, inputs = build(BY_NAME["qwen2_vl"]), images(1, 0, 1)
+    model.generate(**inputs, **OPTIONS)
+    shift = model.model.rope_deltas
+    assert make_scorer(model).capability == Capability.TREE
+    assert model.model.rope_deltas is shift
+
+
+def test_embeddings_and_ids_outside_the_vocabulary_are_refused(qwen):
+    inputs = images(0)
+    embeds = qwen.get_input_embeddings()(inputs["input_ids"])
+    with pytest.raises(UnsupportedModeError, match="inputs_embeds"):
+        qwen.generate(**inputs, inputs_embeds=embeds, **OPTIONS, custom_generate=lookups())
+    with pytest.raises(ConfigError, match="id 172, outside"):
+        treespec.generate(qwen, inputs | {"input_ids": inputs["input_ids"] + 90}, lookups(), **OPTIONS)
+
+
+def test_encoder_decoder_models_are_refused_by_that_name():
+    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = BartForConditionalGeneration(BartConfig(vocab_size=40, **sizes, **heads))
+    ids = torch.tensor([[5, 6, 7]])
+    with pytest.raises(UnsupportedModelError, match="is an encoder-decoder model"):
+        model.generate(ids, **OPTIONS, custom_generate=lookups())
+    with pytest.raises(UnsupportedModelError, match="is an encoder-decoder model"):
+        treespec.generate(model, ids, lookups())
