@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPImageProcessorPil,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 
 PROMPT = "The tree stands by the river. The tree stands by the"
 CHARACTERS = ["\n", *map(chr, range(32, 127))]
@@ -68,3 +78,28 @@ def tiny_tokenizer(is_reversed: bool = False) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(characters)}, []))
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", padding_side="left")
+
+
+def tiny_model_with_images() -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+    """A random LLaVA over single characters, and its processor: an image is four placeholders."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    tower = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    tower |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4, "projection_dim": 16}
+    text = tiny_model().config.to_dict() | {"vocab_size": image_id + 1}
+    config = LlavaConfig(vision_config=tower, text_config=text, image_token_index=image_id, image_seq_length=4)
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(config).eval()
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    processor = LlavaProcessor(
+        CLIPImageProcessorPil(size={"height": 8, "width": 8}, do_center_crop=False),
+        tokenizer,
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=(
+            "{% for part in messages[0].content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+        ),
+    )
+    return model, processor

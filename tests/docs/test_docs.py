@@ -51,6 +51,11 @@ def test_every_rule_has_its_row_and_says_whether_it_is_lossless() -> None:
         assert is_lossless.startswith("yes") == RULES[name].is_lossless
 
 
+def test_snippets_of_models_run(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    assert run_page("models.md")["speculation"].stats.num_draft_tokens > 0
+
+
 def test_snippets_of_parts_run_in_order(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))

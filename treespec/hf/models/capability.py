@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -100,14 +100,15 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
     So is what a model with M-RoPE keeps from prompt to prompt: how far images move the positions of the text after.
     """
     devices = [facts.device] if facts.device.type == "cuda" else []
-    kept = {module: module.rope_deltas for module in facts.model.modules() if hasattr(module, "rope_deltas")}
+    modules: list[Any] = [module for module in facts.model.modules() if hasattr(module, "rope_deltas")]
+    kept = [module.rope_deltas for module in modules]
     with torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
-        for module in kept:
+        for module in modules:
             module.rope_deltas = None
         try:
             yield
         finally:
-            for module, deltas in kept.items():
+            for module, deltas in zip(modules, kept, strict=True):
                 module.rope_deltas = deltas
 
 

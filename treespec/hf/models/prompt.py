@@ -11,11 +11,13 @@ from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.compaction import keep_paths
+from treespec.hf.introspect import ModelFacts
+from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 
 _TEXT_ARGUMENTS = {
     "attention_mask",
@@ -44,7 +46,7 @@ class PromptInputs:
         """Whether there is anything in the prompt but text."""
         return any(name not in _TEXT_ARGUMENTS and _is_given(value) for name, value in self.arguments.items())
 
-    def model_inputs(self, model: PreTrainedModel, cache: Cache, num_cached: int) -> dict[str, Any]:
+    def model_inputs(self, model: Any, cache: Cache, num_cached: int) -> dict[str, Any]:
         """The arguments of `forward` for the tokens that `cache` does not hold."""
         return model.prepare_inputs_for_generation(
             self.ids,
@@ -78,6 +80,23 @@ class ReadPrompt:
         """The positions of nodes as the model counts them."""
         return position_ids if self.offsets is None else position_ids + self.offsets.unsqueeze(-1)
 
+    def checked(self, logits: Float[Tensor, "B V"], facts: ModelFacts) -> "ReadPrompt":
+        """After the first tree, with its roots' logits.
+
+        Raises:
+            UnsupportedModelError: the prompt's last token, read as text, has other logits than before.
+        """
+        if self.last_logits is None:
+            return self
+        difference, tolerance = float(largest_difference(logits, self.last_logits)), root_tolerance(facts)
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"{facts.name} cannot continue this prompt by trees: its last token, read again as text, has logits "
+                f"that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must end in "
+                "text"
+            )
+        return ReadPrompt(self.offsets, None)
+
     def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
         return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
 
@@ -88,8 +107,8 @@ def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
     Raises:
         UnsupportedModelError: a layer caches anything but the prompt's tokens, e.g. an image for cross-attention.
     """
-    layers = filled_layers(cache)
-    if any(layer.get_seq_length() != num_tokens for layer in cache.layers if layer.is_initialized):
+    layers: list[Any] = list(filled_layers(cache))
+    if any(int(layer.get_seq_length()) != num_tokens for layer in layers):
         raise UnsupportedModelError(
             f"{name} caches something other than the prompt's {num_tokens} tokens in some of its layers "
             "(cross-attention to images): its tokens cannot be verified ahead"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -24,7 +24,6 @@ from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
-from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
@@ -142,9 +141,8 @@ class TreeScorer(ModelScorer):
         self._parents = pending
         with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
             scores = self._forward(tokens, attention)
-        if self._read is not None and self._read.last_logits is not None:
-            self._check_root(scores.logits[:, 0], self._read.last_logits)
-            self._read = replace(self._read, last_logits=None)
+        if self._read is not None:
+            self._read = self._read.checked(scores.logits[:, 0], self.facts)
         return scores
 
     @torch.no_grad()
@@ -216,16 +214,6 @@ class TreeScorer(ModelScorer):
         drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
-
-    def _check_root(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
-        """Raise `UnsupportedModelError` where the prompt's last token, read as text, gives other logits than before."""
-        difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
-        if not difference <= tolerance:
-            raise UnsupportedModelError(
-                f"{self.facts.name} cannot continue this prompt by trees: its last token, read again as text, has "
-                f"logits that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must "
-                "end in text"
-            )
 
     def _check_shape(self, parents: Int[Tensor, "B N"], num_new: int) -> None:
         """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
