@@ -84,7 +84,7 @@ def tiny_model_with_images() -> tuple[LlavaForConditionalGeneration, LlavaProces
     """A random LLaVA over single characters, and its processor: an image is four placeholders."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    image_id = len(tokenizer) - 1
     tower = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     tower |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4, "projection_dim": 16}
     text = tiny_model().config.to_dict() | {"vocab_size": image_id + 1}
