@@ -1,16 +1,11 @@
 """What the parts expect of each other, on one page: scorers, steps, drafters, policies, rules and random sources.
 
-A part is any object with the right methods; there is nothing to inherit from.
-
-Four numberings of nodes, each with one owner:
-- the node id, its column in a `TreeBatch`: in `parents`, `Verdict.path` and the rules;
-- the builder's column, before the tree is cut to its budget (`policies.TreeBuilder`);
-- the expanded number, in the order of draft passes (`Frontier`);
-- the pending id, in the order of a scorer's passes since its last commit (`CausalScorer`).
-
-Axis letters: B rows, P prompt positions, F nodes of one pass, N nodes of a tree, E expanded nodes, H hidden size,
-V vocabulary, k candidates.
+A part is any object with the right methods; there is nothing to inherit from. The numberings of nodes (node id, builder
+column, expanded number, pending id) and the axis letters are listed in docs/architecture.md.
 """
+
+# pyright: reportReturnType=false
+# A docstring is body enough for a protocol's method.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,10 +38,7 @@ These are the indices of transformers' `output.hidden_states`.
 
 
 class Scores(NamedTuple):
-    """What one pass over new nodes returns.
-
-    `logits` [B, F, V], in the model's dtype; `hidden_states` of the layers that the scorer was asked for.
-    """
+    """Of new nodes: `logits` [B, F, V] in the model's dtype, `hidden_states` of the layers that were asked for."""
 
     logits: Tensor
     hidden_states: HiddenStates = MappingProxyType({})
@@ -67,41 +59,29 @@ class CausalScorer(Protocol):
     @property
     def device(self) -> torch.device:
         """Where it takes tokens and returns logits."""
-        ...
 
     @property
     def max_positions(self) -> int | None:
         """How many positions the model has, None where it has no end."""
-        ...
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The layers whose hidden states it returns; see `HiddenStates`."""
-        ...
 
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """Start over with the committed tokens that are to be cached; the mask is False on left padding; P may be 0.
 
         Returns the wanted hidden states of the columns that it computed, the last ones of the P; none for P = 0.
         """
-        ...
 
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
-        """Score F new pending nodes in one pass.
-
-        Args:
-            tokens: the nodes' tokens.
-            parents: pending ids; -1: the node follows the row's last cached token, -2: padding.
-        """
-        ...
+        """Score F new pending nodes in one pass. Parents are pending ids; -1: the last cached token, -2: padding."""
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
-        ...
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        ...
 
 
 @runtime_checkable
@@ -111,12 +91,9 @@ class EarlyExitScorer(CausalScorer, Protocol):
     @property
     def exit_layer(self) -> int:
         """How many layers draft."""
-        ...
 
     def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
-        """Logits of the head on the first layers' hidden states, for F more drafted nodes; their numbers are the
-        expanded ones of `Frontier`."""
-        ...
+        """Logits of the head on the first layers' states for F more nodes, in the expanded numbers of `Frontier`."""
 
 
 class PathProcessors(Protocol):
@@ -125,19 +102,13 @@ class PathProcessors(Protocol):
     @property
     def is_path_free(self) -> bool:
         """True when no processor looks at the tokens before the position (temperature, top-k, top-p, min-p, none)."""
-        ...
 
     @property
     def is_row_free(self) -> bool:
         """True when a row's number means nothing, so that paths of several rows may be stacked."""
-        ...
 
     def __call__(self, ids: Int[Tensor, "M L"], logits: Float[Tensor, "M V"], row: int) -> Float[Tensor, "M V"]:
-        """Processed scores in float32 from raw logits after M texts.
-
-        `row` is the row's number in the caller's batch (some processors index by it).
-        """
-        ...
+        """Processed scores in float32 from raw logits after M texts; `row` is the row in the caller's batch."""
 
 
 @dataclass(frozen=True)
@@ -216,21 +187,17 @@ class DraftSource(Protocol):
     @property
     def root_tokens(self) -> Int[Tensor, "B"]:
         """The last committed tokens."""
-        ...
 
     @property
     def is_sampling(self) -> bool:
         """Whether the caller samples, so that children may be drawn."""
-        ...
 
     @property
     def generator(self) -> torch.Generator:
         """The draft's own random stream."""
-        ...
 
     def expand(self, frontier: Frontier) -> Proposal:
         """Next-token distributions of the frontier's nodes, computed in one pass; any for padding."""
-        ...
 
 
 class TreePolicy(Protocol):
@@ -239,11 +206,9 @@ class TreePolicy(Protocol):
     @property
     def max_nodes(self) -> int:
         """The most nodes of a tree, root included."""
-        ...
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """Grow one tree per row, no deeper than `max_depth`."""
-        ...
 
 
 @runtime_checkable
@@ -252,7 +217,6 @@ class LearningPolicy(TreePolicy, Protocol):
 
     def update(self, step: VerifiedStep) -> None:
         """Learn from one verified step."""
-        ...
 
 
 class VerifiableTree(Protocol):
@@ -261,17 +225,14 @@ class VerifiableTree(Protocol):
     @property
     def num_nodes(self) -> int:
         """N, the root included."""
-        ...
 
     def children(self, node: int) -> Sequence[int]:
         """Child ids in verification order."""
-        ...
 
     def token(self, node: int) -> int: ...
 
     def draft_probs_of(self, node: int) -> Any | None:
         """The distribution [V] that this child was drawn from after its earlier siblings; None for a point mass."""
-        ...
 
 
 NodeProbs = Callable[[int], Any]
@@ -283,11 +244,9 @@ class RandomSource(Protocol):
 
     def flip(self, node: int, prob: Any) -> bool:
         """True with probability `prob`; the coin is the one of the node that is accepted or rejected."""
-        ...
 
     def pick(self, node: int, weights: Any) -> int:
         """An index drawn from unnormalised weights [V]; the draw is the one of the node that is drawn from."""
-        ...
 
 
 class VerificationRule(Protocol):
@@ -296,20 +255,16 @@ class VerificationRule(Protocol):
     @property
     def name(self) -> str:
         """What `verification=` and messages call it."""
-        ...
 
     @property
     def is_lossless(self) -> bool:
         """Whether what it emits has exactly the target's distribution, whatever the draft."""
-        ...
 
     def reason_against(self, trees: TreeBatch) -> str | None:
         """Why the rule cannot verify these trees (their shape, or how their children were drawn), or None."""
-        ...
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         """Verify one tree, reading only the nodes it needs. Generic over torch, numpy and rational arrays."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -334,7 +289,7 @@ class Session:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A source of token trees. One drafter serves one call of generation at a time.
+    """A source of token trees, for one call of generation at a time.
 
     An attribute `confidence_weight`, a float, is optional: how much its trees' values weigh at first where `Merge`
     pools several drafters; 1, the default, takes them as a distribution, 0 ignores them.
@@ -342,7 +297,6 @@ class Drafter(Protocol):
 
     def start(self, session: Session) -> None:
         """Forget the last call and read the prompt. Tables that learn across calls stay."""
-        ...
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees for all rows whose roots are `history.last_tokens`, no deeper than `max_depth` (>= 1).
@@ -351,15 +305,12 @@ class Drafter(Protocol):
         distribution after all processors (`draft_probs`, `draft_index`), `is_without_replacement` where siblings were
         drawn so from one row, and drawing order. Which child is kept must not depend on its own token.
         """
-        ...
 
     def update(self, step: VerifiedStep) -> None:
         """Learn what became of the last trees."""
-        ...
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order: the others have finished."""
-        ...
 
 
 @runtime_checkable
@@ -369,7 +320,6 @@ class FeatureDrafter(Drafter, Protocol):
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The layers it reads; see `HiddenStates`."""
-        ...
 
 
 @runtime_checkable
@@ -379,4 +329,3 @@ class EarlyExitDrafter(Drafter, Protocol):
     @property
     def exit_layer(self) -> int | None:
         """How many layers draft; None: it drafts without the target's layers."""
-        ...

@@ -27,8 +27,7 @@ tokens by their probability and change the output distribution.
 class LowConfidence:
     """Stop after a token that the draft gave less than `threshold` (transformers' `assistant_confidence_threshold`).
 
-    Raises:
-        ConfigError: the threshold is not in (0, 1].
+    Raises ConfigError: the threshold is not in (0, 1].
     """
 
     threshold: float = 0.4
@@ -49,8 +48,7 @@ class Chain:
         stop: ends rows early, e.g. `LowConfidence()`; its flag is read once per draft pass, on accelerators too, to
             save the passes that follow.
 
-    Raises:
-        ConfigError: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
+    Raises ConfigError: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
     """
 
     def __init__(self, k: int, children: str = AUTO, stop: StopRule | None = None) -> None:
@@ -113,8 +111,7 @@ class AdaptiveChain(Chain):
         max_k: never more.
         children: see `Chain`.
 
-    Raises:
-        ConfigError: not 1 <= k <= max_k, or unknown children.
+    Raises ConfigError: not 1 <= k <= max_k, or unknown children.
     """
 
     def __init__(self, k: int = 5, max_k: int = 20, children: str = AUTO) -> None:

@@ -37,8 +37,7 @@ class Sequoia(Paths):
         probs, num_nodes, max_depth: see `optimal_paths`.
         children: see `Paths`; measure and use with the same.
 
-    Raises:
-        ConfigError: see `optimal_paths`; a tree without any child; unknown children.
+    Raises ConfigError: see `optimal_paths`; a tree without any child; unknown children.
     """
 
     def __init__(
@@ -55,8 +54,7 @@ class Sequoia(Paths):
     ) -> Sequoia:
         """From what earlier calls accepted; where a later rank did better than an earlier one, both get their mean.
 
-        Raises:
-            ConfigError: nothing was drafted in those calls.
+        Raises ConfigError: nothing was drafted in those calls.
         """
         table = [non_increasing(probs) for probs in stats.acceptance_per_depth_and_rank]
         if not table:
@@ -76,8 +74,7 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
         num_nodes: the most nodes, root included; paths of probability zero are left out.
         max_depth: the deepest level; None: as deep as the table, or any depth where it has one row for all.
 
-    Raises:
-        ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
+    Raises ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
     """
     check_count("num_nodes", num_nodes)
     rows, is_per_depth = _read_table(probs)

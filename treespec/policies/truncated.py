@@ -26,8 +26,7 @@ class Truncated:
         policy: how the trees are shaped.
         num_tokens: how many tokens keep their probability, renormalised.
 
-    Raises:
-        ConfigError: `policy` is not a policy, or `num_tokens` is not a positive int.
+    Raises ConfigError: `policy` is not a policy, or `num_tokens` is not a positive int.
     """
 
     def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:

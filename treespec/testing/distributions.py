@@ -36,8 +36,7 @@ class RandomDistributions:
 def toy_distribution(weights: Sequence[int], is_exact: bool = False) -> np.ndarray:
     """A read-only distribution [V] proportional to integer weights.
 
-    Raises:
-        ConfigError: weights that are negative or sum to zero.
+    Raises ConfigError: weights that are negative or sum to zero.
     """
     if not (sum(weights) > 0 and min(weights) >= 0):
         raise ConfigError(f"a distribution needs weights that are not negative and not all zero, got {list(weights)}")

@@ -21,10 +21,8 @@ class ToyDrafter:
     """Drafts a tree by one sampling scheme; all randomness comes from the random source.
 
     Selected: the most probable tokens; mixed: one sample of what the selected tokens leave, then the selected; several
-    drafters: siblings drawn from `draft_distributions` in turn. All schemes but the last use the first one only.
-
-    Raises:
-        ConfigError: an unknown sampling scheme, or no draft distribution.
+    drafters: siblings drawn from `draft_distributions` in turn. All schemes but the last use the first one only. Raises
+    ConfigError: an unknown sampling scheme, or no draft distribution.
     """
 
     scheme: str

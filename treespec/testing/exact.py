@@ -105,9 +105,8 @@ def exact_distribution(
         target: the target's conditional distribution.
         depth: at least the depth of every tree; None: that depth.
 
-    Raises:
-        ConfigError: a tree is deeper than `depth`.
-        AssertionError: the rule uses a coin twice, a probability above one, or an invalid path.
+    Raises ConfigError: a tree is deeper than `depth`. AssertionError: the rule uses a coin twice, a probability above
+    one, or an invalid path.
     """
     drafted = list(enumerate_traces(drafter))
     max_depth = max(len(context) for _, tree in drafted for context in tree.contexts)

@@ -24,11 +24,8 @@ class Case(NamedTuple):
 def assert_lossless_everywhere(rule: VerificationRule, is_exact: bool = False) -> dict[Case, ExactDistribution]:
     """`assert_lossless` in every case that the rule's `reason_against` does not exclude.
 
-    `is_exact` computes in Fractions instead of float64, which is slower.
-
-    Raises:
-        AssertionError: the rule is not lossless; names the case.
-        ConfigError: the rule supports no case at all.
+    `is_exact` computes in Fractions instead of float64, which is slower. Raises AssertionError: the rule is not
+    lossless; names the case. ConfigError: the rule supports no case at all.
     """
     found: dict[Case, ExactDistribution] = {}
     for case, drafter, target in supported_cases(rule, is_exact):

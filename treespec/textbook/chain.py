@@ -38,8 +38,7 @@ def speculative_decode(
     Returns:
         1 to K tokens.
 
-    Raises:
-        ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
+    Raises ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
     if chain.num_tokens == 0:
@@ -49,12 +48,7 @@ def speculative_decode(
 
 
 def speculative_decoding_verify(
-    draft_tokens: Array,
-    draft_probs: Array,
-    target_probs: Array,
-    vocab_size: int,
-    *,
-    generator: Generator | None = None,
+    draft_tokens: Array, draft_probs: Array, target_probs: Array, vocab_size: int, *, generator: Generator | None = None
 ) -> list[int]:
     """Token verification with a bonus token (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 
@@ -65,8 +59,7 @@ def speculative_decoding_verify(
     Returns:
         1 to K + 1 tokens; none when K = 0 and there is no extra row.
 
-    Raises:
-        ConfigError: see `speculative_decode`; also when `vocab_size` is not V.
+    Raises ConfigError: see `speculative_decode`; also when `vocab_size` is not V.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1), vocab_size=vocab_size)
     chance = _chance(target_probs, draft_probs, generator)
@@ -89,8 +82,7 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
         `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
         those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
 
-    Raises:
-        ConfigError: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
+    Raises ConfigError: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
     coins = iter(read_vector(random_coins, "random_coins", chain.num_tokens))
@@ -162,8 +154,7 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
         draft_token_probs: float [K], the draft's, all positive.
         coins: float [K] in [0, 1].
 
-    Raises:
-        ConfigError: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
+    Raises ConfigError: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
     """
     draft = read_vector(draft_token_probs, "draft_token_probs", None)
     target = read_vector(target_token_probs, "target_token_probs", len(draft))

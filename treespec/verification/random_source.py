@@ -16,8 +16,7 @@ from treespec.sampling import inverse_cdf
 class GivenUniforms:
     """Coins and draws in [0, 1), made beforehand; both float [N], indexed by node.
 
-    Raises:
-        LogitsError: a distribution that is not finite, or has no mass, reached a decision.
+    Raises LogitsError: a distribution that is not finite, or has no mass, reached a decision.
     """
 
     coins: Sequence[float] | Tensor

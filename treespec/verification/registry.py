@@ -40,8 +40,7 @@ RULES: dict[str, BaseRule] = {
 def get_rule(rule: str | VerificationRule) -> VerificationRule:
     """The rule of that name, or the rule itself.
 
-    Raises:
-        ConfigError: no rule has that name, or the object is not a rule.
+    Raises ConfigError: no rule has that name, or the object is not a rule.
     """
     if isinstance(rule, str):
         if rule not in RULES:
@@ -59,11 +58,8 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
     "auto" is the target walk where every child was selected (no lossless rule accepts more there) and traversal
     otherwise. Greedy decoding replaces a lossless rule by the target walk: with a one-hot target no other rule keeps
     more, and the target walk needs scores only, no distributions. It reads no draft distribution, so of the named
-    rule's requirements only the shape counts.
-
-    Raises:
-        ConfigError: an unknown rule.
-        RuleMismatchError: the rule cannot verify the trees; names the lossless rules that can.
+    rule's requirements only the shape counts. Raises ConfigError: an unknown rule. RuleMismatchError: the rule cannot
+    verify the trees; names the lossless rules that can.
     """
     if verification == AUTO:
         return RULES["target_walk" if trees.draft_probs is None or not is_sampling else "traversal"]

@@ -22,9 +22,8 @@ def has_distributions(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) ->
 def check_flags(trees: TreeBatch, is_verifiable: int | bool, has_distributions: int | bool) -> None:
     """Raise for flags that have come to the host and are false.
 
-    Raises:
-        LogitsError: a target distribution that is not finite, is negative or does not sum to one; NaN in a draft's.
-        InvalidTreeError: the trees are not drafted trees.
+    Raises LogitsError: a target distribution that is not finite, is negative or does not sum to one; NaN in a draft's.
+    InvalidTreeError: the trees are not drafted trees.
     """
     if not has_distributions:
         raise LogitsError(

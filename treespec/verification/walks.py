@@ -74,8 +74,7 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, ca
 def likelihood_ratio(probs: Any, draft_probs: Any | None, token: int) -> Any:
     """`probs[token] / draft_probs[token]`, a scalar; `draft_probs` is None for a point mass at `token`.
 
-    Raises:
-        InvalidTreeError: the draft distribution gives the token probability zero, so it was not drawn from it.
+    Raises InvalidTreeError: the draft distribution gives the token probability zero, so it was not drawn from it.
     """
     if draft_probs is None:
         return probs[token]

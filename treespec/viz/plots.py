@@ -35,8 +35,7 @@ def plot_comparison(
         path: the file to write.
         title, note: one line above the plots; one small line below, e.g. machine and load.
 
-    Raises:
-        TreespecError: no method, one without measurements, or times of unequally many prompts.
+    Raises TreespecError: no method, one without measurements, or times of unequally many prompts.
     """
     if len({len(m.ms_per_token) for m in methods}) > 1:
         raise TreespecError("plot_comparison needs every method's times of the same prompts")

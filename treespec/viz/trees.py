@@ -44,8 +44,7 @@ def draw_tree(
         path: the file to write; its suffix names the format.
         title: one line above the tree.
 
-    Raises:
-        TreespecError: another number of probabilities than nodes, or a verdict that is not of this tree.
+    Raises TreespecError: another number of probabilities than nodes, or a verdict that is not of this tree.
     """
     _check(tree, verdict, probs)
     graph = _graph(tree, verdict, labels or str, probs)

@@ -39,8 +39,7 @@ class TokenRecycling(SessionSource):
         num_candidates: K, the candidates kept per token; a given table has its own.
         table: the initial table; it is copied.
 
-    Raises:
-        ConfigError: `num_candidates` is not a positive int, or see `check_table`.
+    Raises ConfigError: `num_candidates` is not a positive int, or see `check_table`.
     """
 
     confidence_weight = 0.4
@@ -58,7 +57,7 @@ class TokenRecycling(SessionSource):
             self._hits = table.hits.clone()
 
     def start(self, session: Session) -> None:
-        """Begin a call. Raises: VocabularyMismatchError, the table was made for a vocabulary of another size."""
+        """Begin a call. Raises VocabularyMismatchError: the table was made for a vocabulary of another size."""
         self._session, self._policy = session, policy_of_call(session)
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
@@ -97,18 +96,18 @@ class TokenRecycling(SessionSource):
         """The table does not depend on rows."""
 
     def save(self, path: str | Path) -> None:
-        """Write the table to a safetensors file. Raises: CheckpointError; ConfigError, before the first call."""
+        """Write the table to a safetensors file. Raises CheckpointError; ConfigError, before the first call."""
         write_tensors(path, FORMAT, pack_table(Table(self.table, self._hits)), {"vocab_size": str(len(self.table))})
 
     @classmethod
     def load(cls, path: str | Path) -> TokenRecycling:
-        """A drafter with the table that `save` wrote. Raises: CheckpointError, see `read_tensors`, `unpack_table`."""
+        """A drafter with the table that `save` wrote. Raises CheckpointError: see `read_tensors`, `unpack_table`."""
         tensors, metadata = read_tensors(path, FORMAT, PACKED)
         return cls(table=unpack_table(tensors, metadata, path))
 
     @property
     def table(self) -> Tensor:
-        """int64 [V, K], -1 where there is no candidate yet. Raises: ConfigError, before the first call."""
+        """int64 [V, K], -1 where there is no candidate yet. Raises ConfigError before the first call."""
         if self._table is None:
             raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
         return self._table[:-1]

@@ -67,8 +67,7 @@ def shape_inclusion(
         draft_probs: the draft distribution [V] after a path of tokens.
         is_without_replacement: how siblings are drawn, at a cost of O(V^(k-1)) for k of them; otherwise i.i.d.
 
-    Raises:
-        ConfigError: parents that make no tree.
+    Raises ConfigError: parents that make no tree.
     """
     if list(parents[:1]) != [-1] or not all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
         raise ConfigError(f"parents must begin with -1, and every other one stand before its child, got {parents}")
