@@ -12,19 +12,28 @@ the target's own distribution, add up to the joint distribution that the rule re
 one pair of distributions shows only the mistakes that matter for it.
 """
 
-from treespec.testing.distributions import ConditionalProbs, RandomDistributions, distribution_pairs, toy_distribution
-from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_SCHEMES, ToyDrafter
+from treespec.testing.drafter import (
+    SEVERAL_DRAFTERS,
+    TOY_SCHEMES,
+    ConditionalProbs,
+    RandomDistributions,
+    ToyDrafter,
+    distribution_pairs,
+    toy_distribution,
+)
 from treespec.testing.exact import (
+    Case,
     EnumeratingSource,
     ExactDistribution,
     VerifyingRule,
     assert_lossless,
+    assert_lossless_everywhere,
     enumerate_traces,
     exact_distribution,
+    supported_cases,
+    toy_case,
 )
-from treespec.testing.shapes import SHAPES, AdaptiveDepth, AdaptiveWidth, FixedShape, Shape
-from treespec.testing.suite import Case, assert_lossless_everywhere, supported_cases, toy_case
-from treespec.testing.trees import Context, ToyTree
+from treespec.testing.trees import SHAPES, AdaptiveDepth, AdaptiveWidth, Context, FixedShape, Shape, ToyTree
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 
 __all__ = [

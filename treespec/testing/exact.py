@@ -1,16 +1,16 @@
 """The distribution that a rule really emits, summed over its runs: one for every way coins and draws can fall."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from treespec.errors import ConfigError
-from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
-from treespec.testing.distributions import ConditionalProbs
-from treespec.testing.trees import Context, ToyTree
-from treespec.tree import Verdict
+from treespec.protocols import NodeProbs, RandomSource, VerifiableTree, VerificationRule
+from treespec.testing.drafter import SEVERAL_DRAFTERS, TOY_SCHEMES, ConditionalProbs, ToyDrafter, distribution_pairs
+from treespec.testing.trees import SHAPES, Context, ToyTree
+from treespec.tree import IID, WITHOUT_REPLACEMENT, TreeBatch, Verdict
 
 _Result = TypeVar("_Result")
 _SLACK = 1e-9
@@ -99,11 +99,8 @@ def exact_distribution(
 ) -> ExactDistribution:
     """The joint distribution of `depth + 1` tokens that a rule emits on a drafter's trees, by enumeration.
 
-    Args:
-        rule: the rule.
-        drafter: draws a tree by its random source only, e.g. a `ToyDrafter`.
-        target: the target's conditional distribution.
-        depth: at least the depth of every tree; None: that depth.
+    `drafter` draws a tree by its random source only, e.g. a `ToyDrafter`; `depth` is at least that of every tree, None
+    that depth itself.
 
     Raises ConfigError: a tree is deeper than `depth`. AssertionError: the rule uses a coin twice, a probability above
     one, or an invalid path.
@@ -173,3 +170,51 @@ def _continuation(context: Context, target: ConditionalProbs, length: int) -> An
     probs = target(context)
     rows = [prob * np.asarray(_continuation((*context, token), target, length - 1)) for token, prob in enumerate(probs)]
     return np.array(rows, dtype=probs.dtype)
+
+
+class Case(NamedTuple):
+    """The names of a sampling scheme, a shape and a pair of distributions."""
+
+    scheme: str
+    shape: str
+    distributions: str
+
+
+def assert_lossless_everywhere(rule: VerificationRule, is_exact: bool = False) -> dict[Case, ExactDistribution]:
+    """`assert_lossless` in every case that the rule's `reason_against` does not exclude.
+
+    `is_exact` computes in Fractions instead of float64, which is slower. Raises AssertionError: the rule is not
+    lossless; names the case. ConfigError: the rule supports no case at all.
+    """
+    found: dict[Case, ExactDistribution] = {}
+    for case, drafter, target in supported_cases(rule, is_exact):
+        try:
+            found[case] = assert_lossless(rule, drafter, target)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+    if not found:
+        raise ConfigError(f"rule '{rule.name}' supports no toy tree: reason_against() excludes all of them")
+    return found
+
+
+def supported_cases(
+    rule: VerificationRule, is_exact: bool = False
+) -> Iterator[tuple[Case, ToyDrafter, ConditionalProbs]]:
+    """The cases whose trees the rule supports, all of them, with a drafter and a target distribution for each."""
+    for case in (Case(*names) for names in product(TOY_SCHEMES, SHAPES, distribution_pairs(2))):
+        drafter, target = toy_case(case, is_exact)
+        batches = (TreeBatch.from_trees([tree.to_token_tree()]) for _, tree in enumerate_traces(drafter))
+        if all(rule.reason_against(trees) is None for trees in batches):
+            yield case, drafter, target
+
+
+def toy_case(case: Case, is_exact: bool = False) -> tuple[ToyDrafter, ConditionalProbs]:
+    """The drafter and the target distribution of a case, over three tokens, or two where three would take minutes."""
+    scheme, shape, distributions = case
+    if scheme in (IID, SEVERAL_DRAFTERS):
+        is_small = shape == "3-1-1" or (shape == "2x2" and distributions != "generic")
+    else:
+        has_many_trees = distributions in ("generic", "equal", "one-hot target")
+        is_small = scheme == WITHOUT_REPLACEMENT and shape == "3-1-1" and has_many_trees
+    target, drafts = distribution_pairs(2 if is_small else 3, is_exact)[distributions]
+    return ToyDrafter(scheme, SHAPES[shape], drafts), target

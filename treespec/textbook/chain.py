@@ -1,8 +1,7 @@
-"""The textbook algorithm on plain arrays: one chain, one round, in the forms that people meet it in.
+"""The textbook algorithm on torch tensors, numpy arrays or nested lists, for K draft tokens and a vocabulary V.
 
-All functions take torch tensors, numpy arrays or nested lists, for K draft tokens and a vocabulary V. Random numbers
-come from `generator=`, or else from the global state of the library that the arrays belong to (lists count as numpy):
-for every token first the coin, then, if it is needed, the token.
+Random numbers come from `generator=`, or else from the global state of the library that the arrays belong to (lists
+count as numpy): for every token first the coin, then, if it is needed, the token.
 """
 
 from collections.abc import Callable
@@ -35,16 +34,13 @@ def speculative_decode(
         draft_tokens: int [K].
         generator: torch.Generator (on the arrays' device) or numpy.random.Generator.
 
-    Returns:
-        1 to K tokens.
-
+    Returns 1 to K tokens.
     Raises ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
     if chain.num_tokens == 0:
         raise ConfigError("speculative_decode needs at least one draft token, got none")
-    tokens, _ = _verify(chain, _chance(target_probs, draft_probs, generator))
-    return tokens
+    return _verify(chain, _chance(chain, generator))[0]
 
 
 def speculative_decoding_verify(
@@ -56,17 +52,11 @@ def speculative_decoding_verify(
     from its last row. Counting the appended tokens instead (`len(output) == K`) would also add a bonus token after the
     last draft token was rejected and replaced: its row is conditioned on the rejected token, so that form is biased.
 
-    Returns:
-        1 to K + 1 tokens; none when K = 0 and there is no extra row.
-
+    Returns 1 to K + 1 tokens; none when K = 0 and there is no extra row.
     Raises ConfigError: see `speculative_decode`; also when `vocab_size` is not V.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1), vocab_size=vocab_size)
-    chance = _chance(target_probs, draft_probs, generator)
-    tokens, is_rejected = _verify(chain, chance)
-    if not is_rejected and chain.has_bonus_row:
-        tokens.append(chance.pick(chain.target[-1]))
-    return tokens
+    return _verify(chain, _chance(chain, generator))[0]
 
 
 def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array, random_coins: Array) -> dict[str, Any]:
@@ -78,18 +68,13 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
     more, the argmax of the last target row follows as bonus. Good for following the algorithm by hand; the distribution
     of its output is *not* the target's, which needs draws.
 
-    Returns:
-        `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
-        those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
-
+    Returns `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
+    those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
     Raises ConfigError: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
     coins = iter(read_vector(random_coins, "random_coins", chain.num_tokens))
-    tokens, is_rejected = _verify(chain, _Chance(coin=lambda: next(coins), pick=lambda weights: int(weights.argmax())))
-    num_accepted = len(tokens) - is_rejected
-    if not is_rejected and chain.has_bonus_row:
-        tokens.append(int(chain.target[-1].argmax()))
+    tokens, num_accepted = _verify(chain, _Chance(lambda: next(coins), lambda weights: int(weights.argmax())))
     rate = num_accepted / chain.num_tokens if chain.num_tokens else 0.0
     return {"accepted_tokens": tokens, "num_generated": len(tokens), "acceptance_rate": round(rate, 4)}
 
@@ -111,9 +96,8 @@ class TokenExplanation:
 class RoundExplanation:
     """A round, token by token; `str()` gives it as text.
 
-    Sources differ in what "appended" counts: `num_appended` is the accepted draft tokens before the first rejected one;
-    `num_appended_with_replacement` also counts the residual token that replaces the rejected one. Neither counts a
-    bonus token, whose distribution is not among the inputs.
+    Sources differ in what "appended" counts: `num_appended_with_replacement` counts the residual token that replaces a
+    rejected one. Neither number counts a bonus token, whose distribution is not among the inputs.
     """
 
     steps: tuple[TokenExplanation, ...]
@@ -131,13 +115,12 @@ class RoundExplanation:
             f"coin {s.coin:.6g}: {s.verdict}, {s.reason}"
             for s in self.steps
         ]
-        is_rejected = self.num_appended < len(self.steps)
-        end = (
-            f"a rejected token that is not replaced: {self.num_appended} appended; replaced by a residual token: "
-            f"{self.num_appended_with_replacement} appended"
-            if is_rejected
-            else f"no token was rejected: {self.num_appended} appended under both readings, before any bonus token"
-        )
+        end = f"no token was rejected: {self.num_appended} appended under both readings, before any bonus token"
+        if self.num_appended < len(self.steps):
+            end = (
+                f"a rejected token that is not replaced: {self.num_appended} appended; replaced by a residual token: "
+                f"{self.num_appended_with_replacement} appended"
+            )
         return "\n".join([*lines, f"{self.num_accepted} of {len(self.steps)} draft tokens accepted; {end}."])
 
 
@@ -159,8 +142,7 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
     draft = read_vector(draft_token_probs, "draft_token_probs", None)
     target = read_vector(target_token_probs, "target_token_probs", len(draft))
     coin_list = read_vector(coins, "coins", len(draft))
-    steps: list[TokenExplanation] = []
-    first_rejected = len(draft)
+    steps, first_rejected = [], len(draft)
     for i, (p_target, p_draft, coin) in enumerate(zip(target, draft, coin_list, strict=True)):
         if p_draft == 0:
             raise ConfigError(f"draft_token_probs[{i}] is 0: a token that was drafted has a positive draft probability")
@@ -188,27 +170,23 @@ class _Chance(NamedTuple):
     pick: Callable[[Any], int]
 
 
-def _verify(chain: Chain, chance: _Chance) -> tuple[list[int], bool]:
-    """The tokens up to the first rejection, its replacement included, and whether there was one."""
-    output: list[int] = []
-    for target, draft, token in zip(chain.target, chain.draft, chain.tokens, strict=False):
-        ratio = float(target[token]) / float(draft[token])
-        coin = chance.coin()
-        if ratio >= 1 or coin < ratio:
-            output.append(token)
-            continue
-        weights = (target - draft).clip(0)
-        output.append(chance.pick(weights if weights.sum() > 0 else target))
-        return output, True
-    return output, False
+def _verify(chain: Chain, chance: _Chance) -> tuple[list[int], int]:
+    """The kept draft tokens and the replacement of the first rejected one or the bonus token; how many were kept."""
+    for i, token in enumerate(chain.tokens):
+        target, draft = chain.target[i], chain.draft[i]
+        ratio, coin = float(target[token]) / float(draft[token]), chance.coin()
+        if not (ratio >= 1 or coin < ratio):
+            weights = (target - draft).clip(0)
+            return [*chain.tokens[:i], chance.pick(weights if weights.sum() > 0 else target)], i
+    bonus = [chance.pick(chain.target[-1])] if chain.has_bonus_row else []
+    return chain.tokens + bonus, chain.num_tokens
 
 
-def _chance(target_probs: Array, draft_probs: Array, generator: Generator | None) -> _Chance:
-    is_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
+def _chance(chain: Chain, generator: Generator | None) -> _Chance:
     if isinstance(generator, np.random.Generator):
         uniform: Callable[[], float] = generator.random
         return _Chance(uniform, lambda weights: _inverse_cdf(weights, uniform()))
-    if isinstance(generator, torch.Generator) or (generator is None and is_torch):
+    if isinstance(generator, torch.Generator) or (generator is None and isinstance(chain.target, Tensor)):
         device = generator.device if generator is not None else "cpu"
         return _Chance(
             lambda: torch.rand(1, generator=generator, device=device).item(),

@@ -44,22 +44,23 @@ def read_chain(
     """
     if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral)):
         raise ConfigError(f"vocab_size must be an integer, got {vocab_size!r}")
-    tokens = _read_tokens(draft_tokens)
+    ids = to_numpy(draft_tokens, "draft_tokens")
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise ConfigError(f"draft_tokens must be integers [K], got {ids.dtype} {list(ids.shape)}")
     use_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
     draft = _read_distributions(draft_probs, "draft_probs", use_torch)
     target = _read_distributions(target_probs, "target_probs", use_torch)
-    num_tokens = len(tokens)
+    tokens, num_tokens = ids.tolist(), len(ids)
     vocab = target.shape[1] if vocab_size is None else vocab_size
     if draft.shape[0] != num_tokens or target.shape[0] - num_tokens not in extra_rows:
         rows = " or ".join(str(num_tokens + extra) for extra in extra_rows)
         raise ConfigError(
-            f"{num_tokens} draft tokens need draft_probs of {num_tokens} rows and target_probs of {rows}, "
+            f"{num_tokens} draft tokens need as many rows of draft_probs and {rows} of target_probs, "
             f"got {draft.shape[0]} and {target.shape[0]}"
         )
     if any(probs.shape[0] and probs.shape[1] != vocab for probs in (draft, target)):
         raise ConfigError(
-            f"the vocabularies differ: draft_probs has {draft.shape[1]} columns, target_probs {target.shape[1]}, "
-            f"expected {vocab}"
+            f"the vocabularies differ: draft_probs {draft.shape[1]}, target_probs {target.shape[1]}, expected {vocab}"
         )
     for i, token in enumerate(tokens):
         if not 0 <= token < vocab:
@@ -86,13 +87,6 @@ def _read_distributions(probs: Array, name: str, use_torch: bool) -> Any:
         rows = rows.to(torch.float64 if rows.dtype == torch.float64 or not use_torch else torch.float32)
     check_distributions(name, rows)
     return rows if use_torch else rows.numpy()
-
-
-def _read_tokens(draft_tokens: Array) -> list[int]:
-    tokens = to_numpy(draft_tokens, "draft_tokens")
-    if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
-        raise ConfigError(f"draft_tokens must be integers [K], got {tokens.dtype} {list(tokens.shape)}")
-    return tokens.tolist()
 
 
 def read_vector(values: Array, name: str, length: int | None) -> list[float]:
