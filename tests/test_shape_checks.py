@@ -8,7 +8,7 @@ import torch
 from helpers.toys import as_batch, random_drafted
 from jaxtyping import TypeCheckError
 
-from treespec.verification.dense import scan_rejection
+from treespec.verification.dense.scans import scan_rejection
 from treespec.verification.dense.scans import at
 
 

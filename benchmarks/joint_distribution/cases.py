@@ -18,7 +18,7 @@ from treespec.hf import make_scorer
 from treespec.protocols import NodeProbs, RandomSource, TreePolicy, VerifiableTree, VerificationRule
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES
-from treespec.verification.dense import has_dense_form
+from treespec.verification.dense.forms import has_dense_form
 
 VOCAB_SIZE, NUM_TOKENS = 8, 3
 PROMPT = [5, 2, 7, 5]

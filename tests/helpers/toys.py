@@ -25,7 +25,7 @@ from treespec.testing import (
 )
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import GivenUniforms
-from treespec.verification.dense import Scan
+from treespec.verification.dense.scans import Scan
 
 
 class SamplingSource:

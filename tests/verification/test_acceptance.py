@@ -24,7 +24,7 @@ from treespec.testing import (
     exact_distribution,
 )
 from treespec.verification import RULES
-from treespec.verification.dense import scan_rejection, scan_traversal
+from treespec.verification.dense.scans import scan_rejection, scan_traversal
 
 # Family, vocabulary and branching: 1,000 pairs of distributions are spread over these.
 CONFIGURATIONS = [

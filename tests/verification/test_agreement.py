@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES, GivenUniforms, verify_dense
-from treespec.verification.dense import has_dense_form
+from treespec.verification.dense.forms import has_dense_form
 
 NUM_ROWS = 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")

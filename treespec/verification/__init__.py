@@ -1,21 +1,15 @@
 """Verification rules: which path of a drafted tree is kept, and the token that follows it.
 
-The rules to use are in `target_walk`, `recursive` (and token), `block` and `traversal`; `comparison/` keeps those of
-the literature that lose to them or are lossy. `registry` finds rules by name, `entry` is the public `verify`,
-`dispatch` chooses between tree by tree and all nodes at once (`dense/`); `optimum/` bounds lossless rules.
+`comparison/` keeps the rules of the literature that lose to the others or are lossy; `dispatch` chooses between tree by
+tree and all nodes at once (`dense/`).
 """
 
 from treespec.checks import AUTO
 from treespec.verification.block import BlockVerification
-from treespec.verification.comparison import (
-    EnsembleVerification,
-    KSeq,
-    OptimalTransport,
-    ThresholdAcceptance,
-    TransportTraversal,
-    TypicalAcceptance,
-)
-from treespec.verification.dense import verify_dense
+from treespec.verification.comparison.kseq import KSeq
+from treespec.verification.comparison.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
+from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
+from treespec.verification.dense.verdicts import verify_dense
 from treespec.verification.entry import verify
 from treespec.verification.random_source import ArgmaxSource, GivenUniforms
 from treespec.verification.recursive import RecursiveRejection, TokenVerification

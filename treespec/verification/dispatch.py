@@ -11,10 +11,10 @@ from torch import Tensor
 
 from treespec.protocols import RandomSource, VerificationRule
 from treespec.tree import TreeBatch, Verdict
-from treespec.verification.dense import decode, has_dense_form, pack, pack_greedy
+from treespec.verification.dense.forms import has_dense_form
+from treespec.verification.dense.verdicts import check_flags, decode, is_verifiable, pack_greedy, verify_dense
 from treespec.verification.random_source import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
-from treespec.verification.validity import check_flags, is_verifiable
 
 DENSE_ON_CPU = 1 << 12
 """Up to so many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
@@ -52,13 +52,12 @@ def verify_batch(
     """Verify every tree of a batch in the form that suits the device; `rule` must support the trees.
 
     Rules with a dense form use it on accelerators and on small vocabularies. Otherwise the trees are verified one by
-    one, and only the nodes that the rule visits get a distribution. Coins and draws lie in [0, 1), indexed by the node
-    accepted or rejected, and by the node drawn from. Raises as `check_flags`.
+    one, and only the nodes that the rule visits get a distribution. Coins and draws as for `verify`; raises as
+    `check_flags`.
     """
     if _is_dense(rule, trees, target.vocab_size):
-        return decode(pack(rule, trees, target.dense(), coins, draws), trees)
-    coin_rows, draw_rows = coins.tolist(), draws.tolist()
-    sources = map(GivenUniforms, coin_rows, draw_rows)
+        return verify_dense(rule, trees, target.dense(), coins, draws)
+    sources = map(GivenUniforms, coins.tolist(), draws.tolist())
     return _verify_rows(rule, trees, target.probs, sources, target.vocab_size)
 
 

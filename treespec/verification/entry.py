@@ -11,35 +11,21 @@ from treespec.checks import AUTO, are_distributions
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
-from treespec.verification.dense import has_dense_form
+from treespec.verification.dense.forms import has_dense_form
+from treespec.verification.dense.verdicts import check_flags
 from treespec.verification.dispatch import verify_batch
 from treespec.verification.registry import resolve
-from treespec.verification.validity import check_flags
 
 Array = Tensor | np.ndarray | Sequence[Any]
 
 
 @overload
-def verify(
-    tree: TokenTree,
-    target_probs: Array,
-    rule: str | VerificationRule = ...,
-    *,
-    coins: Array | None = ...,
-    draws: Array | None = ...,
-    generator: torch.Generator | None = ...,
-) -> Verdict: ...
+def verify(tree: TokenTree, target_probs: Array, rule: str | VerificationRule = ..., **chance: Any) -> Verdict: ...
 
 
 @overload
 def verify(
-    tree: TreeBatch,
-    target_probs: Array,
-    rule: str | VerificationRule = ...,
-    *,
-    coins: Array | None = ...,
-    draws: Array | None = ...,
-    generator: torch.Generator | None = ...,
+    tree: TreeBatch, target_probs: Array, rule: str | VerificationRule = ..., **chance: Any
 ) -> list[Verdict]: ...
 
 
@@ -52,7 +38,7 @@ def verify(
     draws: Array | None = None,
     generator: torch.Generator | None = None,
 ) -> Verdict | list[Verdict]:
-    """Decide which drafted tokens are kept, and the token that follows them.
+    """Decide which drafted tokens are kept, and the token that follows them: a Verdict, or one per row of the batch.
 
     Args:
         tree: one tree of N nodes, or a batch of B.
@@ -63,9 +49,6 @@ def verify(
             `generator`.
         draws: likewise, one per node that a token is drawn from; must be independent of coins and drafting.
         generator: on the device of `target_probs`; None is torch's global one.
-
-    Returns:
-        A Verdict, or one per row of the batch.
 
     Raises:
         InvalidTreeError: not a tree, one that does not fit `target_probs`, or values that no drafted tree has.
@@ -126,22 +109,19 @@ def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
         wanted, got = [*trees.tokens.shape, "V"], list(target_probs.shape)
         raise InvalidTreeError(f"target_probs must hold one distribution per node, {wanted}, got {got}")
     if target_probs.dtype not in (torch.float32, torch.float64):
-        raise ConfigError(
-            f"target_probs must be float32 or float64, got {target_probs.dtype}: take the softmax in float32"
-        )
+        raise ConfigError(f"target_probs must be float32 or float64, got {target_probs.dtype}: softmax in float32")
     if trees.draft_probs is not None and trees.draft_probs.shape[1] != target_probs.shape[-1]:
         raise VocabularyMismatchError(
-            f"the tree's draft distributions cover {trees.draft_probs.shape[1]} tokens, the target's "
-            f"distributions {target_probs.shape[-1]}"
+            f"draft distributions cover {trees.draft_probs.shape[1]} tokens, target_probs {target_probs.shape[-1]}"
         )
 
 
 def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
-    is_node, vocab_size = trees.parents != PADDING_PARENT, target_probs.shape[-1]
+    vocab_size = target_probs.shape[-1]
     if (((trees.tokens < 0) | (trees.tokens >= vocab_size)) & (trees.parents >= 0)).any():
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
     check_flags(trees, bool(trees.is_valid), True)
-    is_wrong = ~are_distributions(target_probs) & is_node
+    is_wrong = ~are_distributions(target_probs) & (trees.parents != PADDING_PARENT)
     if is_wrong.any():
         row, node = (int(i) for i in is_wrong.nonzero()[0])
         probs = target_probs[row, node]

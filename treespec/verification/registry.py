@@ -5,35 +5,18 @@ from treespec.errors import ConfigError, RuleMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import TreeBatch
 from treespec.verification.block import BlockVerification
-from treespec.verification.comparison import (
-    EnsembleVerification,
-    KSeq,
-    OptimalTransport,
-    ThresholdAcceptance,
-    TransportTraversal,
-    TypicalAcceptance,
-)
+from treespec.verification.comparison.kseq import KSeq
+from treespec.verification.comparison.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
+from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
 
-RULES: dict[str, BaseRule] = {
-    rule.name: rule
-    for rule in (
-        TargetWalk(),
-        TokenVerification(),
-        BlockVerification(),
-        RecursiveRejection(),
-        Traversal(),
-        KSeq(),
-        OptimalTransport(),
-        TransportTraversal(),
-        TypicalAcceptance(),
-        EnsembleVerification(),
-        ThresholdAcceptance(),
-    )
-}
+_TO_USE = (TargetWalk, TokenVerification, BlockVerification, RecursiveRejection, Traversal)
+_COMPARISON = (KSeq, OptimalTransport, TransportTraversal, TypicalAcceptance, EnsembleVerification, ThresholdAcceptance)
+
+RULES: dict[str, BaseRule] = {rule.name: rule() for rule in (*_TO_USE, *_COMPARISON)}
 """Every rule by name, with its default settings."""
 
 

@@ -7,16 +7,3 @@
 - `TypicalAcceptance`, `ThresholdAcceptance` and `EnsembleVerification` are *lossy*: the output no longer has the
   target's distribution. They run only when they are named.
 """
-
-from treespec.verification.comparison.kseq import KSeq
-from treespec.verification.comparison.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
-from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
-
-__all__ = [
-    "EnsembleVerification",
-    "KSeq",
-    "OptimalTransport",
-    "ThresholdAcceptance",
-    "TransportTraversal",
-    "TypicalAcceptance",
-]

@@ -54,15 +54,11 @@ class TypicalAcceptance(BaseRule):
         if not children:
             return []
         probs = target_probs(node)
-        threshold = min(self.delta * math.exp(-_entropy(probs)), self.epsilon)  # In this order NaN stays NaN.
+        values = probs if isinstance(probs, Tensor) else torch.from_numpy(np.array(probs, dtype=np.float64))
+        entropy = float(torch.special.entr(values).sum())
+        threshold = min(self.delta * math.exp(-entropy), self.epsilon)  # In this order NaN stays NaN.
         child_probs = [(child, probs[tree.token(child)]) for child in children]
         return [(child, prob) for child, prob in child_probs if prob > threshold]
-
-
-def _entropy(probs: Any) -> float:
-    """In nats."""
-    values = probs if isinstance(probs, Tensor) else torch.from_numpy(np.array(probs, dtype=np.float64))
-    return float(torch.special.entr(values).sum())
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,3 @@ Each form computes what its rule's `verify` computes, in the same order, so that
 probability with which a node is accepted, given that everything visited before it was rejected, depends on no coin: one
 pass over the nodes finds them all, then all coins are compared at once.
 """
-
-from treespec.verification.dense.forms import has_dense_form
-from treespec.verification.dense.scans import Scan, scan_rejection, scan_traversal
-from treespec.verification.dense.verdicts import decode, pack, pack_greedy, verify_dense
-
-__all__ = [
-    "Scan",
-    "decode",
-    "has_dense_form",
-    "pack",
-    "pack_greedy",
-    "scan_rejection",
-    "scan_traversal",
-    "verify_dense",
-]

@@ -18,7 +18,7 @@ from treespec.verification.traversal import Traversal
 
 
 class Ending(NamedTuple):
-    """`last` int64 [B]: the node at which the kept path ends. `next_tokens` int64 [B]."""
+    """`last` int64 [B], the node at which the kept path ends, and `next_tokens` int64 [B]."""
 
     last: Tensor
     next_tokens: Tensor

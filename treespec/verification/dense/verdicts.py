@@ -1,13 +1,14 @@
-"""Verdicts, validity flags and trees as one tensor, so that one host copy brings them all."""
+"""Verdicts, validity flags and trees as one tensor, so that one host copy brings them all, and the flags' errors."""
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from treespec.checks import are_distributions
+from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.verification.dense.forms import DENSE_FORMS, Ending, follow_picks
-from treespec.verification.validity import check_flags, has_distributions, is_verifiable
 
 _NUM_HEADERS = 4
 
@@ -19,10 +20,7 @@ def verify_dense(
     coins: Float[Tensor, "B N"],
     draws: Float[Tensor, "B N"],
 ) -> list[Verdict]:
-    """Verify every tree of a batch on the distributions' device, with one host copy.
-
-    `rule` must support the trees and have a dense form. The rest as for `verify_batch`, padding's rows hold anything.
-    """
+    """`verify_batch` with one host copy; `rule` must have a dense form, and padding's rows may hold anything."""
     return decode(pack(rule, trees, target_probs, coins, draws), trees)
 
 
@@ -35,7 +33,8 @@ def pack(
 ) -> Int[Tensor, "B columns"]:
     """Verdicts, validity flags and the trees as one tensor on the device, [B, 4 + 3 N]; never waits for the device."""
     ending = DENSE_FORMS[type(rule)](trees, target_probs, coins, draws)
-    return _packed(trees, ending, target_probs.shape[-1], has_distributions(trees, target_probs))
+    has_distributions = (are_distributions(target_probs) | (trees.parents == PADDING_PARENT)).all()
+    return _packed(trees, ending, target_probs.shape[-1], has_distributions)
 
 
 def pack_greedy(trees: TreeBatch, scores: Float[Tensor, "B N V"]) -> Int[Tensor, "B columns"]:
@@ -65,3 +64,29 @@ def decode(packed: Int[Tensor, "B columns"], trees: TreeBatch) -> list[Verdict]:
         Verdict(tuple(node for node, is_kept in enumerate(flags) if is_kept), row[2], bool(row[3]))
         for row, flags in zip(rows, kept, strict=True)
     ]
+
+
+def is_verifiable(trees: TreeBatch, vocab_size: int) -> Bool[Tensor, ""]:
+    """Whether the trees are drafted trees and every drafted token is in the vocabulary."""
+    is_inside = (trees.tokens >= 0) & (trees.tokens < vocab_size)
+    return trees.is_valid & (is_inside | (trees.parents < 0)).all()
+
+
+def check_flags(trees: TreeBatch, is_verifiable: int | bool, has_distributions: int | bool) -> None:
+    """Raise LogitsError or InvalidTreeError for flags that have come to the host and are false."""
+    if not has_distributions:
+        raise LogitsError(
+            "a target distribution holds NaN or infinity, or does not sum to one: check the logits, the model's "
+            "weights and dtype, and the logits processors"
+        )
+    if is_verifiable:
+        return
+    if trees.draft_probs is not None and bool(trees.draft_probs.isnan().any()):
+        raise LogitsError(
+            "the drafter's distributions hold NaN: check the draft model's weights and the logits processors"
+        )
+    raise InvalidTreeError(
+        "the batch holds an invalid tree: a child before its parent, padding before a node, a draft distribution that "
+        "does not sum to one, a drawn token of probability zero, or a token outside the target's vocabulary "
+        "(TokenTree names the mistake when the tree is built row by row)"
+    )
