@@ -8,8 +8,7 @@ import torch
 from helpers.toys import as_batch, random_drafted
 from jaxtyping import TypeCheckError
 
-from treespec.verification.dense.scans import scan_rejection
-from treespec.verification.dense.scans import at
+from treespec.verification.dense.scans import at, scan_rejection
 
 
 def test_a_wrong_shape_is_found() -> None:
