@@ -147,7 +147,7 @@ def test_draws_without_replacement_have_their_exact_ordered_distribution(k: int)
 
 def test_draws_from_a_small_support_name_the_right_tokens(monkeypatch) -> None:
     """Clocks are set for the tokens that any distribution has; rows of other supports beside it change nothing."""
-    monkeypatch.setattr("treespec.sampling.draws.MIN_SPARSE", 0)
+    monkeypatch.setattr("treespec.sampling.MIN_SPARSE", 0)
     probs = torch.tensor([[0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0]] * NUM_DRAWS)
     probs[-1] = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0])
     tokens, is_drawn = draw_without_replacement(probs, 2, torch.Generator().manual_seed(0))

@@ -1,7 +1,16 @@
-"""Draws from given uniforms or generators; nothing here touches a global random state."""
+"""From logits to tokens: processors along paths, distributions, draws from given uniforms or generators.
+
+Nothing here touches a global random state.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from treespec.protocols import History, PathProcessors
+from treespec.tree import Path
 
 MIN_SPARSE = 1024
 """Smaller vocabularies are drawn from whole; in larger ones the tokens without mass are left out first."""
@@ -65,10 +74,9 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
 
 
 def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k draws (at most V) without replacement per distribution [..., V], in drawing order, by `race`.
+    """k draws (at most V) per distribution [..., V] by `race`: int64 [..., k] in drawing order, and bool [..., k].
 
-    Returns:
-        tokens int64 [..., k] and is_drawn bool [..., k]: False where fewer than k tokens had positive mass.
+    The flag is False where fewer than k tokens had positive mass.
     """
     tokens, speeds = race(probs, k, generator)
     return tokens, speeds > 0
@@ -91,9 +99,8 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     They have exactly the distribution of successive draws from the renormalised rest: Gumbel top-k (Kool et al. 2019)
     on another scale, `exp(-Gumbel)`.
 
-    Returns:
-        tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero where
-        a clock never rings.
+    Returns tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero
+    where a clock never rings.
     """
     columns = _support(probs)
     if columns is not None and min(k, probs.shape[-1]) <= len(columns) < probs.shape[-1]:
@@ -109,3 +116,44 @@ def _race_all(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor
     # A larger rate rings earlier; the reciprocal turns the first arrivals into a top-k and zero mass into never.
     first = (probs.to(torch.float64) / clocks).topk(min(k, probs.shape[-1]), dim=-1)
     return first.indices, first.values
+
+
+class NoProcessors:
+    """The empty list of logits processors: scores are the logits in float32."""
+
+    is_path_free = is_row_free = True
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        return logits.float()
+
+
+def path_scores(
+    processors: PathProcessors,
+    history: History,
+    row_ids: Sequence[int],
+    logits: Float[Tensor, "B N V"],
+    read_paths: Callable[[], Sequence[Sequence[Path | None]]],
+) -> Float[Tensor, "B N V"]:
+    """Processed scores in float32 after N nodes per row; paths of one length go to the processors together.
+
+    The history's tokens end with the root; `row_ids` are the caller's batch rows. `read_paths` gives, per row and node,
+    the tokens on its path below the root, or None for padding, whose scores are zero; it is called only where the
+    processors look at tokens.
+    """
+    if processors.is_path_free:
+        no_ids = torch.zeros(logits.shape[0] * logits.shape[1], 1, dtype=torch.int64, device=logits.device)
+        return processors(no_ids, logits.flatten(0, 1), row_ids[0]).view(logits.shape)
+    groups: dict[tuple[int, int, int], list[tuple[int, int, Path]]] = {}
+    for row, paths in enumerate(read_paths()):
+        row_id = 0 if processors.is_row_free else row_ids[row]
+        for node, path in enumerate(paths):
+            if path is not None:
+                groups.setdefault((row_id, history.lengths[row], len(path)), []).append((row, node, path))
+    scores = torch.zeros_like(logits, dtype=torch.float32)
+    for (row_id, _, _), members in groups.items():
+        # One upload per group: rows, nodes and paths as the columns of one tensor.
+        columns = torch.tensor([(row, node, *path) for row, node, path in members]).to(logits.device)
+        at = tuple(columns[:, :2].unbind(1))
+        ids = torch.cat([history.rows([row for row, _, _ in members]), columns[:, 2:]], 1)
+        scores[at] = processors(ids, logits[at], row_id)
+    return scores
