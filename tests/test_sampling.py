@@ -18,7 +18,6 @@ from treespec.sampling import (
     flatten_at_zeros,
     inverse_cdf,
     normalise,
-    residual,
 )
 
 ALMOST_ONE = 1 - 2**-53
@@ -200,11 +199,6 @@ def test_the_same_generator_state_gives_the_same_draws() -> None:
         first, second, third = (draw(probs, 4, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
         assert first.equal(second)
         assert not first.equal(third)
-
-
-def test_residual() -> None:
-    probs, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.2, 0.7, 0.1]])
-    torch.testing.assert_close(residual(probs, draft), torch.tensor([[0.3, 0.0, 0.0]]))
 
 
 def test_normalise_never_divides_by_zero() -> None:

@@ -48,11 +48,7 @@ def check_share(name: str, value: Any) -> None:
 
 
 def are_distributions(probs: Float[Tensor, "*rows V"], tolerance: float = 1e-3) -> Bool[Tensor, "*rows"]:
-    """Whether the entries are finite, not negative, and sum to one within `tolerance`.
-
-    By default as a softmax in float32 over any vocabulary does; stricter for what a drafter stores, wider for half
-    precision and for tables written by hand.
-    """
+    """Whether the entries are finite, not negative, and sum to one within `tolerance`, by default a softmax's."""
     # Least entries, for comparing all of them takes a CPU ten times as long; NaN fails either comparison.
     return (probs.amin(-1) >= 0) & ((probs.sum(-1) - 1).abs() <= tolerance)
 
@@ -69,8 +65,8 @@ def check_distributions(name: str, probs: Tensor, may_be_empty: bool = False) ->
     is_good = are_distributions(probs.double(), 0.01 + 1e-9) | (may_be_empty & (probs == 0).all(-1))
     if not bool(is_good.all()):
         row = tuple((~is_good).nonzero()[0].tolist())
+        least, most, total = (float(x) for x in (probs[row].min(), probs[row].max(), probs[row].double().sum()))
         raise ConfigError(
-            f"{name}{list(row) or ''} must be a probability distribution: its entries are from "
-            f"{float(probs[row].min()):.6g} to {float(probs[row].max()):.6g}, their sum is "
-            f"{float(probs[row].double().sum()):.6g}. Pass probabilities, not logits"
+            f"{name}{list(row) or ''} must be a probability distribution: its entries are from {least:.6g} to "
+            f"{most:.6g}, their sum is {total:.6g}. Pass probabilities, not logits"
         )

@@ -16,11 +16,6 @@ MIN_SPARSE = 1024
 """Smaller vocabularies are drawn from whole; in larger ones the tokens without mass are left out first."""
 
 
-def residual(probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Unnormalised residual `(probs - draft_probs)+`, float [..., V] (Leviathan et al. 2023, equation 3)."""
-    return (probs - draft_probs).clamp(min=0)
-
-
 def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
     """`weights / sum(weights)` over the last axis; rows without any mass become `fallback` or stay zero."""
     total = weights.sum(-1, keepdim=True)
@@ -30,10 +25,7 @@ def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
 
 
 def truncate_probs(probs: Tensor, num_tokens: int) -> Tensor:
-    """The `num_tokens` most probable tokens of a distribution float [..., V], renormalised; zero elsewhere.
-
-    Children drawn from the result have it as their draft distribution: store it with the tree.
-    """
+    """The `num_tokens` most probable tokens of a distribution float [..., V], renormalised; zero elsewhere."""
     top = probs.topk(min(num_tokens, probs.shape[-1]), dim=-1)
     return normalise(torch.zeros_like(probs).scatter(-1, top.indices, top.values))
 
@@ -67,8 +59,7 @@ def _search(weights: Tensor, uniform: Tensor) -> Tensor:
 def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
     """Cumulative sums [..., V] made monotone, and flat where the weight is zero, so that no such index is ever found.
 
-    A CPU adds in order and has both properties; a parallel scan associates every entry in its own way and may be off
-    by an ulp.
+    A CPU adds in order and has both properties; a parallel scan may be off by an ulp.
     """
     return torch.where(weights > 0, cdf, torch.zeros_like(cdf)).cummax(-1).values
 

@@ -101,15 +101,10 @@ def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor,
 
 
 class AdaptiveChain(Chain):
-    """A chain that grows by two tokens when all of the last one was accepted, and else shrinks by one.
+    """A chain that grows by two tokens when all of the last one was accepted, and else shrinks by one, up to `max_k`.
 
     transformers' "heuristic" schedule (Gante 2023). In a batch it grows when at least half of the rows accepted all.
     The length stays from one call to the next.
-
-    Args:
-        k: the number of draft tokens of the first chain.
-        max_k: never more.
-        children: see `Chain`.
 
     Raises ConfigError: not 1 <= k <= max_k, or unknown children.
     """

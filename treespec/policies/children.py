@@ -17,9 +17,8 @@ from treespec.tree import MIXED, SELECTED, WITHOUT_REPLACEMENT
 class Children(NamedTuple):
     """Children of F nodes per row, in verification order.
 
-    `tokens` int64 [B, F, k]; `probs` float [B, F, k], the draft's probability of each; `is_real` bool [B, F, k], False
-    where there is no such child; `draft_probs` float [B, F, V], what the first `num_sampled` of a node's children were
-    drawn from, or None when all were selected.
+    `tokens` int64, `probs` float (the draft's) and `is_real` bool (False where there is no such child), each [B, F, k];
+    `draft_probs` float [B, F, V], what the first `num_sampled` of a node's children were drawn from.
     """
 
     tokens: Tensor
@@ -46,8 +45,7 @@ def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> st
 def choose_children(proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator) -> Children:
     """Choose `widths[f]` children of every node f (a single width stands for all), not by "auto".
 
-    A width is fixed before anything is drawn, and draws keep their drawing order, so the stored distributions stay
-    exact.
+    Widths are fixed before anything is drawn and draws keep their order, so the stored distributions stay exact.
     """
     k = max(widths)
     if children == SELECTED:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 State = TypeVar("State")
@@ -25,21 +26,16 @@ def grow_best_first(
 ) -> HostTree:
     """The `num_nodes` most probable nodes, in order of falling path value, in O(num_nodes log num_nodes).
 
-    A heap holds each found node's next sibling and first child (DDTree): values fall along both edges.
-
-    Args:
-        children_of: maps a node's state to its children's (probability, token, state), most probable first.
-        min_value: less probable nodes are left out.
+    A heap holds each found node's next sibling and first child (DDTree): values fall along both edges. `children_of`
+    maps a node's state to its children's (probability, token, state), most probable first.
     """
     tree = HostTree([root_token], [-1], [1.0])
     heap: list[tuple[float, int, int, int, Sequence[tuple[float, int, State]], int]] = []
-    order = 0
+    order = count()
 
     def push(value: float, parent: int, depth: int, siblings: Sequence[tuple[float, int, State]], rank: int) -> None:
-        nonlocal order
         if rank < len(siblings) and depth <= max_depth:
-            order += 1
-            heappush(heap, (-value * siblings[rank][0], order, parent, depth, siblings, rank))
+            heappush(heap, (-value * siblings[rank][0], next(order), parent, depth, siblings, rank))
 
     push(1.0, 0, 1, children_of(root), 0)
     while heap and len(tree.tokens) < num_nodes:

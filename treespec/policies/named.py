@@ -1,7 +1,6 @@
-"""Published trees that are settings of the policies here.
+"""Published trees that are settings of the policies here. All raise ConfigError for numbers out of range.
 
-The reranks of EAGLE-2 and OPT-Tree are exact for selected children only, so these have no option for sampled ones. All
-raise ConfigError for numbers out of range.
+The reranks of EAGLE-2 and OPT-Tree are exact for selected children only, so these have no option for sampled ones.
 """
 
 from collections.abc import Sequence
@@ -40,8 +39,5 @@ def dyspec(num_nodes: int, depth: int | None = None, beam: int | None = None) ->
 
 
 def delayed_branching(trunk: int, branching: Sequence[int], children: str = AUTO) -> KAry:
-    """A chain of `trunk` tokens first, then `branching[d]` children per node: for drafts that are certain at first.
-
-    `delayed_branching(3, (4, 1, 1))` is a trunk of three with four branches of three tokens.
-    """
+    """A chain of `trunk` tokens, then `branching[d]` children per node: for drafts that are certain at first."""
     return KAry((1,) * check_count("trunk", trunk) + check_branching(branching), children)

@@ -66,24 +66,21 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
     """The rank paths whose probabilities add up to the most, in order of falling probability.
 
     A path's probability is the product over its nodes. As it falls towards children and later siblings alike, the
-    `num_nodes - 1` most probable paths hold their parents and earlier siblings, and no tree of this size has more: a
-    heap finds in O(n log n) what the paper's dynamic programme finds in O(n^2 D R), and for any table by depth.
+    `num_nodes - 1` most probable paths hold their parents and earlier siblings: a heap finds in O(n log n) what the
+    paper's dynamic programme finds in O(n^2 D R), and for any table by depth.
 
     Args:
-        probs: float [D][R] or [R], see `AcceptanceTable`; rows may differ in length.
+        probs: rows may differ in length.
         num_nodes: the most nodes, root included; paths of probability zero are left out.
         max_depth: the deepest level; None: as deep as the table, or any depth where it has one row for all.
 
     Raises ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
     """
-    check_count("num_nodes", num_nodes)
-    rows, is_per_depth = _read_table(probs)
-    deepest = len(rows) if is_per_depth else num_nodes
-    limit = deepest if max_depth is None else min(check_count("max_depth", max_depth), deepest)
+    rows = _read_table(probs, check_count("num_nodes", num_nodes))
+    limit = len(rows) if max_depth is None else min(check_count("max_depth", max_depth), len(rows))
 
     def children_of(depth: int) -> list[tuple[float, int, int]]:
-        row = rows[depth if is_per_depth else 0]
-        return [(prob, rank, depth + 1) for rank, prob in enumerate(row) if prob > 0]
+        return [(prob, rank, depth + 1) for rank, prob in enumerate(rows[depth]) if prob > 0]
 
     tree = grow_best_first(0, 0, children_of, num_nodes, limit)
     paths: list[Path] = [()]
@@ -104,8 +101,8 @@ def non_increasing(values: Sequence[float]) -> list[float]:
     return [total / count for total, count in blocks for _ in range(count)]
 
 
-def _read_table(probs: AcceptanceTable) -> tuple[list[list[float]], bool]:
-    """The table's rows, and whether there is one per depth."""
+def _read_table(probs: AcceptanceTable, max_depth: int) -> list[list[float]]:
+    """One row per depth; `max_depth` of them where one row is for all."""
     try:
         table: list[Any] = list(probs)
         is_per_depth = bool(table) and not any(isinstance(row, Real) for row in table)
@@ -116,4 +113,4 @@ def _read_table(probs: AcceptanceTable) -> tuple[list[list[float]], bool]:
         is_falling = all(later <= earlier for earlier, later in pairwise(row))
         if not is_falling or not all(0 <= prob <= 1 for prob in row):
             raise ConfigError(f"acceptance must lie in [0, 1] and not rise with rank, got {row}")
-    return rows, is_per_depth
+    return rows if is_per_depth else rows * max_depth

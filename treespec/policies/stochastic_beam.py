@@ -75,12 +75,7 @@ def draw_children(
 ) -> tuple[Children, Float[Tensor, "B F k"]]:
     """The first `width` children of every node to arrive, and when they do (float64, rising along k).
 
-    Args:
-        proposal: dense distributions of the nodes.
-        width: the most children of a node.
-        times: when the nodes arrived, float64.
-        path_probs: the draft's probabilities of the paths to the nodes.
-        generator: the draft's random stream.
+    `times` says when the nodes arrived, `path_probs` how probable the paths to them are.
     """
     tokens, speeds = race(proposal.probs, width, generator)
     clocks = 1 / (speeds * path_probs.unsqueeze(-1))

@@ -1,7 +1,6 @@
 """Trees drawn from the draft's most probable tokens only: what optimal transport can verify.
 
-Children are drawn from the truncated distribution, and that is the distribution stored with them, so every lossless
-rule stays lossless.
+The truncated distribution is also what is stored with them, so every lossless rule stays lossless.
 """
 
 from treespec.checks import check_count, is_policy
@@ -21,10 +20,6 @@ class Truncated:
     With two sampled children per node and a width that is fixed beforehand (`Paths`, `KAry`, `Sequoia`, chains)
     `verification="optimal_transport"` and `"transport_traversal"` support the trees: they take distributions of at most
     20 tokens. Candidates of tables and look-ups, which have no distribution, are not changed.
-
-    Args:
-        policy: how the trees are shaped.
-        num_tokens: how many tokens keep their probability, renormalised.
 
     Raises ConfigError: `policy` is not a policy, or `num_tokens` is not a positive int.
     """

@@ -17,22 +17,21 @@ from treespec.verification.dispatch import verify_batch
 from treespec.verification.registry import resolve
 
 Array = Tensor | np.ndarray | Sequence[Any]
+Rule = str | VerificationRule
 
 
 @overload
-def verify(tree: TokenTree, target_probs: Array, rule: str | VerificationRule = ..., **chance: Any) -> Verdict: ...
+def verify(tree: TokenTree, target_probs: Array, rule: Rule = ..., **chance: Any) -> Verdict: ...
 
 
 @overload
-def verify(
-    tree: TreeBatch, target_probs: Array, rule: str | VerificationRule = ..., **chance: Any
-) -> list[Verdict]: ...
+def verify(tree: TreeBatch, target_probs: Array, rule: Rule = ..., **chance: Any) -> list[Verdict]: ...
 
 
-def verify(
+def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chance` to it)
     tree: TokenTree | TreeBatch,
     target_probs: Array,
-    rule: str | VerificationRule = AUTO,
+    rule: Rule = AUTO,
     *,
     coins: Array | None = None,
     draws: Array | None = None,
@@ -45,8 +44,7 @@ def verify(
         target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target distribution after every node, logits
             processors applied; a tensor, an array or nested lists. Rows of padding are not read; gradients are dropped.
         rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
-        coins: float [N] (a batch: [B, N]) in [0, 1), one per node accepted or rejected; None draws them from
-            `generator`.
+        coins: float [N] (a batch: [B, N]) in [0, 1), one per node accepted or rejected; None: from `generator`.
         draws: likewise, one per node that a token is drawn from; must be independent of coins and drafting.
         generator: on the device of `target_probs`; None is torch's global one.
 

@@ -3,9 +3,7 @@
 One function covers most of the literature, which differs only in the distribution that each child was drawn from:
 i.i.d. siblings (SpecInfer, Miao et al. 2024, algorithm 2), without replacement (Sequoia, Chen et al. 2024, algorithm
 2; RSD, Jeon et al. 2024, algorithm 1), selected (EAGLE-2, Medusa-style top-k, n-grams), several drafters, mixed.
-On a chain it is token verification, the rule of speculative sampling (Leviathan et al. 2023, Fast Inference from
-Transformers via Speculative Decoding, algorithm 1; Chen et al. 2023, Accelerating Large Language Model Decoding with
-Speculative Sampling, algorithm 2).
+On a chain it is the rule of speculative sampling (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Target walk (sample and match): draw from the target and descend while the draw is among the children.
 
 The naive sampling of SpecInfer (Miao et al. 2024), and the rule of greedy tree decoding and of Medusa's and SGLang's
-exact modes. At a node it accepts a child with probability `P(children)`: the same distribution as recursive rejection
-on trees of point masses, where no lossless rule accepts more.
+exact modes. On trees of point masses no lossless rule accepts more.
 """
 
 from dataclasses import dataclass

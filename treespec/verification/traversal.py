@@ -2,10 +2,6 @@
 
 Block verification for trees. Its invariant is also its proof: `visit(v, a)` accepts inside v's subtree with probability
 exactly a, averaged over the drawing of that subtree, and what follows v then has v's target distribution.
-
-On trees of a fixed shape it was never below recursive rejection in a thousand random pairs of distributions. Where the
-growth looks at drawn tokens it stays lossless but may accept a few per cent less
-(tests/verification/test_acceptance.py).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The two orders in which rules visit the nodes of a tree, and the two steps that the lossless ones are made of.
 
-A rule says how the children of one node are verified. Neither order asks for a target distribution that it can do
-without. All of it runs on torch, numpy and rational arrays alike: `Any` stands for such an array or scalar.
+Neither order asks for a target distribution that it can do without. All of it runs on torch, numpy and rational arrays
+alike: `Any` stands for such an array or scalar.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,10 +45,7 @@ turn, each one asked for once the last one was rejected, and in the end the node
 
 
 def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, candidates: Candidates) -> Verdict:
-    """From the leaves: every subtree comes before its own root, which is accepted with the mass that is left to it.
-
-    No distribution is asked for in a subtree that is entered with mass zero. The root is accepted without a coin.
-    """
+    """From the leaves: every subtree comes before its own root, which is accepted with the mass that is left to it."""
 
     def enter(node: int, mass: Any) -> Iterator[Candidate]:
         if not tree.children(node):
@@ -63,7 +60,7 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, ca
             if mass != 0:
                 path.append(node)
                 waiting.append(enter(node, mass))
-        elif len(path) == 1 or rng.flip(node, mass):
+        elif len(path) == 1 or rng.flip(node, mass):  # The root is accepted without a coin.
             probs = target_probs(node) if weights is None else weights
             return Verdict(tuple(path), rng.pick(node, probs), is_bonus=weights is None)
         else:
@@ -72,17 +69,13 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, ca
 
 
 def likelihood_ratio(probs: Any, draft_probs: Any | None, token: int) -> Any:
-    """`probs[token] / draft_probs[token]`, a scalar; `draft_probs` is None for a point mass at `token`.
-
-    Raises InvalidTreeError: the draft distribution gives the token probability zero, so it was not drawn from it.
-    """
+    """`probs[token] / draft_probs[token]`, a scalar; None is a point mass. Raises InvalidTreeError for x / 0."""
     if draft_probs is None:
         return probs[token]
     if not draft_probs[token] > 0:
         raise InvalidTreeError(
-            f"token {token} was drafted, but its stored draft distribution gives it probability "
-            f"{float(draft_probs[token])}: store the distribution that was really sampled from, after the draft "
-            "model's own processors"
+            f"token {token} was drafted, and its stored draft distribution gives it {float(draft_probs[token])}: store "
+            "the distribution that was really sampled from, after the draft model's own processors"
         )
     return probs[token] / draft_probs[token]
 

@@ -76,9 +76,6 @@ def plot_training(
     for axes, name, color in ((left, "loss", INK), (middle, "overlap", ACCEPTED)):
         lines = [line for line in log if name in line]
         axes.plot([line["tokens"] for line in lines], [line[name] for line in lines], color=color, linewidth=1.2)
-        axes.set_xlabel("tokens trained on", fontsize=8, color=GREY)
-    left.set_title("training loss", fontsize=9, color=GREY, loc="left")
-    middle.set_title("held-out mass shared with the target", fontsize=9, color=GREY, loc="left")
     bottoms = [0.0] * len(acceptance)
     for rank in range(max(map(len, acceptance), default=0)):
         heights = [row[rank] if rank < len(row) else 0.0 for row in acceptance]
@@ -86,9 +83,11 @@ def plot_training(
         right.bar(range(1, len(heights) + 1), heights, bottom=bottoms, color=ACCEPTED, alpha=shade, edgecolor="white")
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     right.set(ylim=(0, 1), xticks=range(1, len(acceptance) + 1))
-    right.set_xlabel("depth; ranks from the bottom", fontsize=8, color=GREY)
-    right.set_title("held-out acceptance", fontsize=9, color=GREY, loc="left")
-    for axes in (left, middle, right):
+    titles = ("training loss", "held-out mass shared with the target", "held-out acceptance")
+    labels = ("tokens trained on", "tokens trained on", "depth; ranks from the bottom")
+    for axes, heading, label in zip((left, middle, right), titles, labels, strict=True):
+        axes.set_title(heading, fontsize=9, color=GREY, loc="left")
+        axes.set_xlabel(label, fontsize=8, color=GREY)
         axes.tick_params(labelsize=7, colors=GREY)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title or "Training", fontsize=11, color=INK, weight="bold", x=0.01, ha="left")

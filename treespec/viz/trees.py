@@ -37,7 +37,7 @@ def draw_tree(
 
     Args:
         tree: legible up to about 32 nodes.
-        verdict: what was accepted, or None to show the drafted tree alone.
+        verdict: what was accepted; None shows the drafted tree alone.
         labels: token id to text, e.g. `lambda token: tokenizer.decode([token])`; None shows the id.
         probs: N numbers in [0, 1], e.g. the target's probability of each node's token after its parent; the root's is
             not shown. A further number is the next token's.
@@ -80,9 +80,8 @@ def _graph(
 ) -> networkx.DiGraph:
     """The tree with the next token as one more child; nodes carry text, kind and prob."""
     graph = tree.to_networkx()
-    accepted = set(verdict.path) if verdict else set()
     for node, data in graph.nodes(data=True):
-        data["kind"] = "accepted" if node in accepted else "rejected"
+        data["kind"] = "accepted" if verdict and node in verdict.path else "rejected"
     if verdict:
         graph.add_node(tree.num_nodes, token=verdict.next_token, depth=len(verdict.path), kind="next")
         graph.add_edge(verdict.path[-1], tree.num_nodes)

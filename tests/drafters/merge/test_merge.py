@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters.merge.merge import UnionTree
 from treespec.drafters.merge.opinion_pool import (
     MEMORY,
     MIN_REST,
@@ -26,7 +27,6 @@ from treespec.drafters.merge.opinion_pool import (
     Vote,
     vote_cells,
 )
-from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
 from treespec.policies.heap import HostTree

@@ -1,7 +1,4 @@
-"""Token recycling (Luo et al. 2024): the target's best candidates at every node, accepted or not, draft later trees.
-
-Axis letters: B rows, N nodes, F expanded nodes, V vocabulary, K candidates.
-"""
+"""Token recycling (Luo et al. 2024): the target's best candidates at every node, accepted or not, draft later trees."""
 
 from __future__ import annotations
 
@@ -33,11 +30,7 @@ class TokenRecycling(SessionSource):
 
     The table is updated on the device from every node of every target pass, without a host copy, and persists across
     calls. A candidate's probability is how often its rank held the target's most likely token so far. Threads must not
-    share a table, as every call writes to it.
-
-    Args:
-        num_candidates: K, the candidates kept per token; a given table has its own.
-        table: the initial table; it is copied.
+    share a table, as every call writes to it. A given table is copied and has its own K.
 
     Raises ConfigError: `num_candidates` is not a positive int, or see `check_table`.
     """
@@ -89,8 +82,7 @@ class TokenRecycling(SessionSource):
         is_node = (step.trees.parents != PADDING_PARENT).flatten()
         top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
         self._measure(tokens, is_node, top)
-        assert self._table is not None
-        _store(self._table, tokens, is_node, top)
+        self._store(tokens, is_node, top)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """The table does not depend on rows."""
@@ -133,14 +125,14 @@ class TokenRecycling(SessionSource):
         counts = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
         self._hits = torch.where(counts[-1] > MANY_TRIALS, counts / 2, counts)
 
+    def _store(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
+        """Replace rows `tokens` int64 [M] of the table [V + 1, K] by `top` int64 [M, K] where `is_node` bool [M].
 
-def _store(table: Tensor, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
-    """Replace rows `tokens` int64 [M] of the table [V + 1, K] by `top` int64 [M, K] where `is_node` bool [M].
-
-    Several writes to one row would race on accelerators, so all but the last one go to row V.
-    """
-    spill = len(table) - 1
-    order = torch.arange(len(tokens), device=tokens.device)
-    rows = torch.where(is_node, tokens, spill)
-    last = torch.full((spill + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
-    table.index_copy_(0, torch.where(last[rows] == order, rows, spill), top)
+        Several writes to one row would race on accelerators, so all but the last one go to row V.
+        """
+        assert self._table is not None
+        spill = len(self._table) - 1
+        order = torch.arange(len(tokens), device=tokens.device)
+        rows = torch.where(is_node, tokens, spill)
+        last = torch.full((spill + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
+        self._table.index_copy_(0, torch.where(last[rows] == order, rows, spill), top)

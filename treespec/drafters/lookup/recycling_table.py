@@ -1,7 +1,4 @@
-"""Adjacency tables of `TokenRecycling`: counted from texts, and packed for files.
-
-Axis letters: N tokens of texts, V vocabulary, K candidates, M tokens with candidates.
-"""
+"""Adjacency tables of `TokenRecycling`: counted from texts, and packed for files."""
 
 import re
 from pathlib import Path
@@ -51,11 +48,9 @@ def check_table(table: Table) -> None:
 
 
 def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
-    """The candidates that were most likely on average after every token of a text.
+    """The candidates that were most likely on average after every token of a text, int64 [N].
 
-    Args:
-        tokens: int64 [N].
-        top: int64 [N, K], the model's most likely next tokens at every position, best first; -1 where they are unknown.
+    `top` int64 [N, K] holds the model's most likely next tokens at every position, best first; -1 where unknown.
     """
     is_known = top[:, 0] >= 0
     tokens, top = tokens[is_known], top[is_known]
@@ -109,19 +104,16 @@ def pack_table(table: Table) -> dict[str, Tensor]:
 
 
 def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str | Path) -> Table:
-    """The table that `pack_table` packed, for the vocabulary in the metadata.
-
-    Raises CheckpointError: shapes that do not fit each other, ids beyond the vocabulary, a vocabulary that is too large
-    for any model, or hits that are not counts.
-    """
-    vocab_size = read_vocab_size(metadata, path)
+    """The table that `pack_table` packed, for the vocabulary in the metadata. Raises CheckpointError if damaged."""
+    found = metadata.get("vocab_size", "")
+    if not re.fullmatch(r"[1-9][0-9]{0,9}", found):
+        raise CheckpointError(f"{path}: the metadata must have a positive int vocab_size, got {found!r}")
+    vocab_size = int(found)
     known, candidates = (unpack_ids(tensors[name], name, vocab_size, path) for name in ("known", "candidates"))
     is_fitting = candidates.ndim == 2 and known.shape == candidates.shape[:1] and 0 < candidates.shape[1] <= vocab_size
     if not is_fitting or len(known.unique()) != len(known) or bool((known < 0).any()):
         shapes = {name: list(tensors[name].shape) for name in PACKED}
-        raise CheckpointError(
-            f"{path}: expected different ids known [M], candidates [M, K] and hits [K + 1], got {shapes}"
-        )
+        raise CheckpointError(f"{path}: expected known ids [M], candidates [M, K] and hits [K + 1], got {shapes}")
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
         raise CheckpointError(f"{path}: vocab_size is {vocab_size}, more than any model has: it is damaged")
     table = Table(torch.full((vocab_size, candidates.shape[1]), -1), tensors["hits"])
@@ -131,11 +123,3 @@ def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return table
-
-
-def read_vocab_size(metadata: dict[str, str], path: str | Path) -> int:
-    """Raises CheckpointError unless the metadata's vocab_size is a positive int."""
-    found = metadata.get("vocab_size", "")
-    if not re.fullmatch(r"[1-9][0-9]{0,9}", found):
-        raise CheckpointError(f"{path}: the metadata must have a positive int vocab_size, got {found!r}")
-    return int(found)

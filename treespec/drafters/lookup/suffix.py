@@ -1,7 +1,6 @@
-"""Suffix lookup: trees of what followed earlier occurrences of the text's ending.
+"""Suffix lookup: trees of what followed earlier occurrences of the text's ending (SuffixDecoding, Oliaro et al. 2024).
 
-Scoring over all match lengths as in SuffixDecoding (Oliaro et al. 2024), in this text and in those of earlier calls;
-prompt lookup (Saxena 2023) is the special case of the longest match and its most probable continuation.
+Prompt lookup (Saxena 2023) is the special case of the longest match and its most probable continuation.
 """
 
 import math
@@ -153,13 +152,7 @@ class SuffixLookup:
 
 
 class TrieSource:
-    """A `DraftSource` on the host for policies without a host form: the continuations of one match per row.
-
-    Args:
-        roots: each row's last token.
-        starts: each row's match; None for a row without one.
-        min_prob: the least probability of a node's path.
-    """
+    """A `DraftSource` on the host for policies without a host form: the continuations of one match per row, or None."""
 
     def __init__(
         self, roots: Sequence[int], starts: Sequence[TrieNode | None], min_prob: float, is_sampling: bool

@@ -1,7 +1,6 @@
 """Token texts and the positions where an ending occurs in them: the index of `SuffixLookup`.
 
-A suffix trie is never built: its node for an ending is the set of positions where the ending occurs, and its children
-are the tokens after them. Both are found in the text itself.
+A suffix trie is never built: its node for an ending is the positions where it occurs, its children the tokens after.
 """
 
 from __future__ import annotations
@@ -100,9 +99,7 @@ class SuffixText:
     def find(self, ending: Sequence[int], stop: int | None = None) -> list[Occurrences]:
         """Where the last token of `ending` occurs, where its last two tokens do, and so on, as long as they do.
 
-        Args:
-            ending: no more tokens than the depth of `sort`.
-            stop: only positions before it count.
+        It has no more tokens than the depth of `sort`; only positions before `stop` count.
         """
         found: list[Occurrences] = []
         start, end = self._narrow(0, self.num_sorted, 0, ending[-1])

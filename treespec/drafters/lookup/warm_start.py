@@ -33,10 +33,9 @@ FORMAT = "treespec-warm-start-1"
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """Initial contents for one model's drafters.
+    """Initial contents for one model's drafters, which refuse a vocabulary of another size at their first call.
 
-    `texts` are token ids; `about` describes where they come from (model, seed, command). The drafters refuse a model
-    with a vocabulary of another size at their first call.
+    `texts` are token ids; `about` describes where they come from (model, seed, command).
     """
 
     table: Table
@@ -56,13 +55,10 @@ class WarmStart:
     def from_texts(
         cls, texts: Sequence[Tensor], top: Tensor, vocab_size: int, about: Mapping[str, Any] | None = None
     ) -> WarmStart:
-        """Build the table from texts.
+        """Build the table from texts, int64 token ids, none of them empty.
 
-        Args:
-            texts: int64, one tensor of token ids per text, none of them empty.
-            top: int64 [N, K], the model's most likely next tokens at every token of all texts, -1 where unknown.
-
-        Raises ConfigError: no texts or an empty one, other types or shapes, ids outside the vocabulary.
+        `top` int64 [N, K] are the model's most likely next tokens at every token of all texts, -1 where unknown. Raises
+        ConfigError: no texts or an empty one, other types or shapes, ids outside the vocabulary.
         """
         check_count("vocab_size", vocab_size)
         if not isinstance(texts, Sequence) or not texts:

@@ -78,13 +78,12 @@ def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Itera
 def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tuple[list[Any], Any]:
     """Transport one or two siblings, in drawing order and not point masses, to the demands [V] of their parent.
 
-    Returns:
-        Each child's probability of acceptance given that its earlier siblings were rejected, and the weights [V] that
-        are left when all are.
+    Returns each child's probability of acceptance given that its earlier siblings were rejected, and what is left [V].
     """
     tokens = [tree.token(child) for child in children]
     draft_probs = tree.draft_probs_of(children[0])
-    support = _support(draft_probs)
+    nonzero = draft_probs.nonzero(as_tuple=True) if isinstance(draft_probs, Tensor) else draft_probs.nonzero()
+    support = nonzero[0].tolist()
     draft, demand = draft_probs[support].tolist(), weights[support].tolist()
     total = sum(draft)  # One but for the rounding of float32.
     draft = [prob / total for prob in draft]
@@ -99,12 +98,6 @@ def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tupl
     first = accepted[i][j] / supply[i][j]
     second = 0 * first if i == j or not first < 1 else min(accepted[j][i] / supply[i][j] / (1 - first), 1)
     return [first, second], _less(weights, support, [sum(row) for row in accepted])
-
-
-def _support(probs: Any) -> list[int]:
-    """Tokens of positive mass."""
-    nonzero = probs.nonzero(as_tuple=True) if isinstance(probs, Tensor) else probs.nonzero()
-    return nonzero[0].tolist()
 
 
 def _less(weights: Any, support: Sequence[int], taken: Sequence[Any]) -> Any:

@@ -34,8 +34,8 @@ def scan_rejection(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Sc
 def scan_traversal(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Scan:
     """Traversal for all nodes at once: a node is entered with a mass that its parent and earlier siblings decide.
 
-    A node's column of `accept_probs` first holds the mass that it is entered with, and last the one that is left when
-    its children are all rejected: the probability of accepting the node itself. The root is always accepted.
+    A node's column of `accept_probs` first holds that mass, and last the one that is left when its children are all
+    rejected: the probability of accepting the node itself. The root is always accepted.
     """
     accept_probs, next_probs = _start(trees, target_probs)
     accept_probs[:, 0] = 1

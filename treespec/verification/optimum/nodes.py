@@ -1,6 +1,7 @@
 """The optimal acceptance probability of one node, by how its siblings are drawn.
 
 Distributions are float [..., V] (without replacement: [V]), selected tokens int64 [..., k], results float64 [...].
+All raise ConfigError for shapes that differ, for rows that are not distributions, and for k < 1.
 """
 
 import math
@@ -24,10 +25,7 @@ class Bounded(NamedTuple):
 
 
 def optimum_iid(target_probs: Tensor, draft_probs: Tensor, k: int) -> Tensor:
-    """Optimal acceptance of k >= 1 siblings drawn i.i.d. from `draft_probs`: a scan with `Pr = q(H)^k`, O(V log V).
-
-    Raises ConfigError: shapes that differ, invalid distributions, or k < 1.
-    """
+    """Optimal acceptance of k >= 1 siblings drawn i.i.d. from `draft_probs`: a scan with `Pr = q(H)^k`, O(V log V)."""
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     return 1 + (target.cumsum(-1) - draft.cumsum(-1) ** k).amin(-1).clamp(max=0)
 
@@ -40,9 +38,8 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
     k <= 2; otherwise by Gauss-Legendre quadrature on panels of doubling length, the same points for all prefixes, with
     a proven error bound: O(k V) per point, some 200 points.
 
-    Where fewer than k tokens have any mass, the siblings are all of those. `tolerance` is the error bound to reach;
-    rounding adds about 1e-12. Raises ConfigError: shapes that differ, invalid distributions, k outside 1 to 16, or
-    tolerance outside [1e-12, 1).
+    Where fewer than k tokens have any mass, the siblings are all of those. k is at most 16. `tolerance`, in [1e-12, 1),
+    is the error bound to reach; rounding adds about 1e-12.
     """
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     if target.ndim != 1 or k > _MAX_SIBLINGS:
@@ -59,10 +56,7 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
 
 
 def optimum_selected(target_probs: Tensor, tokens: Tensor) -> Tensor:
-    """Optimal acceptance of selected siblings: `P(tokens)`, each token once, which the target walk attains.
-
-    Raises ConfigError: an invalid target distribution.
-    """
+    """Optimal acceptance of selected siblings: `P(tokens)`, each token once, which the target walk attains."""
     check_distributions("target_probs", target_probs)
     is_child = torch.zeros_like(target_probs, dtype=torch.bool).scatter(-1, tokens, True)
     return (target_probs.double() * is_child).sum(-1)
@@ -72,7 +66,7 @@ def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -
     """Optimal acceptance of some selected siblings and one sampled from the rest: H holds all selected ones.
 
     `draft_probs`, of the sampled sibling, is zero on the selected tokens, and everywhere if they leave nothing to
-    sample, which makes it `optimum_selected`. Raises ConfigError: shapes that differ or invalid distributions.
+    sample, which makes it `optimum_selected`.
     """
     _check_pair(target_probs, draft_probs, may_be_empty=True)
     target, draft = target_probs.double(), draft_probs.double()

@@ -19,13 +19,8 @@ def tree_bound(target_probs: Callable[[Path], Any], inclusion: Callable[[Path], 
     """Upper bound on the accepted draft tokens of any lossless rule on whole trees of any drafter.
 
     `U(root) = 1, U(s x) = min(P(x | s) U(s), Pr(s x in the tree))` and `E[accepted] <= sum of U`; attained on
-    deterministic trees, not always on sampled ones. Visits every path that U gives mass: for toys, or for trees whose
-    paths are few.
-
-    Args:
-        target_probs: the target distribution [V] after a path of tokens.
-        inclusion: the probability that the drafted tree holds a path; see `shape_inclusion`.
-        max_depth: depth of the tree.
+    deterministic trees, not always on sampled ones. Visits every path that U gives mass. `target_probs` gives the
+    distribution [V] after a path, `inclusion` the probability that the tree holds one, see `shape_inclusion`.
     """
 
     def below(path: Path, bound: float) -> float:
@@ -46,12 +41,8 @@ def path_bound(
 ) -> Float[Tensor, "*rows"]:
     """One sample of the whole-tree bound at full vocabulary size: its mean over paths drawn from the target is U.
 
-    `U(s) / P(s)` is the least of 1 and inclusion / P over the prefixes of s, so with a path s drawn from the target
-    `sum over its prefixes of U / P` has the mean `sum over all s of U(s)`: see `tree_bound`.
-
-    Args:
-        target_probs: the target's probability of each prefix (1 to L tokens) of a path drawn from it.
-        inclusion_probs: the probability that the drafted tree holds that prefix.
+    Both arguments are of each prefix (1 to L tokens) of such a path. `U(s) / P(s)` is the least of 1 and inclusion / P
+    over the prefixes of s, so `sum over its prefixes of U / P` has the mean `sum over all s of U(s)`: see `tree_bound`.
     """
     share = (inclusion_probs.double() / target_probs.double()).clamp(max=1)
     return share.cummin(-1).values.sum(-1)
@@ -62,12 +53,8 @@ def shape_inclusion(
 ) -> Callable[[Path], float]:
     """The probability that a tree of fixed shape, children drawn from the draft distribution, holds a path of tokens.
 
-    Args:
-        parents: the shape, one parent per node, -1 for the root.
-        draft_probs: the draft distribution [V] after a path of tokens.
-        is_without_replacement: how siblings are drawn, at a cost of O(V^(k-1)) for k of them; otherwise i.i.d.
-
-    Raises ConfigError: parents that make no tree.
+    The shape is one parent per node, -1 for the root; `draft_probs` gives the distribution [V] after a path. Drawing k
+    siblings without replacement costs O(V^(k-1)); otherwise they are i.i.d. Raises ConfigError for parents of no tree.
     """
     if list(parents[:1]) != [-1] or not all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
         raise ConfigError(f"parents must begin with -1, and every other one stand before its child, got {parents}")
