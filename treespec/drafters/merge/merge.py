@@ -92,7 +92,7 @@ class Merge:
         for drafter in self._drafters:
             drafter.select_rows(rows)
 
-    def _prune(self, union: UnionTree) -> HostTree:
+    def _prune(self, union: "UnionTree") -> HostTree:
         values = union.values(self.pool)
         keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
         return union.subtree(keep(values, self._num_nodes), values)
