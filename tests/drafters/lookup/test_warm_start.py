@@ -218,12 +218,12 @@ DAMAGE = {
     ),
     "a number for candidates": (
         lambda path: rewrite(path, {"candidates": torch.tensor(3, dtype=torch.uint16)}),
-        "expected different ids known",
+        "different ids known",
     ),
     "ids of another type": (lambda path: rewrite(path, {"known": torch.zeros(5)}), "must be torch.uint16"),
     "rows of one token": (
         lambda path: rewrite(path, {"known": torch.zeros(5, dtype=torch.uint16)}),
-        "expected different ids known",
+        "different ids known",
     ),
 }
 

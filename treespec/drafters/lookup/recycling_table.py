@@ -113,7 +113,9 @@ def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str
     is_fitting = candidates.ndim == 2 and known.shape == candidates.shape[:1] and 0 < candidates.shape[1] <= vocab_size
     if not is_fitting or len(known.unique()) != len(known) or bool((known < 0).any()):
         shapes = {name: list(tensors[name].shape) for name in PACKED}
-        raise CheckpointError(f"{path}: expected different ids known [M], candidates [M, K], hits [K + 1], got {shapes}")
+        raise CheckpointError(
+            f"{path}: different ids known [M], candidates [M, K], hits [K + 1] expected, got {shapes}"
+        )
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
         raise CheckpointError(f"{path}: vocab_size is {vocab_size}, more than any model has: it is damaged")
     table = Table(torch.full((vocab_size, candidates.shape[1]), -1), tensors["hits"])
