@@ -43,10 +43,11 @@ def emitted_probs(batch, target, rule):
     """Counts of the first two tokens after verification, extended by the target where only one was emitted."""
     generator = torch.Generator().manual_seed(11)
     num_rows, num_nodes = batch.tokens.shape
-    probs = torch.zeros(num_rows, num_nodes, target._model.vocab_size, dtype=torch.float64)
-    for row, tree in enumerate(batch.trees):
-        for node in range(tree.num_nodes):
-            probs[row, node] = target.probs(token_path(tree, node))
+    nothing, rows = torch.zeros(target._model.vocab_size, dtype=torch.float64), []
+    for tree in batch.trees:
+        rows += [target.probs(token_path(tree, node)).double() for node in range(tree.num_nodes)]
+        rows += [nothing] * (num_nodes - tree.num_nodes)
+    probs = torch.stack(rows).view(num_rows, num_nodes, -1)
     coins, draws = torch.rand(2, num_rows, num_nodes, dtype=torch.float64, generator=generator)
     counts = Counter()
     for tree, verdict in zip(batch.trees, verify(batch, probs, rule, coins=coins, draws=draws), strict=True):

@@ -120,29 +120,27 @@ class TableSource:
         return self._probs[path]
 
     def expand(self, frontier) -> Proposal:
-        tokens, parents = frontier.tokens, frontier.parents
+        tokens, size = frontier.tokens, self._model.vocab_size
         self.widths.append(tokens.shape[1])
-        distributions = torch.full(
-            (*tokens.shape, self._model.vocab_size), 1 / self._model.vocab_size, dtype=self._dtype
-        )
-        paths = frontier.path_tokens()
-        for row, known in enumerate(self._paths):
+        uniform, distributions = torch.full((size,), 1 / size, dtype=self._dtype), []
+        lists = (tokens.tolist(), frontier.parents.tolist(), frontier.depths.tolist(), frontier.path_tokens())
+        roots = self.root_tokens.tolist()
+        for known, root, row, parents, depths, paths in zip(self._paths, roots, *lists, strict=True):
             level = []
-            for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
+            for token, parent in zip(row, parents, strict=True):
                 assert parent < len(known), "a parent that is not expanded yet"
                 if parent == -1:
                     assert not known, "the root is expanded once, first and alone"
-                    assert token == int(self.root_tokens[row])
+                    assert token == root
                 above = () if parent == -1 else None if parent == -2 else known[parent]
                 assert above is not None or parent == -2, "the parent is padding"
                 level.append(None if above is None else (*above, token))
             below_root = [None if path is None else path[1:] for path in level]
-            assert paths[row] == below_root, "ancestors or tokens of other nodes"
-            assert frontier.depths[row].tolist() == [len(path or ()) for path in below_root]
-            for slot, path in enumerate(level):
-                if path is not None:
-                    distributions[row, slot] = self.probs(path)
+            assert paths == below_root, "ancestors or tokens of other nodes"
+            assert depths == [len(path or ()) for path in below_root]
+            distributions += [uniform if path is None else self.probs(path) for path in level]
             known += level
+        distributions = torch.stack(distributions).view(*tokens.shape, size)
         if self.num_candidates is None:
             return Proposal(distributions)
         probs, candidates = distributions.topk(self.num_candidates, dim=-1)

@@ -26,7 +26,7 @@ from treespec.testing import (
 from treespec.verification import RULES
 from treespec.verification.dense.scans import scan_rejection, scan_traversal
 
-# Family, vocabulary and branching: 1,000 pairs of distributions are spread over these.
+# Family, vocabulary and branching: with `make test-all` 1,000 pairs of distributions are spread over these.
 CONFIGURATIONS = [
     (IID, 3, (2, 1)),
     (IID, 2, (2, 2)),
@@ -39,21 +39,21 @@ CONFIGURATIONS = [
     (SEVERAL_DRAFTERS, 3, (2, 1)),
     (SEVERAL_DRAFTERS, 2, (2, 2)),
 ]
-NUM_PAIRS = 100
 
 
+@pytest.mark.parametrize("num_pairs", [25, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("scheme", "vocab_size", "branching"), CONFIGURATIONS)
 def test_traversal_is_never_below_recursive_rejection(
-    scheme: str, vocab_size: int, branching: tuple[int, ...], record_property
+    scheme: str, vocab_size: int, branching: tuple[int, ...], num_pairs: int, record_property
 ) -> None:
     """On trees of a fixed shape. Where the growth looks at drawn tokens the order may be the other way round."""
-    gains = np.array([gain(scheme, vocab_size, branching, seed) for seed in range(NUM_PAIRS)])
+    gains = np.array([gain(scheme, vocab_size, branching, seed) for seed in range(num_pairs)])
     assert gains.min() > -1e-12
     assert gains.max() > 0.01 or scheme == MIXED
     least = round(gains.min(), 4) + 0.0  # Never "-0.0000".
     record_property(
         "table",
-        f"traversal / recursive rejection - 1, {scheme} {branching} V={vocab_size}, {NUM_PAIRS} pairs: "
+        f"traversal / recursive rejection - 1, {scheme} {branching} V={vocab_size}, {num_pairs} pairs: "
         f"least {least:.4f}, mean {gains.mean():.4f}, most {gains.max():.4f}",
     )
 

@@ -174,7 +174,7 @@ def test_truncated_float32_drafts_have_the_targets_distribution(rule):
     target = (logits + torch.randn(1000, generator=generator)).softmax(-1)
     num_samples, counts = 3000, torch.zeros(1000)
     for _ in range(num_samples):
-        tree = truncated_tree(20, generator, logits)
+        tree = truncated_tree(8, generator, logits)
         verdict = verify(tree, target.expand(3, -1), rule, generator=generator)
         counts[tree.token(verdict.path[1]) if verdict.num_accepted else verdict.next_token] += 1
     for token in target.topk(10).indices.tolist():
