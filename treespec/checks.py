@@ -1,6 +1,5 @@
 """Checks of options, and of whether an array is a distribution."""
 
-import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -42,9 +41,7 @@ def is_policy(tree: object) -> bool:
 
 def check_share(name: str, value: Any) -> None:
     """Raises ConfigError unless `value` is a number in [0, 1], exact ones included."""
-    number: Any = value if isinstance(value, Real) else math.nan
-    if not 0 <= number <= 1:
-        raise ConfigError(f"{name} must lie in [0, 1], got {value!r}")
+    check_number(name, value, lambda share: 0 <= share <= 1, "lie in [0, 1]")
 
 
 def are_distributions(probs: Float[Tensor, "*rows V"], tolerance: float = 1e-3) -> Bool[Tensor, "*rows"]:

@@ -25,7 +25,7 @@ from scipy.sparse import coo_matrix
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from treespec.tree import IID, WITHOUT_REPLACEMENT
 from treespec.verification.comparison import kseq
-from treespec.verification.comparison.flow import best_transport, pair_supply
+from treespec.verification.comparison.transport import best_transport, pair_supply
 from treespec.verification.optimum import shape_inclusion, tree_bound
 
 VOCAB_SIZE, DEPTH = 3, 2

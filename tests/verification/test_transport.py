@@ -28,8 +28,7 @@ from treespec.testing import (
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import GivenUniforms, OptimalTransport, TransportTraversal, resolve, verify
-from treespec.verification.comparison.flow import best_transport, pair_supply
-from treespec.verification.comparison.transport import transport_siblings
+from treespec.verification.comparison.transport import best_transport, pair_supply, transport_siblings
 from treespec.verification.optimum import optimum_iid, optimum_without_replacement
 
 RULES = [OptimalTransport(), TransportTraversal()]

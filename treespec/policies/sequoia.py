@@ -1,11 +1,9 @@
 """The best fixed tree for measured acceptance (Sequoia, Chen et al. 2024, section 4.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
@@ -51,7 +49,7 @@ class Sequoia(Paths):
     @classmethod
     def from_stats(
         cls, stats: AcceptanceStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
-    ) -> Sequoia:
+    ) -> Self:
         """From what earlier calls accepted; where a later rank did better than an earlier one, both get their mean.
 
         Raises ConfigError: nothing was drafted in those calls.

@@ -1,10 +1,9 @@
 """Toy trees that grow node by node, with distributions of any arithmetic, and the shapes in which they grow."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -100,11 +99,11 @@ class FixedShape(Shape):
     paths: tuple[Path, ...]
 
     @classmethod
-    def from_paths(cls, paths: str | Sequence[Sequence[int]]) -> FixedShape:
+    def from_paths(cls, paths: str | Sequence[Sequence[int]]) -> Self:
         return cls(tuple(parse_paths(paths)))
 
     @classmethod
-    def kary(cls, *branching: int) -> FixedShape:
+    def kary(cls, *branching: int) -> Self:
         """`branching[d]` children for every node of depth d: `kary(1, 1)` is a chain of two."""
         level, paths = [()], []
         for width in branching:

@@ -11,9 +11,9 @@ from treespec.verification.comparison.lossy import EnsembleVerification, Thresho
 from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
 from treespec.verification.dense.verdicts import verify_dense
 from treespec.verification.entry import verify
-from treespec.verification.random_source import ArgmaxSource, GivenUniforms
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.registry import RULES, get_rule, resolve, supporting_rules
+from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
 

@@ -13,7 +13,7 @@ from treespec.protocols import RandomSource, VerificationRule
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification.dense.forms import has_dense_form
 from treespec.verification.dense.verdicts import check_flags, decode, is_verifiable, pack_greedy, verify_dense
-from treespec.verification.random_source import ArgmaxSource, GivenUniforms
+from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
 
 DENSE_ON_CPU = 1 << 12

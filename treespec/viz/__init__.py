@@ -4,8 +4,7 @@ Needs the extra `plots`. Figures are built without pyplot, so nothing global cha
 """
 
 from treespec.viz.plots import Measured, plot_comparison, plot_training
-from treespec.viz.style import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
-from treespec.viz.trees import draw_tree
+from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, draw_tree
 
 __all__ = [
     "ACCEPTED",

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from treespec.errors import TreespecError
-from treespec.viz.style import ACCEPTED, GREY, INK, REFERENCE, saved
+from treespec.viz.trees import ACCEPTED, GREY, INK, REFERENCE, saved
 
 
 class Measured(NamedTuple):

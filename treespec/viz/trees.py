@@ -1,4 +1,4 @@
-"""A picture of a token tree with its accepted path."""
+"""A picture of a token tree with its accepted path; the colours of all pictures, and how they are saved."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,8 +14,9 @@ from matplotlib.path import Path
 
 from treespec.errors import TreespecError
 from treespec.tree import TokenTree, Verdict
-from treespec.viz.style import ACCEPTED, FAINT, GREY, INK, NEXT, NEXT_EDGE, REJECTED, saved
 
+ACCEPTED, REJECTED, NEXT, INK, GREY, FAINT = "#0b7a75", "#eef2f5", "#fdf0e1", "#22303c", "#6b7885", "#c3ccd4"
+NEXT_EDGE, REFERENCE = "#d9822b", "#8795a1"
 MONOSPACE = "DejaVu Sans Mono"
 ROW_HEIGHT, BOX_HEIGHT, CHARACTER_WIDTH, COLUMN_GAP, MARGIN, HEADING = 0.4, 0.27, 0.077, 0.55, 0.3, 0.75
 MAX_LABEL = 14
@@ -167,3 +168,10 @@ def _printable(text: str) -> str:
 @cache
 def _known_characters() -> frozenset[int]:
     return frozenset(ft2font.FT2Font(font_manager.findfont(MONOSPACE)).get_charmap())
+
+
+def saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
+    """The figure, saved if a path is given; its suffix names the format."""
+    if path is not None:
+        figure.savefig(path)
+    return figure

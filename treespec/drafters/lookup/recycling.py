@@ -1,9 +1,8 @@
 """Token recycling (Luo et al. 2024): the target's best candidates at every node, accepted or not, draft later trees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -92,7 +91,7 @@ class TokenRecycling(SessionSource):
         write_tensors(path, FORMAT, pack_table(Table(self.table, self._hits)), {"vocab_size": str(len(self.table))})
 
     @classmethod
-    def load(cls, path: str | Path) -> TokenRecycling:
+    def load(cls, path: str | Path) -> Self:
         """A drafter with the table that `save` wrote. Raises CheckpointError: see `read_tensors`, `unpack_table`."""
         tensors, metadata = read_tensors(path, FORMAT, PACKED)
         return cls(table=unpack_table(tensors, metadata, path))

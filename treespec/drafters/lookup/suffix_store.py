@@ -1,9 +1,8 @@
 """The texts of earlier calls for suffix lookup: bounded in size, saved and loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -90,7 +89,7 @@ class SuffixStore:
         write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self.text.tokens.copy())}, metadata)
 
     @classmethod
-    def load(cls, path: str | Path) -> SuffixStore:
+    def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises CheckpointError: see `read_tensors`; or tensors that do not fit."""
         tensors, metadata = read_tensors(path, FORMAT, ["tokens"])
         tokens = tensors["tokens"]

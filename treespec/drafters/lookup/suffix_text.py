@@ -3,8 +3,6 @@
 A suffix trie is never built: its node for an ending is the positions where it occurs, its children the tokens after.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cache
@@ -168,7 +166,7 @@ class TrieNode(NamedTuple):
     length: int
     smoothing: float
 
-    def children(self) -> list[tuple[float, int, TrieNode]]:
+    def children(self) -> list[tuple[float, int, "TrieNode"]]:
         """(probability, token, child), most probable first."""
         text, ends, length, smoothing = self
         scale = length / (length + smoothing)

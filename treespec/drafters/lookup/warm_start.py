@@ -1,13 +1,11 @@
 """Warm starts: a recycling table and texts for suffix lookup, made from texts that the model wrote."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -54,7 +52,7 @@ class WarmStart:
     @classmethod
     def from_texts(
         cls, texts: Sequence[Tensor], top: Tensor, vocab_size: int, about: Mapping[str, Any] | None = None
-    ) -> WarmStart:
+    ) -> Self:
         """Build the table from texts, int64 token ids, none of them empty.
 
         `top` int64 [N, K] are the model's most likely next tokens at every token of all texts, -1 where unknown. Raises
@@ -93,7 +91,7 @@ class WarmStart:
         write_tensors(path, FORMAT, tensors, metadata)
 
     @classmethod
-    def load(cls, path: str | Path) -> WarmStart:
+    def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises CheckpointError: see `read_tensors`; or tensors that do not fit."""
         tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
         table = unpack_table(tensors, metadata, path)
@@ -109,7 +107,7 @@ class WarmStart:
         return cls(table, tokens.split(lengths.tolist()), about)
 
     @classmethod
-    def shipped(cls, name: str) -> WarmStart:
+    def shipped(cls, name: str) -> Self:
         """A set that comes with treespec, by its model's name without the owner. Raises CheckpointError."""
         sets = {Path(item.name).stem: item for item in files("treespec.data").iterdir() if "safetensors" in item.name}
         found = sets.get(name.rsplit("/", 1)[-1].lower())

@@ -7,14 +7,15 @@ All raise ConfigError for shapes that differ, for rows that are not distribution
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from treespec.checks import check_count, check_distributions
 from treespec.errors import ConfigError
-from treespec.verification.optimum.quadrature import all_inside
 
 _MAX_SIBLINGS = 16
+_HEAVY = 40.0  # A clock of rate q rings before t = 40 / q but for a probability of e^-40 < 5e-18.
 
 
 class Bounded(NamedTuple):
@@ -51,7 +52,7 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
     has_mass = draft > 0
     target, draft = target[has_mass], draft[has_mass]
     k = min(k, draft.shape[0])
-    inside, error = all_inside(draft, k, tolerance)
+    inside, error = _all_inside(draft, k, tolerance)
     return Bounded(1 + min(0.0, float((target.cumsum(-1) - inside).min())), error)
 
 
@@ -92,3 +93,92 @@ def _check_pair(target_probs: Tensor, draft_probs: Tensor, may_be_empty: bool = 
     if target_probs.shape != draft_probs.shape:
         shapes = f"{list(target_probs.shape)} and {list(draft_probs.shape)}"
         raise ConfigError(f"target_probs and draft_probs must have one shape, got {shapes}")
+
+
+def _all_inside(draft: Tensor, k: int, tolerance: float) -> tuple[Tensor, float]:
+    """Pr(k draws without replacement all fall in the prefix) for every prefix [V] of `draft`, and an error bound."""
+    mass = draft.cumsum(-1)
+    if k == 1:
+        return mass, 0.0
+    # Summed from the other end, so that a small rest keeps its relative precision and the last one is exactly zero.
+    rest = torch.cat([draft.flip(0).cumsum(0).flip(0)[1:], draft.new_zeros(1)])
+    if k == 2:
+        # Both draws lie in H unless the second leaves it: sum of q (1 - lam / (1 - q)), 1 - q summed from the others.
+        others = torch.nn.functional.pad(mass[:-1], (1, 0)) + rest
+        return mass - rest * (draft / others.clamp(min=1e-300)).cumsum(-1), 0.0
+    inside, error = _race(draft, rest, k, tolerance)
+    # Prefixes that cannot hold k tokens, and the one that holds all, are known.
+    inside[: k - 1] = 0
+    inside[-1] = 1
+    return inside, error
+
+
+def _race(draft: Tensor, rest: Tensor, k: int, tolerance: float) -> tuple[Tensor, float]:
+    """The integral over ring times for all prefixes at once: see `optimum_without_replacement`.
+
+    Below the first panel at least k rings have probability at most t^k / k!; above the last one they are counted as
+    certain, at an error of at most e^(-lam t) Pr(fewer than k rings), which decides when to stop.
+    """
+    start = (tolerance / 4 * math.factorial(k + 1)) ** (1 / (k + 1))
+    num_points, panel_error = _points_per_panel(k, tolerance / 4)
+    points, weights = (torch.as_tensor(a, device=draft.device) for a in np.polynomial.legendre.leggauss(num_points))
+    is_open = (rest > 0) & (torch.arange(1, len(rest) + 1, device=rest.device) >= k)
+    inside = torch.zeros_like(draft)
+    while True:
+        times = start * (1.5 + points / 2)
+        few = _fewer_rings(draft, times, k)
+        decay = torch.exp(-rest * times.unsqueeze(1))
+        inside += rest * (start / 2 * weights @ (decay * (1 - few)))
+        start *= 2
+        missing = float((decay[-1] * few[-1])[is_open].max()) if is_open.any() else 0.0
+        if missing <= tolerance / 4 or start > 1e60:
+            break
+    inside += torch.exp(-rest * start)
+    rounding = draft.shape[0] * math.exp(-_HEAVY)
+    return inside, tolerance / 4 + panel_error + missing + rounding
+
+
+def _fewer_rings(draft: Tensor, times: Tensor, k: int) -> Tensor:
+    """Pr(fewer than k tokens of the prefix have rung by t), [times, V].
+
+    `e^(-q(H) t) sum over j < k of e_j(e^(q t) - 1)` with elementary symmetric sums e_j as nested cumulative sums.
+    Tokens that have certainly rung are counted instead of multiplied, which would overflow.
+    """
+    exponent = draft * times.unsqueeze(1)
+    is_heavy = exponent > _HEAVY
+    odds = torch.expm1(exponent).masked_fill_(is_heavy, 0.0)
+    num_heavy = is_heavy.long().cumsum(1)
+    quiet = torch.exp(-exponent.masked_fill(is_heavy, 0.0).cumsum(1))
+    total = torch.ones_like(odds)
+    few = torch.where(num_heavy == k - 1, quiet, 0.0)
+    symmetric = total
+    for j in range(1, k):
+        # Of the empty prefix e_0 is one and all others are zero.
+        before = torch.nn.functional.pad(symmetric[:, :-1], (1, 0), value=1.0 if j == 1 else 0.0)
+        symmetric = (odds * before).cumsum(1)
+        total = total + symmetric
+        few = torch.where(num_heavy == k - 1 - j, quiet * total, few)
+    # Where `quiet` underflows the sums may overflow; fewer than k <= 16 rings are then impossible to within e^-300.
+    return torch.where(quiet > 0, few, 0.0).clamp(max=1.0)
+
+
+def _points_per_panel(k: int, tolerance: float) -> tuple[int, float]:
+    """The number of Gauss-Legendre points that keeps the error over all panels below `tolerance`, and the bound itself.
+
+    On a Bernstein ellipse of parameter rho around a panel [a, 2a] the integrand is at most `lam e^(-lam Re t)
+    (1 + c^(k-1))` with c the largest |t| / Re t on the ellipse, since `|1 - e^-z| <= |z| / Re z (1 - e^(-Re z))`. Then
+    `error <= 64/15 M rho^(2 - 2 m) / (1 - rho^-2)` for m points (Trefethen 2019, theorem 19.3). Summed over doubling
+    panels, `a lam e^(-r a lam) / 2` is at most `(1 / ln 2 + 1 / e) / (2 r)` with r a the ellipse's leftmost point.
+    """
+    num_points, bound = 4, math.inf
+    while bound > tolerance:
+        num_points += 1
+        bound = min(_panel_bound(k, num_points, rho) for rho in np.linspace(2.0, 5.7, 38).tolist())
+    return num_points, bound
+
+
+def _panel_bound(k: int, num_points: int, rho: float) -> float:
+    long, short = (rho + 1 / rho) / 4, (rho - 1 / rho) / 4
+    slant = math.sqrt(1 + short**2 / (1.5**2 - long**2))
+    panels = (1 / math.log(2) + 1 / math.e) / (2 * (1.5 - long))
+    return 64 / 15 * (1 + slant ** (k - 1)) * panels * rho ** (2 - 2 * num_points) / (1 - rho**-2)
