@@ -73,17 +73,6 @@ def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) 
     return tokens, speeds > 0
 
 
-def _support(probs: Tensor) -> Tensor | None:
-    """int64 [S]: the indices where any distribution [..., V] has mass; None where looking is not worth it.
-
-    Top-k and reduced draft vocabularies leave few clocks to be set. An accelerator would have to be waited for.
-    """
-    if probs.device.type != "cpu" or probs.shape[-1] < MIN_SPARSE:
-        return None
-    # A sum of what is not negative: four times as fast as to compare every entry first.
-    return (probs.reshape(-1, probs.shape[-1]).sum(0) > 0).nonzero().squeeze(1)
-
-
 def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The k first arrivals of independent exponential clocks with rates `probs`, float [..., V].
 
@@ -93,11 +82,15 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     Returns tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero
     where a clock never rings.
     """
-    columns = _support(probs)
-    if columns is not None and min(k, probs.shape[-1]) <= len(columns) < probs.shape[-1]:
-        first, speeds = _race_all(probs[..., columns], k, generator)
-        return columns[first], speeds
-    return _race_all(probs, k, generator)
+    vocab_size = probs.shape[-1]
+    if probs.device.type != "cpu" or vocab_size < MIN_SPARSE:  # An accelerator would have to be waited for.
+        return _race_all(probs, k, generator)
+    # Top-k and reduced vocabularies leave few clocks to be set. A sum takes a quarter of the time of a comparison.
+    columns = (probs.reshape(-1, vocab_size).sum(0) > 0).nonzero().squeeze(1)
+    if not min(k, vocab_size) <= len(columns) < vocab_size:
+        return _race_all(probs, k, generator)
+    first, speeds = _race_all(probs[..., columns], k, generator)
+    return columns[first], speeds
 
 
 def _race_all(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def speculative_decode(
     Raises ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
-    if chain.num_tokens == 0:
+    if not chain.tokens:
         raise ConfigError("speculative_decode needs at least one draft token, got none")
     return _verify(chain, _chance(chain, generator))[0]
 
@@ -73,9 +73,9 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
     Raises ConfigError: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
-    coins = iter(read_vector(random_coins, "random_coins", chain.num_tokens))
+    coins = iter(read_vector(random_coins, "random_coins", len(chain.tokens)))
     tokens, num_accepted = _verify(chain, _Chance(lambda: next(coins), lambda weights: int(weights.argmax())))
-    rate = num_accepted / chain.num_tokens if chain.num_tokens else 0.0
+    rate = num_accepted / len(chain.tokens) if len(chain.tokens) else 0.0
     return {"accepted_tokens": tokens, "num_generated": len(tokens), "acceptance_rate": round(rate, 4)}
 
 
@@ -179,7 +179,7 @@ def _verify(chain: Chain, chance: _Chance) -> tuple[list[int], int]:
             weights = (target - draft).clip(0)
             return [*chain.tokens[:i], chance.pick(weights if weights.sum() > 0 else target)], i
     bonus = [chance.pick(chain.target[-1])] if chain.has_bonus_row else []
-    return chain.tokens + bonus, chain.num_tokens
+    return chain.tokens + bonus, len(chain.tokens)
 
 
 def _chance(chain: Chain, generator: Generator | None) -> _Chance:

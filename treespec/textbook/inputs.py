@@ -22,12 +22,8 @@ class Chain(NamedTuple):
     tokens: list[int]
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
     def has_bonus_row(self) -> bool:
-        return self.target.shape[0] > self.num_tokens
+        return self.target.shape[0] > len(self.tokens)
 
 
 def read_chain(

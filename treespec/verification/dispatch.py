@@ -12,10 +12,12 @@ from torch import Tensor
 from treespec.protocols import RandomSource, VerificationRule
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification.dense.forms import has_dense_form
+from treespec.verification.dense.scans import Probs, Uniforms
 from treespec.verification.dense.verdicts import check_flags, decode, is_verifiable, pack_greedy, verify_dense
 from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
 
+_ProbsOfNode = Callable[[int, int], Tensor]
 DENSE_ON_CPU = 1 << 12
 """Up to so many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
 
@@ -28,7 +30,7 @@ class BatchProbs(Protocol):
 
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
-    def dense(self) -> Float[Tensor, "B N V"]: ...
+    def dense(self) -> Probs: ...
 
 
 class BatchScores(Protocol):
@@ -39,15 +41,11 @@ class BatchScores(Protocol):
 
     def scores(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
-    def dense_scores(self) -> Float[Tensor, "B N V"]: ...
+    def dense_scores(self) -> Probs: ...
 
 
 def verify_batch(
-    rule: VerificationRule,
-    trees: TreeBatch,
-    target: BatchProbs,
-    coins: Float[Tensor, "B N"],
-    draws: Float[Tensor, "B N"],
+    rule: VerificationRule, trees: TreeBatch, target: BatchProbs, coins: Uniforms, draws: Uniforms
 ) -> list[Verdict]:
     """Verify every tree of a batch in the form that suits the device; `rule` must support the trees.
 
@@ -75,11 +73,7 @@ def _is_dense(rule: VerificationRule, trees: TreeBatch, vocab_size: int) -> bool
 
 
 def _verify_rows(
-    rule: VerificationRule,
-    trees: TreeBatch,
-    target: Callable[[int, int], Tensor],
-    sources: Iterator[RandomSource],
-    vocab_size: int,
+    rule: VerificationRule, trees: TreeBatch, target: _ProbsOfNode, sources: Iterator[RandomSource], vocab_size: int
 ) -> list[Verdict]:
     with one_thread(trees.device):
         check_flags(trees, bool(is_verifiable(trees, vocab_size)), True)

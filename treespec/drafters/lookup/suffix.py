@@ -111,7 +111,7 @@ class SuffixLookup:
         return to_device(policy.grow(source, max_depth), device)
 
     def update(self, step: VerifiedStep) -> None:
-        """See `Drafter`: every row's text grows."""
+        """Every row's text grows."""
         for row, tokens in zip(self._rows, step.emitted, strict=True):
             row.append(tokens)
 

@@ -184,22 +184,20 @@ class UnionTree:
         """Siblings of the same token count as one."""
         at, ranks = [0], [0] * len(tree.tokens)
         for node in range(1, len(tree.tokens)):
-            above = tree.parents[node]
-            child = self._child(at[above], tree.tokens[node])
+            above, token = tree.parents[node], tree.tokens[node]
+            siblings = self._children[at[above]]
+            if token not in siblings:
+                siblings[token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(at[above])
+                self.depths.append(self.depths[at[above]] + 1)
+                self.votes.append({})
+                self._children.append({})
+            child = siblings[token]
             confidence = tree.values[node] / tree.values[above] if tree.values and tree.values[above] > 0 else 1.0
             self.votes[child].setdefault(voter, Vote(ranks[above], min(confidence, 1.0)))
             ranks[above] += 1
             at.append(child)
-
-    def _child(self, parent: int, token: int) -> int:
-        if token not in self._children[parent]:
-            self._children[parent][token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.depths.append(self.depths[parent] + 1)
-            self.votes.append({})
-            self._children.append({})
-        return self._children[parent][token]
 
     def _group(self, node: int) -> SiblingGroup:
         """The node's children. A drafter without any of them has ended its draft there, which is not a vote."""

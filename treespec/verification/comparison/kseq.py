@@ -49,7 +49,13 @@ class KSeq(BaseRule):
         for child in children:
             if rng.flip(child, min(likelihood_ratio(tightened, tree.draft_probs_of(child), tree.token(child)), 1)):
                 return child, probs
-        return None, _rest(probs, draft_probs, ratio, len(children))
+        overlap = _overlap(tightened, draft_probs)
+        beta = overlap.sum()
+        if not beta > 0:
+            return None, probs
+        rest = (probs - overlap * ((1 - (1 - beta) ** len(children)) / beta)).clip(min=0)
+        # In exact arithmetic a rejection leaves mass; where rounding leaves none, the distribution before it stands.
+        return None, rest if rest.sum() > 0 else probs
 
 
 def _overlap(tightened: Any, draft_probs: Any) -> Any:
@@ -69,14 +75,3 @@ def tightening(probs: Any, draft_probs: Any, num_siblings: int, num_bisections: 
         else:
             low = middle
     return high
-
-
-def _rest(probs: Any, draft_probs: Any, ratio: Any, num_siblings: int) -> Any:
-    """What the target has left when all siblings are rejected, an array [V], not normalised."""
-    overlap = _overlap(probs / ratio, draft_probs)
-    beta = overlap.sum()
-    if not beta > 0:
-        return probs
-    rest = (probs - overlap * ((1 - (1 - beta) ** num_siblings) / beta)).clip(min=0)
-    # In exact arithmetic a rejection leaves mass; where rounding leaves none, the distribution before it stands.
-    return rest if rest.sum() > 0 else probs

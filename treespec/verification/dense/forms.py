@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.protocols import VerificationRule
 from treespec.sampling import inverse_cdf
 from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 from treespec.verification.block import BlockVerification
-from treespec.verification.dense.scans import Scan, at, scan_rejection, scan_traversal
+from treespec.verification.dense.scans import Probs, Scan, Uniforms, at, scan_rejection, scan_traversal
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
@@ -24,17 +24,13 @@ class Ending(NamedTuple):
     next_tokens: Tensor
 
 
-def dense_rejection(
-    trees: TreeBatch, target_probs: Float[Tensor, "B N V"], coins: Float[Tensor, "B N"], draws: Float[Tensor, "B N"]
-) -> Ending:
+def dense_rejection(trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms) -> Ending:
     scan = scan_rejection(trees, target_probs)
     is_chosen = _is_first_sibling(trees, coins.double() < scan.accept_probs.double())
     return _draw_next(scan, _end_of_chosen(trees, is_chosen), draws)
 
 
-def dense_traversal(
-    trees: TreeBatch, target_probs: Float[Tensor, "B N V"], coins: Float[Tensor, "B N"], draws: Float[Tensor, "B N"]
-) -> Ending:
+def dense_traversal(trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms) -> Ending:
     scan = scan_traversal(trees, target_probs)
     is_accepted = (coins.double() < scan.accept_probs.double()) & (trees.parents != PADDING_PARENT)
     is_accepted = is_accepted | (trees.parents == ROOT_PARENT)
@@ -42,9 +38,7 @@ def dense_traversal(
     return _draw_next(scan, order.argmin(1), draws)
 
 
-def dense_target_walk(
-    trees: TreeBatch, target_probs: Float[Tensor, "B N V"], coins: Float[Tensor, "B N"], draws: Float[Tensor, "B N"]
-) -> Ending:
+def dense_target_walk(trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms) -> Ending:
     return follow_picks(trees, inverse_cdf(target_probs, draws))
 
 
@@ -55,7 +49,7 @@ def follow_picks(trees: TreeBatch, picks: Int[Tensor, "B N"]) -> Ending:
     return Ending(last, at(picks, last))
 
 
-def _draw_next(scan: Scan, last: Int[Tensor, " B"], draws: Float[Tensor, "B N"]) -> Ending:
+def _draw_next(scan: Scan, last: Int[Tensor, " B"], draws: Uniforms) -> Ending:
     rows = torch.arange(len(last), device=last.device)
     return Ending(last, inverse_cdf(scan.next_probs[rows, last], at(draws, last)))
 

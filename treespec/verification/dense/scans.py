@@ -8,6 +8,9 @@ from torch import Tensor
 
 from treespec.tree import POINT_MASS, TreeBatch
 
+Uniforms = Float[Tensor, "B N"]
+Probs = Float[Tensor, "B N V"]
+
 
 class Scan(NamedTuple):
     """What one pass over the nodes finds."""
@@ -18,7 +21,7 @@ class Scan(NamedTuple):
     """[B, N, V], the distribution of the token after a node whose children were all rejected."""
 
 
-def scan_rejection(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Scan:
+def scan_rejection(trees: TreeBatch, target_probs: Probs) -> Scan:
     """Recursive rejection for all nodes at once: no node's probability depends on another parent's."""
     accept_probs, next_probs = _start(trees, target_probs)
     rows = torch.arange(trees.num_rows, device=next_probs.device)
@@ -31,7 +34,7 @@ def scan_rejection(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Sc
     return Scan(accept_probs, next_probs)
 
 
-def scan_traversal(trees: TreeBatch, target_probs: Float[Tensor, "B N V"]) -> Scan:
+def scan_traversal(trees: TreeBatch, target_probs: Probs) -> Scan:
     """Traversal for all nodes at once: a node is entered with a mass that its parent and earlier siblings decide.
 
     A node's column of `accept_probs` first holds that mass, and last the one that is left when its children are all
@@ -59,9 +62,7 @@ def at(values: Shaped[Tensor, "B M"], index: Int[Tensor, " B"]) -> Shaped[Tensor
     return values.gather(1, index.unsqueeze(1)).squeeze(1)
 
 
-def _start(
-    trees: TreeBatch, target_probs: Float[Tensor, "B N V"]
-) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N V"]]:
+def _start(trees: TreeBatch, target_probs: Probs) -> tuple[Float[Tensor, "B N"], Probs]:
     """Empty probabilities and a copy of the distributions, in the dtype that the rule's `verify` would end up in."""
     dtype = target_probs.dtype
     if trees.draft_probs is not None:
@@ -104,8 +105,8 @@ def _draft_probs(
 def _without_earlier(trees: TreeBatch, node: int, probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
     """The distribution less the tokens of earlier siblings from the same row, where drawn without replacement."""
     row, flags, parents = trees.draft_index, trees.is_without_replacement, trees.parents
-    assert row is not None, "distributions come with their index"
-    assert flags is not None, "asked for only where there are flags"
+    assert row is not None
+    assert flags is not None
     is_taken = (parents[:, :node] == parents[:, node, None]) & (row[:, :node] == row[:, node, None])
     is_taken = is_taken & flags[:, node, None]
     tokens = trees.tokens[:, :node].clamp(0, probs.shape[1] - 1)

@@ -1,7 +1,7 @@
 """Verdicts, validity flags and trees as one tensor, so that one host copy brings them all, and the flags' errors."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.checks import are_distributions
@@ -9,27 +9,20 @@ from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
 from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.verification.dense.forms import DENSE_FORMS, Ending, follow_picks
+from treespec.verification.dense.scans import Probs, Uniforms
 
 _NUM_HEADERS = 4
 
 
 def verify_dense(
-    rule: VerificationRule,
-    trees: TreeBatch,
-    target_probs: Float[Tensor, "B N V"],
-    coins: Float[Tensor, "B N"],
-    draws: Float[Tensor, "B N"],
+    rule: VerificationRule, trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms
 ) -> list[Verdict]:
     """`verify_batch` with one host copy; `rule` must have a dense form, and padding's rows may hold anything."""
     return decode(pack(rule, trees, target_probs, coins, draws), trees)
 
 
 def pack(
-    rule: VerificationRule,
-    trees: TreeBatch,
-    target_probs: Float[Tensor, "B N V"],
-    coins: Float[Tensor, "B N"],
-    draws: Float[Tensor, "B N"],
+    rule: VerificationRule, trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms
 ) -> Int[Tensor, "B columns"]:
     """Verdicts, validity flags and the trees as one tensor on the device, [B, 4 + 3 N]; never waits for the device."""
     ending = DENSE_FORMS[type(rule)](trees, target_probs, coins, draws)
@@ -37,7 +30,7 @@ def pack(
     return _packed(trees, ending, target_probs.shape[-1], has_distributions)
 
 
-def pack_greedy(trees: TreeBatch, scores: Float[Tensor, "B N V"]) -> Int[Tensor, "B columns"]:
+def pack_greedy(trees: TreeBatch, scores: Probs) -> Int[Tensor, "B columns"]:
     """Greedy decoding's verdicts, packed: the target walk on the highest scores."""
     is_finite = (scores.amax(-1).isfinite() | (trees.parents == PADDING_PARENT)).all()
     return _packed(trees, follow_picks(trees, scores.argmax(-1)), scores.shape[-1], is_finite)
