@@ -140,18 +140,16 @@ class Frontier:
 
     Expanded nodes are numbered by column in the order of expansion, padding included: the root, which is expanded first
     and alone, is 0, and these are the last F of E. A parent has a lower number than its child.
-
-    Args:
-        parents: expanded numbers; -1 for the root, -2 for padding.
-        ancestors: whether an expanded node is this node or one of its ancestors; False in the rows of padding.
-        expanded_tokens: of all expanded nodes, these last; any token for padding.
-        expanded_depths: of all expanded nodes, these last; 0 for the root and for padding.
     """
 
     parents: Int[Tensor, "B F"]
+    """Expanded numbers; -1 for the root, -2 for padding."""
     ancestors: Bool[Tensor, "B F E"]
+    """Whether an expanded node is this node or one of its ancestors; False in the rows of padding."""
     expanded_tokens: Int[Tensor, "B E"]
+    """Any token for padding."""
     expanded_depths: Int[Tensor, "B E"]
+    """0 for the root and for padding."""
 
     @property
     def tokens(self) -> Int[Tensor, "B F"]:

@@ -42,11 +42,8 @@ class LowConfidence:
 class Chain:
     """k draft tokens, one after the other.
 
-    Args:
-        k: number of draft tokens, the most where there is a stop rule.
-        children: see `Paths`; all that are sampled mean one draw here.
-        stop: ends rows early, e.g. `LowConfidence()`; its flag is read once per draft pass, on accelerators too, to
-            save the passes that follow.
+    `children` as for `Paths`; all that are sampled mean one draw here. `stop` ends rows early, e.g. `LowConfidence()`;
+    its flag is read once per draft pass, on accelerators too, to save the passes that follow.
 
     Raises ConfigError: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
     """

@@ -53,10 +53,6 @@ class Paths:
 class KAry(Paths):
     """Every node of depth d gets `branching[d]` children, e.g. `(1, 1, 3, 1, 1)` (SpecInfer, Miao et al. 2024).
 
-    Args:
-        branching: one positive int per level.
-        children: see `Paths`.
-
     Raises ConfigError: no level, a branching that is not a positive int, more than 4096 nodes, or unknown children.
     """
 

@@ -31,9 +31,7 @@ class Sequoia(Paths):
         measuring = TreeSpeculation(drafter, tree=KAry((4, 3, 2, 1)))     # ... generate ...
         best = TreeSpeculation(drafter, tree=Sequoia.from_stats(measuring.total_stats, 16))
 
-    Args:
-        probs, num_nodes, max_depth: see `optimal_paths`.
-        children: see `Paths`; measure and use with the same.
+    Arguments as for `optimal_paths`; measure and use with the same `children`, see `Paths`.
 
     Raises ConfigError: see `optimal_paths`; a tree without any child; unknown children.
     """

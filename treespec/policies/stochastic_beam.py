@@ -1,8 +1,7 @@
 """Stochastic beam search: the sampled tree of RSD-S (Jeon et al. 2024, after Kool et al. 2019).
 
-Each level holds the first `width` of all paths drawn without replacement. A Gumbel G of a path's log-probability is
-kept as the arrival time exp(-G) of a clock whose rate is the path's probability. The paper's truncation, by which the
-best child inherits its parent's Gumbel,
+A Gumbel G of a path's log-probability is kept as the arrival time exp(-G) of a clock whose rate is the path's
+probability. The paper's truncation, by which the best child inherits its parent's Gumbel,
 
     -log(exp(-G_parent) - exp(-Z) + exp(-G)),   Z = max G over the siblings,
 
@@ -22,12 +21,9 @@ from treespec.tree import PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBat
 
 
 class StochasticBeam:
-    """`width` nodes on every level: sampled by stochastic beam search, or the most probable paths when selected.
+    """`width` nodes on each of `depth` levels: sampled by stochastic beam search, or the most probable when selected.
 
-    Args:
-        width: the most nodes of a level.
-        depth: number of levels, one draft pass each.
-        children: "auto", "selected" or "without_replacement", see `Paths`.
+    `children` is "auto", "selected" or "without_replacement", see `Paths`.
 
     Raises ConfigError: a number that is not a positive int, or unknown children.
 

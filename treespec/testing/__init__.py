@@ -1,15 +1,13 @@
 """The exact oracle: a verification rule's output distribution by enumeration, in float64 or in rational arithmetic.
 
-Sampling cannot see a bias of a thousandth; enumeration sees a bias of any size. A rule and a toy drafter are run once
-for every way in which their coins and draws can fall; the weights of all runs, each extended to a fixed length with
-the target's own distribution, add up to the joint distribution that the rule really emits. With distributions of
-`fractions.Fraction` the result is exact, so that a lossless rule has error 0 and nothing else.
+A rule and a toy drafter are run once for every way in which their coins and draws can fall; the weights of all runs,
+each extended to a fixed length with the target's own distribution, add up to the joint distribution that the rule
+really emits. With distributions of `fractions.Fraction` a lossless rule has error 0 and nothing else.
 
     target, draft = RandomDistributions(3, seed=1, is_exact=True), RandomDistributions(3, seed=2, is_exact=True)
     assert_lossless(MyRule(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2, 2), (draft,)), target)
 
-`assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports:
-one pair of distributions shows only the mistakes that matter for it.
+`assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports.
 """
 
 from treespec.testing.drafter import (

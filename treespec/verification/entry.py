@@ -50,8 +50,7 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
 
     Raises:
         InvalidTreeError: not a tree, one that does not fit `target_probs`, or values that no drafted tree has.
-        VocabularyMismatchError: the draft's and the target's distributions have different vocabularies, or a token is
-            outside of them.
+        VocabularyMismatchError: the draft's vocabulary is not the target's, or a token is outside of it.
         LogitsError: a target distribution is not finite, is negative or does not sum to one.
         RuleMismatchError: the rule cannot verify the tree.
         ConfigError: an unknown rule; a wrong type, shape, dtype or range of the other arguments.

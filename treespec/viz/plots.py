@@ -66,10 +66,7 @@ def plot_training(
 ) -> Figure:
     """A training run: the loss, the held-out overlap with the target's distributions, and acceptance by depth and rank.
 
-    Args:
-        log: the run's log, entries with "tokens" and "loss" or "overlap".
-        acceptance: by depth and rank; rows may differ in length.
-        path, title: see `plot_comparison`.
+    The log's entries have "tokens" and "loss" or "overlap"; `acceptance` is by depth and rank, of rows of any length.
     """
     figure = Figure(figsize=(11, 3.4), dpi=160, facecolor="white")
     left, middle, right = figure.subplots(1, 3)

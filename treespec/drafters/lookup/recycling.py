@@ -34,8 +34,7 @@ class TokenRecycling(SessionSource):
     Raises ConfigError: `num_candidates` is not a positive int, or see `check_table`.
     """
 
-    confidence_weight = 0.4
-    """The initial weight in `Merge`: how often a rank was right is less reliable than a distribution."""
+    confidence_weight = 0.4  # How often a rank was right is less reliable than a distribution.
 
     def __init__(self, num_candidates: int = 8, table: Table | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)

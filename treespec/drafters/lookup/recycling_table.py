@@ -11,25 +11,19 @@ from treespec.errors import CheckpointError, ConfigError
 
 RANK_DECAY = 0.5
 """The weight of a candidate's count relative to the rank before: lower ranks are right about half as often."""
-
 WARM_TRIALS = 1000.0
 """The weight of counts from texts, in trials of a call, so that calls soon outweigh them."""
-
 MAX_ENTRIES = 1 << 28
 """The largest table that a file may ask for (2 GiB): rows without candidates take no room in the file."""
-
 PACKED = ("known", "candidates", "hits")
 """The tensors of a packed table."""
 
 
 class Table(NamedTuple):
-    """`candidates` int64 [V, K], -1 where there is none.
-
-    `hits` float32 [K + 1]: how often each rank held the target's most likely token, and the number of trials.
-    """
-
     candidates: Tensor
+    """int64 [V, K], -1 where there is none."""
     hits: Tensor
+    """float32 [K + 1]: how often each rank held the target's most likely token, and the number of trials."""
 
 
 def check_table(table: Table) -> None:

@@ -42,9 +42,8 @@ class SuffixLookup:
 
     For every match length m, in each text, the best continuations form a tree of at most 2 m + 4 nodes; a node's
     probability is the product along its path of count(child) / count(parent) x m / (m + smoothing), where m tokens
-    match before it, and nodes below `min_prob` are dropped. The tree with the highest sum of probabilities, its
-    expected number of accepted tokens, is proposed. A policy other than `BestFirst` grows its own tree from that match.
-    SuffixDecoding itself has no smoothing and `min_prob` 0.1.
+    match before it. The tree with the highest sum of probabilities is proposed; a policy other than `BestFirst` grows
+    its own from that match. SuffixDecoding itself has no smoothing and `min_prob` 0.1.
 
     Args:
         max_match: the longest ending that is looked up, in tokens.
@@ -57,8 +56,7 @@ class SuffixLookup:
     Raises ConfigError: an option of the wrong type or out of range, or `min_match` above `max_match`.
     """
 
-    confidence_weight = 0.4
-    """The initial weight in `Merge`: counts of what followed an ending are less reliable than a distribution."""
+    confidence_weight = 0.4  # Counts of what followed an ending are less reliable than a distribution.
 
     def __init__(
         self,
@@ -116,7 +114,6 @@ class SuffixLookup:
             row.append(tokens)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """See `Drafter`."""
         self._rows = [self._rows[b] for b in rows]
 
     def _best(self, row: SuffixText, budget: int, depth: int) -> tuple[HostTree, Match | None]:

@@ -15,10 +15,8 @@ from treespec.errors import CheckpointError, ConfigError
 Ids = Sequence[int] | np.ndarray
 
 FORMAT = "treespec-suffixes-1"
-
 MIN_UNSORTED, UNSORTED_SHARE = 8192, 16
 """All tokens are sorted again when at least 8192 of them, and one in 16, are not: amortised O(1) per token."""
-
 MIN_CAPACITY = 64
 
 

@@ -12,11 +12,9 @@ import numpy as np
 
 SEPARATOR = -1
 """Before every text and behind the last one: neither matches nor continuations cross it."""
-
 MAX_OCCURRENCES = 32
 """How many unsorted occurrences of an ending are used, the most recent ones, and how many sorted ones, evenly spaced in
 their order, in which similar contexts are neighbours. Bounds the time of a step."""
-
 LOOK_BACK = 1024
 """How many unsorted occurrences of the last token, the most recent ones, are compared with longer endings."""
 
@@ -37,8 +35,7 @@ class SuffixText:
     """Concatenated texts in one growing array: an append costs amortised O(1).
 
     Positions before `num_sorted` are sorted by the tokens read backwards from them, so that the occurrences of an
-    ending are one slice, found by binary search; `sort` sorts all. The others are found by vectorised scans, which up
-    to some ten thousand tokens are faster than any index kept in Python.
+    ending are one slice, found by binary search. The others are found by scans, fast up to some ten thousand tokens.
     """
 
     def __init__(self, tokens: Sequence[int] | np.ndarray = ()) -> None:

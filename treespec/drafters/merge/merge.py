@@ -23,12 +23,10 @@ class Merge:
     outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
     weights are learned where they differ. This persists across calls in the attribute `pool`, an `OpinionPool`.
 
-    The call's policy shapes every drafter's part. Under a `Chain` the most valuable path is kept. Only selected
-    children can be merged, as pruning sampled ones would change the output distribution, so the parts draft as if the
-    call did not sample: children="auto" selects.
+    The call's policy shapes every drafter's part; under a `Chain` the most valuable path is kept. As pruning sampled
+    children would change the output distribution, the parts draft as if the call did not sample: "auto" selects.
 
     Args:
-        drafters: two or more.
         num_nodes: the most nodes of a merged tree, root included; None: as many as the call's policy allows.
         pool: another merge's, of as many drafters in the same order; this one starts with a copy.
 

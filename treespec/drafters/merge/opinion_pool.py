@@ -2,9 +2,8 @@
 
     P(child) proportional to prod over voters d of P_d(child) ^ weight_d
 
-over a node's children and "none of them". Unlike 1 - prod (1 - P_d), which assumes independent errors, it counts the
-children that a drafter omits against them, and siblings' probabilities never sum to more than one. A drafter that alone
-has children below a node is believed, whatever its weight.
+over a node's children and "none of them". Unlike 1 - prod (1 - P_d) it counts the children that a drafter omits against
+them, and siblings never sum to more than one. A drafter that alone has children below a node is believed.
 """
 
 import math
@@ -23,10 +22,8 @@ PRIOR_TRIALS = 128.0
 """The weight of the coarser estimate, in trials."""
 MEMORY = 0.998
 """The factor on a cell's counts per trial: about the last five hundred count."""
-NUM_BINS = 4
-"""Bins of confidence."""
-MAX_DEPTH, MAX_RANK = 6, 6
-"""Deeper nodes and later siblings share the last cell."""
+NUM_BINS, MAX_DEPTH, MAX_RANK = 4, 6, 6
+"""Bins of confidence; deeper nodes and later siblings share the last cell."""
 
 Cells = Sequence[Hashable]
 """The cells in which one trial is counted, the coarsest first."""
@@ -81,8 +78,7 @@ def vote_cells(voter: int, depth: int, vote: Vote) -> Cells:
 class OpinionPool:
     """Pools the calibrated votes of several drafters; weights are learned as outcomes become known.
 
-    Args:
-        weights: initial ones, one per drafter: 1 takes its confidence for a distribution, 0 ignores it.
+    An initial weight of 1 takes a drafter's confidence for a distribution, 0 ignores it.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:

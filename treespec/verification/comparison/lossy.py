@@ -22,8 +22,7 @@ class TypicalAcceptance(BaseRule):
     """Accept x if `P[x] > min(epsilon, delta exp(-H(P)))`, H the entropy (Cai et al. 2024, Medusa, section 2.3.1).
 
     Of all paths whose every token is accepted the longest is kept, among equally long ones the most probable, and the
-    next token is drawn from the target. Flips no coins, and asks for the target distribution of accepted nodes only.
-    Medusa's own first token is drawn from the target before drafting, as the root is here. For every tree.
+    next token is drawn from the target. Flips no coins. Medusa's own first token is the root here. For every tree.
     """
 
     epsilon: float = 0.3

@@ -56,9 +56,8 @@ def _verify_by_transport(tree: VerifiableTree, node: int, probs: Any, rng: Rando
 class TransportTraversal(BaseRule):
     """From the leaves up, as in traversal: a node entered with mass a transports its siblings to the demands `a P`.
 
-    The siblings are entered with their conditional mass `f_i / (1 - f_1 - .. - f_(i-1))`, `f_i = pi(T, x_i) / Pr(T)`;
-    after all were rejected `w = (a P - sum_T pi)+`, `S = sum(w)`, and the node itself is accepted with probability
-    `S / (S + (1 - a))` and followed by `w / S`.
+    The siblings are entered with `f_i / (1 - f_1 - .. - f_(i-1))`, `f_i = pi(T, x_i) / Pr(T)`; after all were rejected
+    the node is accepted as in traversal, with `w = (a P - sum_T pi)+`.
     """
 
     name = "transport_traversal"
@@ -112,10 +111,7 @@ def _less(weights: Any, support: Sequence[int], taken: Sequence[Any]) -> Any:
 
 
 def pair_supply(draft: Sequence[Any], is_without_replacement: bool) -> Matrix:
-    """`supply[i][j]`: the probability that the drafted pair is {i, j}, whatever its order; symmetric, n x n.
-
-    `draft` holds the positive probabilities of the n tokens, which sum to one.
-    """
+    """`supply[i][j]`: the probability that the drafted pair is {i, j}, whatever its order, given n positive ones."""
     if not is_without_replacement:
         return [[p * q if i == j else 2 * p * q for j, q in enumerate(draft)] for i, p in enumerate(draft)]
     others = [sum(draft[:i]) + sum(draft[i + 1 :]) for i in range(len(draft))]
@@ -131,10 +127,9 @@ def best_transport(demand: Sequence[Any], supply: Matrix) -> Matrix:
     `accepted[i][j]` is the mass on which the pair {i, j} accepts i: `accepted[i][j] + accepted[j][i] <= supply[i][j]`
     and `sum over j of accepted[i][j] <= demand[i]`.
 
-    Every pair is first assigned to one of its tokens in full. What a token then has beyond its demand moves to the
-    other token of its pairs, along shortest paths to a token below its demand (Edmonds and Karp 1972: at most n^3
-    augmentations, in floating point too, since each one empties an edge exactly). Excess that no path can move is
-    rejected, in proportion.
+    Every pair is first assigned to one of its tokens in full. What a token then has beyond its demand moves along
+    shortest paths to tokens below theirs (Edmonds and Karp 1972: at most n^3 augmentations, with floats too, since each
+    one empties an edge exactly). Excess that no path can move is rejected, in proportion.
     """
     carried = _first_assignment(demand, supply)
     balance = [d - sum(row) for d, row in zip(demand, carried, strict=True)]

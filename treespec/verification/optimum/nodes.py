@@ -163,7 +163,7 @@ def _fewer_rings(draft: Tensor, times: Tensor, k: int) -> Tensor:
 
 
 def _points_per_panel(k: int, tolerance: float) -> tuple[int, float]:
-    """The number of Gauss-Legendre points that keeps the error over all panels below `tolerance`, and the bound itself.
+    """The number of Gauss-Legendre points that keeps the error over all panels below `tolerance`, and the bound.
 
     On a Bernstein ellipse of parameter rho around a panel [a, 2a] the integrand is at most `lam e^(-lam Re t)
     (1 + c^(k-1))` with c the largest |t| / Re t on the ellipse, since `|1 - e^-z| <= |z| / Re z (1 - e^(-Re z))`. Then
