@@ -31,10 +31,7 @@ class Capability(IntEnum):
 
 
 HiddenStates = Mapping[int, Tensor]
-"""Hidden states [B, F, H] by layer: 0 is the embedding, i what layer i (from one) leaves, -1 the last one, normed.
-
-These are the indices of transformers' `output.hidden_states`.
-"""
+"""Hidden states [B, F, H] as transformers counts layers: 0 the embedding, i after layer i, -1 the last one, normed."""
 
 
 class Scores(NamedTuple):

@@ -77,10 +77,8 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     """The k first arrivals of independent exponential clocks with rates `probs`, float [..., V].
 
     They have exactly the distribution of successive draws from the renormalised rest: Gumbel top-k (Kool et al. 2019)
-    on another scale, `exp(-Gumbel)`.
-
-    Returns tokens int64 [..., k], first arrival first, and speeds float64 [..., k], one over the arrival times: zero
-    where a clock never rings.
+    on another scale, `exp(-Gumbel)`. Returns tokens int64 [..., k], first arrival first, and speeds float64 [..., k],
+    one over the arrival times: zero where a clock never rings.
     """
     vocab_size = probs.shape[-1]
     if probs.device.type != "cpu" or vocab_size < MIN_SPARSE:  # An accelerator would have to be waited for.

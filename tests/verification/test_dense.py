@@ -24,8 +24,7 @@ from treespec.protocols import History
 from treespec.testing import MIXED, FixedShape, ToyDrafter, distribution_pairs
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify, verify_dense
-from treespec.verification.dense.forms import has_dense_form
-from treespec.verification.dense.verdicts import decode, pack, pack_greedy
+from treespec.verification.dense.forms import decode, has_dense_form, pack, pack_greedy
 from treespec.verification.dispatch import verify_batch, verify_greedy
 
 TREE_RULES = ("target_walk", "recursive", "traversal")

@@ -57,7 +57,6 @@ class Chain:
         self._stop = stop
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """See `TreePolicy`."""
         if self._stop is None:
             return grow_shape([Level((0,), (1,))] * self.k, self.children, source, max_depth)
         return grow_until(self._stop, min(self.k, max_depth), self.children, source)

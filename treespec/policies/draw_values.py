@@ -1,8 +1,7 @@
 """What the next draw below a node is worth, and the child that was drawn.
 
-A draw may be valued by the distribution, by earlier draws and by the past, but never by its own outcome: then leaving
-out the least valuable draws takes nothing from the distribution of the others. The child's own value may depend on its
-draw, for it decides only about the draws below it.
+A draw is never valued by its own outcome: then leaving out the least valuable draws takes nothing from the distribution
+of the others. The child's own value may depend on its draw, for it decides only about the draws below it.
 """
 
 from typing import NamedTuple

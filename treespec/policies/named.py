@@ -16,7 +16,7 @@ def eagle2(num_nodes: int = 60, beam: int = 10, depth: int = 6) -> BestFirst:
     """EAGLE-2's dynamic tree (Li et al. 2024): expand, then rerank.
 
     Of every level the `beam` most probable paths get `beam` children each; in the end the `num_nodes - 1` most probable
-    of all candidates are kept. A level that holds none of those is not expanded, which changes nothing.
+    of all candidates are kept.
     """
     return BestFirst(num_nodes, SELECTED, beam=beam, depth=depth, branching=beam)
 
@@ -24,8 +24,7 @@ def eagle2(num_nodes: int = 60, beam: int = 10, depth: int = 6) -> BestFirst:
 def opt_tree(num_nodes: int, min_gain: float = 0.0, depth: int = 10) -> BestFirst:
     """OPT-Tree (Wang et al. 2024): the `num_nodes - 1` most probable paths.
 
-    Levels are added while the last one raised the sum of their probabilities by more than `min_gain`, a draft pass's
-    price in expected tokens.
+    Levels are added while the last one raised the sum of their probabilities by more than `min_gain`.
     """
     return BestFirst(num_nodes, SELECTED, depth=depth, min_gain=min_gain)
 

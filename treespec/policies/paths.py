@@ -46,7 +46,6 @@ class Paths:
         self.children = check_children(children)
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """See `TreePolicy`."""
         return grow_shape(self._levels, self.children, source, max_depth)
 
 

@@ -65,10 +65,8 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
     `num_nodes - 1` most probable paths hold their parents and earlier siblings: a heap finds in O(n log n) what the
     paper's dynamic programme finds in O(n^2 D R), and for any table by depth.
 
-    Args:
-        probs: rows may differ in length.
-        num_nodes: the most nodes, root included; paths of probability zero are left out.
-        max_depth: the deepest level; None: as deep as the table, or any depth where it has one row for all.
+    `num_nodes` includes the root; paths of probability zero are left out. Rows of the table may differ in length. By
+    default the tree is as deep as the table, or of any depth where it has one row for all.
 
     Raises ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
     """

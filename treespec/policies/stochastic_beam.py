@@ -38,7 +38,6 @@ class StochasticBeam:
         self._children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT))
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """See `TreePolicy`."""
         builder = TreeBuilder(source)
         nodes, times = builder.root, torch.zeros_like(builder.root, dtype=torch.float64)
         children = self._children

@@ -34,11 +34,9 @@ class Truncated:
         return self.policy.max_nodes
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """See `TreePolicy`."""
         return self.policy.grow(_TruncatedSource(source, self.num_tokens), max_depth)
 
     def update(self, step: VerifiedStep) -> None:
-        """See `LearningPolicy`."""
         if isinstance(self.policy, LearningPolicy):
             self.policy.update(step)
 

@@ -24,8 +24,7 @@ ConditionalProbs = Callable[[Context], np.ndarray]
 class RandomDistributions:
     """A conditional distribution per context, drawn once from small integer weights by `seed`.
 
-    `is_exact` makes them Fractions instead of float64 (of the same values). `zero_share` is the share of tokens that
-    get probability zero; one token always keeps some.
+    `is_exact` makes them Fractions instead of float64. `zero_share` is the share of tokens of probability zero.
     """
 
     def __init__(self, vocab_size: int, seed: int, is_exact: bool = False, zero_share: float = 0.0) -> None:
@@ -43,10 +42,7 @@ class RandomDistributions:
 
 
 def toy_distribution(weights: Sequence[int], is_exact: bool = False) -> np.ndarray:
-    """A read-only distribution [V] proportional to integer weights.
-
-    Raises ConfigError: weights that are negative or sum to zero.
-    """
+    """A read-only distribution [V] proportional to integer weights. Raises ConfigError if negative or all zero."""
     if not (sum(weights) > 0 and min(weights) >= 0):
         raise ConfigError(f"a distribution needs weights that are not negative and not all zero, got {list(weights)}")
     exact = [Fraction(weight, sum(weights)) for weight in weights]
@@ -111,19 +107,16 @@ class ToyDrafter:
         while node < tree.num_nodes:
             width = self.shape.width(tree, node)
             for rank in range(width):
-                if self.shape.is_done(tree, node) or not self._add_child(tree, node, rank, width, rng):
+                if self.shape.is_done(tree, node):
                     break
+                base_probs, probs, token = self._proposal(tree, node, rank, width)
+                if probs is not None:
+                    token = rng.pick(tree.num_nodes, probs)
+                if token is None:
+                    break  # The scheme has no further child.
+                tree.add(node, token, probs, base_probs)
             node += 1
         return tree
-
-    def _add_child(self, tree: ToyTree, node: int, rank: int, width: int, rng: RandomSource) -> bool:
-        """Add child number `rank`; False when the scheme has no further child."""
-        base_probs, probs, selected = self._proposal(tree, node, rank, width)
-        if probs is not None:
-            tree.add(node, rng.pick(tree.num_nodes, probs), probs, base_probs)
-        elif selected is not None:
-            tree.add(node, selected, None, None)
-        return probs is not None or selected is not None
 
     def _proposal(
         self, tree: ToyTree, node: int, rank: int, width: int

@@ -23,10 +23,9 @@ class EnumeratingSource:
     """
 
     def __init__(self, script: Sequence[int] = ()) -> None:
-        self._script = script
+        self._script, self.weight = script, 1
         self._coins: set[int] = set()
         self._draws: set[int] = set()
-        self.weight: Any = 1
         self.taken: list[int] = []
         self.num_options: list[int] = []
 
@@ -45,8 +44,7 @@ class EnumeratingSource:
 
     def _branch(self, outcomes: list[tuple[Any, Any]]) -> Any:
         options = [(outcome, weight) for outcome, weight in outcomes if weight > 0]
-        position = len(self.taken)
-        choice = self._script[position] if position < len(self._script) else 0
+        choice = self._script[len(self.taken)] if len(self.taken) < len(self._script) else 0
         outcome, weight = options[choice]
         self.weight = self.weight * weight
         self.taken.append(choice)

@@ -28,13 +28,9 @@ def speculative_decode(
     normalised residual (target - draft)+ and ends the round. Where the residual has no mass, which only rounding can
     bring about, the draw is from the target distribution.
 
-    Args:
-        target_probs: float [K, V].
-        draft_probs: float [K, V], the distributions that the tokens were really drawn from.
-        draft_tokens: int [K].
-        generator: torch.Generator (on the arrays' device) or numpy.random.Generator.
+    Both distributions are float [K, V], the draft's the ones that the tokens, int [K], were really drawn from; a torch
+    generator is on the arrays' device. Returns 1 to K tokens.
 
-    Returns 1 to K tokens.
     Raises ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
@@ -62,11 +58,10 @@ def speculative_decoding_verify(
 def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array, random_coins: Array) -> dict[str, Any]:
     """One round with given coins and no other chance: argmax stands where a token would be drawn.
 
-    Token i is kept when its coin is strictly below target/draft, a quotient of floats (one or more always keeps it). In
-    `explain_round` only a coin *greater* than the ratio rejects: the two differ where coin and ratio are equal. The
-    first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept and there is a row
-    more, the argmax of the last target row follows as bonus. Good for following the algorithm by hand; the distribution
-    of its output is *not* the target's, which needs draws.
+    Token i is kept when its coin is strictly below target/draft, a quotient of floats (in `explain_round` an equal coin
+    keeps it too). The first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept
+    and there is a row more, the argmax of the last target row follows as bonus. Good for following the algorithm by
+    hand; the distribution of its output is *not* the target's, which needs draws.
 
     Returns `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
     those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
@@ -129,13 +124,9 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
 
     A token with target >= draft is accepted whatever its coin; another one is rejected only if its coin is *greater*
     than target/draft. The comparison is exact on the decimals as written: .06 / .2 is .3, and a coin of .3 accepts.
-    `simulate_round` keeps a token only if its coin is strictly *below* the ratio, so it rejects that one.
     Tokens after the first rejected one are discarded without being verified.
 
-    Args:
-        target_token_probs: float [K], the target's probability of each draft token.
-        draft_token_probs: float [K], the draft's, all positive.
-        coins: float [K] in [0, 1].
+    All arguments are float [K]: both models' probabilities of the draft tokens, the draft's positive, coins in [0, 1].
 
     Raises ConfigError: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
     """

@@ -9,8 +9,8 @@ from treespec.verification.block import BlockVerification
 from treespec.verification.comparison.kseq import KSeq
 from treespec.verification.comparison.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
 from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
-from treespec.verification.dense.verdicts import verify_dense
-from treespec.verification.entry import verify
+from treespec.verification.dense.forms import verify_dense
+from treespec.verification.dispatch import verify
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.registry import RULES, get_rule, resolve, supporting_rules
 from treespec.verification.rule import ArgmaxSource, GivenUniforms

@@ -1,22 +1,38 @@
-"""How a batch is verified: all nodes at once with one host copy (dense), or tree by tree, visiting few nodes."""
+"""How a batch is verified: all nodes at once with one host copy (dense), or tree by tree, visiting few nodes.
 
-from collections.abc import Callable, Iterator
+`verify` is the same as one function, for decoding loops written by hand.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, overload
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from treespec.checks import AUTO, are_distributions
+from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import RandomSource, VerificationRule
-from treespec.tree import TreeBatch, Verdict
-from treespec.verification.dense.forms import has_dense_form
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.verification.dense.forms import (
+    check_flags,
+    decode,
+    has_dense_form,
+    is_verifiable,
+    pack_greedy,
+    verify_dense,
+)
 from treespec.verification.dense.scans import Probs, Uniforms
-from treespec.verification.dense.verdicts import check_flags, decode, is_verifiable, pack_greedy, verify_dense
+from treespec.verification.registry import resolve
 from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
 
+Array = Tensor | np.ndarray | Sequence[Any]
+Rule = str | VerificationRule
 _ProbsOfNode = Callable[[int, int], Tensor]
 DENSE_ON_CPU = 1 << 12
 """Up to so many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
@@ -93,3 +109,108 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+@overload
+def verify(tree: TokenTree, target_probs: Array, rule: Rule = ..., **chance: Any) -> Verdict: ...
+
+
+@overload
+def verify(tree: TreeBatch, target_probs: Array, rule: Rule = ..., **chance: Any) -> list[Verdict]: ...
+
+
+def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chance` to it)
+    tree: TokenTree | TreeBatch,
+    target_probs: Array,
+    rule: Rule = AUTO,
+    *,
+    coins: Array | None = None,
+    draws: Array | None = None,
+    generator: torch.Generator | None = None,
+) -> Verdict | list[Verdict]:
+    """Decide which drafted tokens are kept, and the token that follows them: a Verdict, or one per row of the batch.
+
+    Args:
+        tree: one tree of N nodes, or a batch of B.
+        target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target distribution after every node, logits
+            processors applied; a tensor, an array or nested lists. Rows of padding are not read; gradients are dropped.
+        rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
+        coins: float [N] (a batch: [B, N]) in [0, 1), one per node accepted or rejected; None: from `generator`.
+        draws: likewise, one per node that a token is drawn from; must be independent of coins and drafting.
+        generator: on the device of `target_probs`; None is torch's global one.
+
+    Raises:
+        InvalidTreeError: not a tree, one that does not fit `target_probs`, or values that no drafted tree has.
+        VocabularyMismatchError: the draft's vocabulary is not the target's, or a token is outside of it.
+        LogitsError: a target distribution is not finite, is negative or does not sum to one.
+        RuleMismatchError: the rule cannot verify the tree.
+        ConfigError: an unknown rule; a wrong type, shape, dtype or range of the other arguments.
+    """
+    if not isinstance(tree, (TokenTree, TreeBatch)):
+        raise InvalidTreeError(f"tree must be a TokenTree or a TreeBatch, got {type(tree).__name__}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ConfigError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+    is_single = isinstance(tree, TokenTree)
+    trees = TreeBatch.from_trees([tree]) if isinstance(tree, TokenTree) else tree
+    probs = _as_tensor("target_probs", target_probs, is_single)
+    _check_shapes(trees, probs)
+    chosen = resolve(rule, True, trees)
+    coins, draws = (
+        torch.rand(trees.tokens.shape, dtype=torch.float64, device=probs.device, generator=generator)
+        if values is None
+        else _check_uniforms(name, _as_tensor(name, values, is_single), trees).to(probs.device)
+        for name, values in (("coins", coins), ("draws", draws))
+    )
+    if probs.device.type == "cpu" or not has_dense_form(chosen):
+        _check_values(trees, probs)  # Otherwise flags come with the verdicts, so that nothing waits for the device.
+    table: Any = SimpleNamespace(
+        vocab_size=probs.shape[-1], probs=lambda row, node: probs[row, node], dense=lambda: probs
+    )
+    verdicts = verify_batch(chosen, trees, table, coins, draws)
+    return verdicts[0] if is_single else verdicts
+
+
+def _as_tensor(name: str, values: Array, is_single: bool) -> Tensor:
+    """Of a batch, without gradients; Python's floats are doubles."""
+    try:
+        array = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"{name} must be an array of numbers: {error}") from error
+    return array.unsqueeze(0) if is_single else array
+
+
+def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
+    if target_probs.shape[:-1] != trees.tokens.shape:
+        wanted, got = [*trees.tokens.shape, "V"], list(target_probs.shape)
+        raise InvalidTreeError(f"target_probs must hold one distribution per node, {wanted}, got {got}")
+    if target_probs.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"target_probs must be float32 or float64, got {target_probs.dtype}: softmax in float32")
+    if trees.draft_probs is not None and trees.draft_probs.shape[1] != target_probs.shape[-1]:
+        raise VocabularyMismatchError(
+            f"draft distributions cover {trees.draft_probs.shape[1]} tokens, target_probs {target_probs.shape[-1]}"
+        )
+
+
+def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
+    vocab_size = target_probs.shape[-1]
+    if (((trees.tokens < 0) | (trees.tokens >= vocab_size)) & (trees.parents >= 0)).any():
+        raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
+    check_flags(trees, bool(trees.is_valid), True)
+    is_wrong = ~are_distributions(target_probs) & (trees.parents != PADDING_PARENT)
+    if is_wrong.any():
+        row, node = (int(i) for i in is_wrong.nonzero()[0])
+        probs = target_probs[row, node]
+        raise LogitsError(
+            f"target_probs of row {row}, node {node} are not a distribution: their sum is {float(probs.sum()):.6g}, "
+            f"the least is {float(probs.min()):.6g}; give probabilities, not logits"
+        )
+
+
+def _check_uniforms(name: str, values: Tensor, trees: TreeBatch) -> Tensor:
+    """The caller's coins or draws, float [B, N] in [0, 1)."""
+    if values.shape != trees.tokens.shape or not values.is_floating_point():
+        expected, got = list(trees.tokens.shape), f"{values.dtype} {list(values.shape)}"
+        raise ConfigError(f"{name} must be one float per node, {expected}, got {got}")
+    if not ((values >= 0) & (values < 1)).all():
+        raise ConfigError(f"{name} must lie in [0, 1), got values from {float(values.min())} to {float(values.max())}")
+    return values

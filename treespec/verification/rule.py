@@ -89,9 +89,7 @@ class GivenUniforms:
         """Whether the coin of `node` is below `prob`: strictly, so that probability zero never happens."""
         prob = float(prob)
         if math.isnan(prob):
-            raise LogitsError(
-                f"the acceptance probability of node {node} is NaN: check the target's and draft's distributions"
-            )
+            raise LogitsError(f"the acceptance probability of node {node} is NaN: check both models' distributions")
         return float(self.coins[node]) < prob
 
     def pick(self, node: int, weights: Any) -> int:
@@ -109,8 +107,8 @@ class ArgmaxSource:
 
     def flip(self, node: int, prob: Any) -> bool:
         raise RuleMismatchError(
-            f"the rule flips a coin (node {node}, probability {float(prob):.4g}), but greedy decoding has none: "
-            "use the target walk, which every lossless rule equals at temperature zero"
+            f"the rule flips a coin (node {node}), but greedy decoding has none: use the target walk, which every "
+            "lossless rule equals at temperature zero"
         )
 
     def pick(self, node: int, weights: Any) -> int:

@@ -29,11 +29,9 @@ def plot_comparison(
 ) -> Figure:
     """Bars of the medians over prompts with every prompt as a dot: milliseconds per token, tokens per target pass.
 
-    Args:
-        methods: from top to bottom. The first is the reference of the speeds, whose medians over prompts are written;
-            a method's speeds are the ratios of the times unless it has its own, for example of paired rounds.
-        path: the file to write.
-        title, note: one line above the plots; one small line below, e.g. machine and load.
+    The first method is the reference of the speeds, whose medians over prompts are written; a method's speeds are the
+    ratios of the times unless it has its own, for example of paired rounds. `note` is a small line below the plots,
+    e.g. machine and load.
 
     Raises TreespecError: no method, one without measurements, or times of unequally many prompts.
     """

@@ -38,12 +38,11 @@ def draw_tree(
 
     Args:
         tree: legible up to about 32 nodes.
-        verdict: what was accepted; None shows the drafted tree alone.
+        verdict: None shows the drafted tree alone.
         labels: token id to text, e.g. `lambda token: tokenizer.decode([token])`; None shows the id.
         probs: N numbers in [0, 1], e.g. the target's probability of each node's token after its parent; the root's is
             not shown. A further number is the next token's.
         path: the file to write; its suffix names the format.
-        title: one line above the tree.
 
     Raises TreespecError: another number of probabilities than nodes, or a verdict that is not of this tree.
     """
@@ -171,7 +170,7 @@ def _known_characters() -> frozenset[int]:
 
 
 def saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
-    """The figure, saved if a path is given; its suffix names the format."""
+    """The figure, saved if a path is given."""
     if path is not None:
         figure.savefig(path)
     return figure

@@ -110,7 +110,6 @@ class TokenRecycling(SessionSource):
         return probs.cummin(0).values
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """See `DraftSource`."""
         candidates = self.table[frontier.tokens]
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))

@@ -159,7 +159,6 @@ class TrieSource:
         self._expanded: list[list[Children]] = [[] for _ in starts]
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """See `DraftSource`."""
         tokens = frontier.tokens
         rows = zip(tokens.tolist(), frontier.parents.tolist(), strict=True)
         levels = [self._expand_row(row, *nodes) for row, nodes in enumerate(rows)]

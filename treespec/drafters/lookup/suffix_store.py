@@ -23,13 +23,9 @@ MIN_CAPACITY = 64
 class SuffixStore:
     """Texts that the `SuffixLookup`s with this store draft from, and to which the output of their calls is added.
 
-    When more than `capacity` tokens are kept (about 12 bytes each), the oldest quarter is dropped. A store serves one
-    call of generation at a time, like the drafters that use it. `find` answers in positions of its `text`.
-
-    Args:
-        texts: initial texts, lists of token ids.
-        capacity: the most tokens, with one separator per text.
-        max_match: the longest ending that can be looked up.
+    When more than `capacity` tokens are kept (about 12 bytes each, with one separator per text), the oldest quarter is
+    dropped. A store serves one call of generation at a time, like the drafters that use it. `find` answers in positions
+    of its `text`, for endings of at most `max_match` tokens.
 
     Raises ConfigError: a number that is not a positive int or too small, or a text that is not a list of ids.
     """

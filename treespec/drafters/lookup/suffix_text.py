@@ -154,8 +154,7 @@ class SuffixText:
 class TrieNode(NamedTuple):
     """A node of the suffix trie: positions of a text, and how many tokens before them match the text being continued.
 
-    The more tokens match, the likelier the same token follows: share x length / (length + smoothing), see
-    docs/drafters.md for the measurement.
+    The more tokens match, the likelier the same token follows: share x length / (length + smoothing), docs/drafters.md.
     """
 
     text: SuffixText

@@ -86,7 +86,6 @@ class Merge:
             drafter.update(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """See `Drafter`."""
         for drafter in self._drafters:
             drafter.select_rows(rows)
 

@@ -25,8 +25,7 @@ MEMORY = 0.998
 NUM_BINS, MAX_DEPTH, MAX_RANK = 4, 6, 6
 """Bins of confidence; deeper nodes and later siblings share the last cell."""
 
-Cells = Sequence[Hashable]
-"""The cells in which one trial is counted, the coarsest first."""
+Cells = Sequence[Hashable]  # In which one trial is counted, the coarsest first.
 
 
 class Vote(NamedTuple):
