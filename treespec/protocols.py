@@ -1,11 +1,10 @@
 """What the parts expect of each other, on one page: scorers, steps, drafters, policies, rules and random sources.
 
 A part is any object with the right methods; there is nothing to inherit from. The numberings of nodes (node id, builder
-column, expanded number, pending id) and the axis letters are listed in docs/architecture.md.
+column, expanded number, pending id) and the axis letters are in docs/architecture.md. A docstring is a method's body.
 """
 
 # pyright: reportReturnType=false
-# A docstring is body enough for a protocol's method.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,10 +215,6 @@ class LearningPolicy(TreePolicy, Protocol):
 
 class VerifiableTree(Protocol):
     """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
-
-    @property
-    def num_nodes(self) -> int:
-        """N, the root included."""
 
     def children(self, node: int) -> Sequence[int]:
         """Child ids in verification order."""

@@ -174,7 +174,7 @@ def test_misuse_is_named():
         EnsembleVerification(-0.1)
     with pytest.raises(ConfigError, match=r"delta must lie in \[0, 1\], got 'low'"):
         TypicalAcceptance(delta="low")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="accumulated must be above 0"):
+    with pytest.raises(ConfigError, match=r"accumulated must lie in \(0, 1\]"):
         ThresholdAcceptance(accumulated=0)
     selected = TreeBatch.from_trees([TokenTree(torch.tensor([0, 1]), torch.tensor([-1, 0]))])
     with pytest.raises(RuleMismatchError, match="ensemble"):

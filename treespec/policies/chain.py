@@ -25,10 +25,7 @@ tokens by their probability and change the output distribution.
 
 @dataclass(frozen=True)
 class LowConfidence:
-    """Stop after a token that the draft gave less than `threshold` (transformers' `assistant_confidence_threshold`).
-
-    Raises ConfigError: the threshold is not in (0, 1].
-    """
+    """Stop after a token that the draft gave less than `threshold`, in (0, 1], as `assistant_confidence_threshold`."""
 
     threshold: float = 0.4
 

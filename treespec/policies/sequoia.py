@@ -48,10 +48,7 @@ class Sequoia(Paths):
     def from_stats(
         cls, stats: AcceptanceStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
     ) -> Self:
-        """From what earlier calls accepted; where a later rank did better than an earlier one, both get their mean.
-
-        Raises ConfigError: nothing was drafted in those calls.
-        """
+        """From what earlier calls accepted, no rank above an earlier one. Raises ConfigError if nothing was drafted."""
         table = [non_increasing(probs) for probs in stats.acceptance_per_depth_and_rank]
         if not table:
             raise ConfigError("nothing was drafted in these statistics: generate with a wide tree first")

@@ -77,10 +77,7 @@ def _widest_support(trees: TreeBatch) -> int:
 
 @dataclass(frozen=True)
 class GivenUniforms:
-    """Coins and draws in [0, 1), made beforehand; both float [N], indexed by node.
-
-    Raises LogitsError: a distribution that is not finite, or has no mass, reached a decision.
-    """
+    """Coins and draws in [0, 1), float [N], made beforehand. Raises LogitsError for weights without finite mass."""
 
     coins: Sequence[float] | Tensor
     draws: Sequence[float] | Tensor

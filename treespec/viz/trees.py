@@ -170,7 +170,6 @@ def _known_characters() -> frozenset[int]:
 
 
 def saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
-    """The figure, saved if a path is given."""
     if path is not None:
         figure.savefig(path)
     return figure

@@ -62,7 +62,6 @@ class Calibration:
         return confidence
 
     def record(self, is_hit: bool, cells: Cells) -> None:
-        """Count a trial in all of its cells."""
         for cell in cells:
             hits, trials = self._cells.get(cell, (0.0, 0.0))
             self._cells[cell] = (MEMORY * hits + is_hit, MEMORY * trials + 1.0)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treespec.checks import check_share
-from treespec.errors import ConfigError
+from treespec.checks import check_number, check_share
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, WITHOUT_REPLACEMENT, Path, Verdict
 from treespec.verification.recursive import verify_by_rejection
@@ -78,9 +77,7 @@ class ThresholdAcceptance(BaseRule):
 
     def __post_init__(self) -> None:
         for name in ("single", "accumulated"):
-            check_share(name, getattr(self, name))
-            if getattr(self, name) == 0:
-                raise ConfigError(f"{name} must be above 0, got 0")
+            check_number(name, getattr(self, name), lambda share: 0 < share <= 1, "lie in (0, 1]")
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         return walk_down(tree, target_probs, rng, self._verify_children)

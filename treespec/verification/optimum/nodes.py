@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treespec.checks import check_count, check_distributions
+from treespec.checks import check_count, check_distributions, check_number
 from treespec.errors import ConfigError
 
 _MAX_SIBLINGS = 16
@@ -47,8 +47,7 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
         raise ConfigError(
             f"expected distributions [V] and at most {_MAX_SIBLINGS} siblings, got {list(target.shape)} and k={k}"
         )
-    if not 1e-12 <= tolerance < 1:
-        raise ConfigError(f"tolerance must lie in [1e-12, 1), which float64 can keep, got {tolerance}")
+    check_number("tolerance", tolerance, lambda bound: 1e-12 <= bound < 1, "lie in [1e-12, 1), which float64 can keep")
     has_mass = draft > 0
     target, draft = target[has_mass], draft[has_mass]
     k = min(k, draft.shape[0])
