@@ -216,6 +216,9 @@ class LearningPolicy(TreePolicy, Protocol):
 class VerifiableTree(Protocol):
     """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
 
+    @property
+    def num_nodes(self) -> int: ...
+
     def children(self, node: int) -> Sequence[int]:
         """Child ids in verification order."""
 

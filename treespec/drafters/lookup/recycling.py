@@ -17,7 +17,6 @@ from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
 
 FORMAT = "treespec-recycling-1"
-
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """The prior of rank r being right is 0.4 x 2^-r, with the weight of ten observations."""
 MANY_TRIALS = 2.0**20

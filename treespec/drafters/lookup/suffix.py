@@ -21,7 +21,6 @@ from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 
 NODES_PER_TOKEN, MORE_NODES = 2, 4
 """A match of m tokens may have 2 m + 4 nodes."""
-
 Children = dict[int, tuple[float, float, TrieNode]]
 """Token to (probability, probability of the path, node)."""
 

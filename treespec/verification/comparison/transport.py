@@ -21,7 +21,6 @@ from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.walks import Candidate, walk_down, walk_up
 
 MAX_SUPPORT = 20
-
 Matrix = list[list[Any]]
 """Of Python scalars, floats or Fractions, over a small support of n tokens: nothing here is approximate."""
 
