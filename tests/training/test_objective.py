@@ -17,9 +17,9 @@ from treespec.training.objective import TargetTopProbs, distribution_loss
 
 
 def test_rounds_played_along_texts_are_what_the_saved_drafter_does(trained, target, tmp_path):
-    written = write(target, 4, seed=5)
+    written = write(target, 2, seed=5)
     reader = FeatureReader(target, (0, 1, 2), 8, dtype=torch.float32)
-    batch = FeatureSet(written, reader, tmp_path, LENGTH, 0, torch.device("cpu")).batch(range(4))
+    batch = FeatureSet(written, reader, tmp_path, LENGTH, 0, torch.device("cpu")).batch(range(2))
     evaluated = trained.objective.evaluate(batch)
     drafter = load(trained, target)
     for row, text in enumerate(written.tokens.split(LENGTH)):

@@ -54,8 +54,8 @@ def warm_up(
 
     Run the same command again to resume an interrupted run.
     """
-    from treespec.training.text.warm_up import warm_up as make
     from treespec.training.text.writing import Writing
+    from treespec.training.text.writing import warm_up as make
 
     folder = texts or out.with_name(f"{out.stem}-texts")
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)

@@ -20,13 +20,9 @@ LEFT_OVER = 3600.0
 
 
 def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The named tensors of a file and its metadata.
+    """The named tensors of a file and its metadata, whose "format" must be `format_name`; that ends in a version.
 
-    Args:
-        format_name: what the metadata's "format" must say; it ends in a version.
-
-    Raises:
-        CheckpointError: no such file, not safetensors, truncated, of another format or version, or tensors missing.
+    Raises: CheckpointError, no such file, not safetensors, truncated, of another format or version, or tensors missing.
     """
     with open_tensors(path) as file:
         metadata = file.metadata() or {}
@@ -39,39 +35,27 @@ def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tu
         return {name: file.get_tensor(name) for name in names}, metadata
 
 
-def tensor_names(path: str | Path) -> set[str]:
-    """The names of all tensors of a safetensors file; see `open_tensors` for errors."""
-    with open_tensors(path) as file:
-        return set(file.keys())
-
-
 @contextmanager
 def open_tensors(path: str | Path) -> Iterator[Any]:
-    """A safetensors file, open for reading.
-
-    Raises:
-        CheckpointError: no such file, not safetensors, or truncated, also while tensors are read.
-    """
+    """A safetensors file, open for reading; errors, also while tensors are read, are a `CheckpointError`."""
     if not Path(path).is_file():
         raise CheckpointError(f"there is no file {path}")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}): it is damaged, truncated or no safetensors file"
-        ) from error
+        message = f"{path} cannot be read ({error}): it is damaged, truncated or no safetensors file"
+        raise CheckpointError(message) from error
 
 
 def write_tensors(
     path: str | Path, format_name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a file for `read_tensors`, whole or not at all; if several processes write it at once, the last one wins.
-
-    Raises:
-        CheckpointError: it cannot be written there.
-    """
-    _drop_left_over(Path(path))
+    """Write a file for `read_tensors`, whole or not at all (`CheckpointError`); of several writers the last wins."""
+    for old in Path(path).parent.glob(f"{escape(Path(path).name)}.*.partial"):  # A killed process left it behind.
+        with suppress(OSError):
+            if time() - old.stat().st_mtime > LEFT_OVER:
+                old.unlink()
     # Process ids are not unique across machines, and threads share one.
     scratch = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
@@ -82,11 +66,3 @@ def write_tensors(
     finally:
         with suppress(OSError):
             scratch.unlink()
-
-
-def _drop_left_over(path: Path) -> None:
-    """Remove unfinished files of killed processes; a file that is being written was changed a moment ago."""
-    for scratch in path.parent.glob(f"{escape(path.name)}.*.partial"):
-        with suppress(OSError):
-            if time() - scratch.stat().st_mtime > LEFT_OVER:
-                scratch.unlink()

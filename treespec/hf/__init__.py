@@ -3,7 +3,7 @@
 from treespec.hf import cpu
 from treespec.hf.attention.mask import tree_attention_mask
 from treespec.hf.cache.caches import new_cache
-from treespec.hf.cache.compaction import commit_cache
+from treespec.hf.cache.slot_cache import commit_cache
 from treespec.hf.cpu.optimized_model import OptimizedModel, optimize, restore
 from treespec.hf.generation.decoder import SpeculativeDecoder
 from treespec.hf.generation.speculation import TreeSpeculation, generate

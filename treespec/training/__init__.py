@@ -5,11 +5,4 @@ from treespec.training.export import export_head
 from treespec.training.options import TrainingConfig, parse_settings
 from treespec.training.train import TrainingResult, train
 
-__all__ = [
-    "Evaluation",
-    "TrainingConfig",
-    "TrainingResult",
-    "export_head",
-    "parse_settings",
-    "train",
-]
+__all__ = ["Evaluation", "TrainingConfig", "TrainingResult", "export_head", "parse_settings", "train"]

@@ -31,32 +31,29 @@ NUM_BUCKETED = 16
 class Batch(NamedTuple):
     """Texts in rows, padded on the right.
 
-    `tokens` int64 [B, T]; `states` [B, T, L J]; `target_token_ids` int64 and `target_token_probs` float32 [B, T, K],
-    the target's most probable next tokens after every token, best first; `is_generated` bool [B, T]: the target
-    generated the next token; `is_greedy` bool [B, T]: and it was its most probable token.
+    `target_token_ids` and `target_token_probs` are the target's most probable next tokens, best first;
+    `is_generated`: the target generated the next token; `is_greedy`: and it was its most probable token.
     """
 
-    tokens: Tensor
-    states: Tensor
-    target_token_ids: Tensor
-    target_token_probs: Tensor
-    is_generated: Tensor
-    is_greedy: Tensor
+    tokens: Tensor  # int64 [B, T]
+    states: Tensor  # [B, T, L J]
+    target_token_ids: Tensor  # int64 [B, T, K]
+    target_token_probs: Tensor  # float32 [B, T, K]
+    is_generated: Tensor  # bool [B, T]
+    is_greedy: Tensor  # bool [B, T]
 
 
 class FeatureSet:
-    """Features of texts, for which `check_texts` holds, by the texts' indices.
+    """Features of texts, for which `check_texts` holds, by the texts' indices, in batches on `device`.
 
     Args:
         reader: reads the texts that are not on disk.
         folder: shards of features, named after a hash of their content; existing ones are used again.
         max_length: longer texts are cut.
         max_bytes: the largest size of all shards.
-        device: of the batches.
         on_tokens: called with the number of tokens whose features were found or read.
 
-    Raises:
-        CheckpointError: a shard is damaged, or cannot be written.
+    Raises: CheckpointError, a shard is damaged, or cannot be written.
     """
 
     def __init__(
@@ -104,12 +101,9 @@ class FeatureSet:
         return digest.hexdigest()[:16]
 
     def split(self, num_held_out: int) -> tuple[list[int], list[int]]:
-        """The indices of texts to train on, of which the target generated some part, and of the held-out ones.
+        """The indices of texts to train on, with a generated part, and of held-out ones; a `ConfigError` for too few.
 
         Held out are at most a fifth of all texts, those with the smallest hashes, so that new texts change few.
-
-        Raises:
-            ConfigError: too few texts.
         """
         order = sorted(range(len(self._texts)), key=self._hashes.__getitem__)
         held_out = sorted(order[: min(num_held_out, len(order) // 5)])
@@ -126,23 +120,23 @@ class FeatureSet:
 
     def _fill(self, max_bytes: float, on_tokens: Callable[[int], object]) -> None:
         """Write the missing shards that fit into `max_bytes`, and open all."""
-        num_left = max_bytes / self._reader.bytes_per_token
-        for group in _groups(self.lengths):
-            count = sum(self.lengths[text] for text in group)
+        num_left, lengths = max_bytes / self._reader.bytes_per_token, self.lengths
+        shards = [(end - n) // SHARD_TOKENS for end, n in zip(accumulate(lengths), lengths, strict=True)]
+        # Texts behind each other, about `SHARD_TOKENS` tokens of them: more texts change the last shard only.
+        for _, texts in groupby(range(len(lengths)), key=shards.__getitem__):
+            group = list(texts)
+            count = sum(lengths[text] for text in group)
             if count > num_left:
                 return
             num_left -= count
             path = self._folder / f"features-{self.digest(group)}.safetensors"
             if not path.exists():
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._write(path, group)
+                features = self._reader.read_all([self._texts[text] for text in group])
+                parts = dict(zip(Features._fields, map(torch.cat, zip(*features, strict=True)), strict=True))
+                write_tensors(path, FORMAT, parts, {"settings": self._settings})
             self._open(path, group)
             on_tokens(count)
-
-    def _write(self, path: Path, group: Sequence[int]) -> None:
-        features = self._reader.read_all([self._texts[text] for text in group])
-        parts = map(torch.cat, zip(*features, strict=True))
-        write_tensors(path, FORMAT, dict(zip(Features._fields, parts, strict=True)), {"settings": self._settings})
 
     def _open(self, path: Path, group: Sequence[int]) -> None:
         try:
@@ -160,27 +154,15 @@ class FeatureSet:
 
 
 def check_texts(texts: Texts, vocab_size: int) -> None:
-    """Check that a model with `vocab_size` tokens can learn from texts.
-
-    Raises:
-        ConfigError: no text or an empty one, no probable next tokens, or ids outside the vocabulary.
-    """
+    """`ConfigError` for no texts or empty ones, no probable next tokens, or ids beyond a vocabulary of `vocab_size`."""
     if not len(texts.lengths) or int(texts.lengths.min()) < 1:
         raise ConfigError("expected texts of at least one token, got no text or an empty one")
     if texts.top.ndim != 2 or texts.top.shape[1] < 1:
         raise ConfigError(f"texts need probable next tokens after every token, got top {list(texts.top.shape)}")
     lowest, highest = int(texts.tokens.min()), max(int(texts.tokens.max()), int(texts.top.max()))
     if lowest < 0 or highest >= vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        raise ConfigError(
-            f"the model has {vocab_size} tokens, the texts hold the id {wrong}: they are another model's texts"
-        )
-
-
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of consecutive texts with about `SHARD_TOKENS` tokens together; more texts change the last group only."""
-    shards = [(end - length) // SHARD_TOKENS for end, length in zip(accumulate(lengths), lengths, strict=True)]
-    return [list(group) for _, group in groupby(range(len(lengths)), key=shards.__getitem__)]
+        found = f"the texts hold the id {lowest if lowest < 0 else highest}: they are another model's texts"
+        raise ConfigError(f"the model has {vocab_size} tokens, {found}")
 
 
 class Sampler:
@@ -189,8 +171,7 @@ class Sampler:
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
         self._lengths, self._batch_size, self._seed = lengths, batch_size, seed
         self._epoch, self._batches = -1, [[0]]
-        self.num_batches = -(-len(lengths) // batch_size)
-        """Per epoch."""
+        self.num_batches = -(-len(lengths) // batch_size)  # Per epoch.
 
     def batch(self, step: int) -> list[int]:
         """Indices into `lengths` of a step's texts."""

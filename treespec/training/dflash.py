@@ -74,7 +74,7 @@ class DFlashLearner(HeadLearner[DFlashHead]):
 
     @torch.no_grad()
     def _complete_head(self) -> DFlashHead:
-        """The head with its Markov head, whose tables are W1 = a(embedding) and W2 = lm_head b."""
+        """The head with the Markov head's tables, W1 = a(embedding) and W2 = lm_head b."""
         if self.markov is None:
             return self.head
         config = replace(self.head.config, markov_rank=self.markov.b.in_features)

@@ -13,33 +13,27 @@ from transformers import PreTrainedModel
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.models.layers import decoder_layers
 from treespec.training.data import Batch
-from treespec.training.objective import Draft
+from treespec.training.objective import Draft, Learner
 from treespec.training.options import TrainingConfig
 
 NUM_CHECKED = 16
 """Tokens on which a model's logits are compared with plain products of its hidden states."""
 
 
-class DraftModelLearner(nn.Module):
+class DraftModelLearner(Learner):
     """A draft model, in float32, for `Objective`. It reads the text alone, so training at one depth trains all.
 
-    Raises:
-        UnsupportedModelError: the model's logits are not plain products of its last hidden states.
+    Raises: UnsupportedModelError, the model's logits are not plain products of its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, num_depths: int) -> None:
         super().__init__()
         self.model, self.num_depths, self.reads = model, num_depths, {}
+        self.target_ids = torch.arange(len(self.output_weight), device=self.output_weight.device)
         self._check()
 
     @property
-    def target_ids(self) -> Tensor:
-        """See `Learner`."""
-        return torch.arange(len(self.output_weight), device=self.output_weight.device)
-
-    @property
     def output_weight(self) -> Tensor:
-        """See `Learner`."""
         weight = getattr(self.model.get_output_embeddings(), "weight", None)
         if not isinstance(weight, Tensor):
             raise UnsupportedModelError(f"{type(self.model).__name__} has no output head that can be distilled")
@@ -73,12 +67,7 @@ class DraftModelLearner(nn.Module):
 
 
 def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftModelLearner:
-    """Some of a target's layers at even distances, to be distilled; the vocabulary's rows are not trained.
-
-    Raises:
-        ConfigError: more layers are asked for than the target has.
-        UnsupportedModelError: see `prune` and `DraftModelLearner`.
-    """
+    """Some of a target's layers at even distances; the vocabulary's rows are not trained. For errors see `train`."""
     count = model.config.get_text_config().num_hidden_layers
     if config.num_layers is not None and config.num_layers > count:
         raise ConfigError(f"num_layers must be at most the target's {count}, got {config.num_layers}")
@@ -90,11 +79,7 @@ def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftMod
 
 
 def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """A copy of a model with only these of its decoder layers, counted from 0, in this order.
-
-    Raises:
-        UnsupportedModelError: the model has no list of decoder layers, or cannot be built with fewer.
-    """
+    """A copy with only these decoder layers, from 0, in this order; `UnsupportedModelError` where that cannot be."""
     stack, config = decoder_layers(model), copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = len(layers)

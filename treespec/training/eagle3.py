@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from treespec.errors import CheckpointError
 from treespec.heads.files.build import plain_names
 from treespec.heads.files.checkpoint import read_checkpoint, split_fused
-from treespec.heads.files.config import ConfigReader
-from treespec.heads.files.eagle3 import eagle3_config
+from treespec.heads.files.config import ConfigReader, eagle3_config
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.training.data import Batch
 from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights
@@ -37,11 +36,7 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
 
     @torch.no_grad()
     def load_files(self, folder: Path) -> None:
-        """Load the trained weights of a head's files; the draft vocabulary and its rows stay this head's.
-
-        Raises:
-            CheckpointError: damaged files, or those of a head of another kind or size, or with other hidden states.
-        """
+        """Load a head's trained weights or raise `CheckpointError`; draft vocabulary and rows stay this head's."""
         found = read_checkpoint(folder)
         tensors = plain_names(found.tensors)
         layers = eagle3_config(ConfigReader(folder / "config.json", found.config), tensors).hidden_layers
@@ -61,25 +56,19 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
 def make_eagle3(
     model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
 ) -> Eagle3Learner:
-    """A fresh head with the draft vocabulary `target_ids` int64 [W]; draws from torch's default generator.
-
-    Raises:
-        UnsupportedModelError: see `head_sizes`.
-    """
+    """A fresh head with the draft vocabulary `target_ids` int64 [W]; for random weights and errors see `fresh_head`."""
     shape = Eagle3Config(**head_sizes(model, len(target_ids), hidden_layers), num_layers=config.layers)
     head = fresh_head(Eagle3Head, shape, model, target_ids, config.is_initialised)
-    if config.is_initialised:
-        for weights in layer_weights(model, config.layers)[:1]:
-            _copy_first_layer(head.layers[0], weights)
+    if config.is_initialised and (weights := layer_weights(model, config.layers)):
+        _copy_first_layer(head.layers[0], weights[0])
     return Eagle3Learner(head, config.depths)
 
 
 @torch.no_grad()
 def _copy_first_layer(layer: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy q, k, v and the input norm of a target's layer to the head's first layer, where they read the feature.
+    """Copy q, k, v and the input norm of a target's layer to where the head's first layer reads the feature.
 
-    The head's layer reads [embedding; feature], the target's the feature alone: the weights for the embedding stay
-    random and are scaled down.
+    The weights for the embedding, which the target's layer does not read, stay random and are scaled down.
     """
     names = [f"self_attn.{name}_proj.weight" for name in "qkv"]
     wide, norm = layer.get_parameter("self_attn.qkv_proj.weight"), weights.get("input_layernorm.weight")

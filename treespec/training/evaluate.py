@@ -6,7 +6,7 @@ target's most probable one, which is the draft token that is accepted at tempera
 Axis letters: B texts, T tokens, D depths.
 """
 
-import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,47 +14,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NUM_RANKS = 8
+from treespec.policies.sequoia import optimal_paths
+
+NUM_RANKS, TREE_SIZES = 8, (16, 32)
 MIN_GREEDY = 32
 """The least length of a text's greedy end; shorter ones occur by chance in sampled text."""
 
 
 class EvaluatedDrafts(NamedTuple):
-    """Drafts compared with a text [T, D] or with those of a batch [B, T, D], by anchor and depth.
+    """Drafts compared with a text [T, D] or with those of a batch [B, T, D], by anchor and depth."""
 
-    `ranks` int64, how many tokens the drafter finds more probable than the text's own; `overlaps` float32, the mass
-    that its distribution shares with the target's; `is_evaluated` bool, where there is a draft and the target generated
-    the token; `is_greedy` bool [T] or [B, T]: the next token is the target's most probable one.
-    """
-
-    ranks: Tensor
-    overlaps: Tensor
-    is_evaluated: Tensor
-    is_greedy: Tensor
+    ranks: Tensor  # int64, how many tokens the drafter finds more probable than the text's own.
+    overlaps: Tensor  # float32, the mass that its distribution shares with the target's.
+    is_evaluated: Tensor  # bool, where there is a draft and the target generated the token.
+    is_greedy: Tensor  # bool [T] or [B, T]: the next token is the target's most probable one.
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measured on held-out texts; `chain` and `tree` are empty if no text has a greedy end.
-
-    Args:
-        acceptance: by depth and rank: how often the token of that rank is the text's, given that all before it were.
-        greedy_acceptance: the same at temperature 0, on the greedy ends of texts.
-        overlap: by depth: the mass that draft and target share, the acceptance of one sampled token (temperature 1).
-        chain: by length of a chain: tokens per round at temperature 0, with rounds played along the greedy ends.
-        sampled_chain: the expected tokens per round at temperature 1, computed from the overlaps.
-        tree: by number of nodes, the root included: tokens per round at temperature 0 of the best tree of fixed shape.
-        num_positions, num_greedy_positions: drafts evaluated at the first depth, and those of them at temperature 0.
-    """
+    """Measured on held-out texts; `chain` and `tree` are empty if no text has a greedy end."""
 
     acceptance: list[list[float]]
-    greedy_acceptance: list[list[float]]
+    """By depth and rank: how often the token of that rank is the text's, given that all before it were."""
+    greedy_acceptance: list[list[float]]  # The same at temperature 0, on the greedy ends of texts.
     overlap: list[float]
-    chain: dict[int, float]
-    sampled_chain: dict[int, float]
+    """By depth: the mass that draft and target share, the acceptance of one sampled token (temperature 1)."""
+    chain: dict[int, float]  # By length: tokens per round at temperature 0, with rounds played along the greedy ends.
+    sampled_chain: dict[int, float]  # The expected tokens per round at temperature 1, computed from the overlaps.
     tree: dict[int, float]
-    num_positions: int
-    num_greedy_positions: int
+    """By number of nodes, the root included: tokens per round at temperature 0 of the best tree of fixed shape."""
+    num_positions: int  # Drafts evaluated at the first depth.
+    num_greedy_positions: int  # Those of them at temperature 0.
 
     def summary(self) -> dict[str, float]:
         """The main numbers by name; those at temperature 0 only if there are greedy texts."""
@@ -66,7 +56,7 @@ class Evaluation:
         return greedy | {f"tree_{size}": value for size, value in self.tree.items()} | sampled
 
 
-def evaluate(texts: Iterable[EvaluatedDrafts], tree_sizes: Iterable[int] = (16, 32)) -> Evaluation:
+def evaluate(texts: Iterable[EvaluatedDrafts]) -> Evaluation:
     """Sum up one or more evaluated texts."""
     texts = list(texts)
     starts = [greedy_start(text.is_greedy) for text in texts]
@@ -82,7 +72,7 @@ def evaluate(texts: Iterable[EvaluatedDrafts], tree_sizes: Iterable[int] = (16, 
         overlap=[float(overlaps[:, d][counted[:, d]].mean().nan_to_num()) for d in range(num_depths)],
         chain={k: _chain_length(texts, starts, k) for k in range(1, num_depths + 1) if has_greedy},
         sampled_chain={k: float(expected[:k].sum()) + 1 for k in range(1, num_depths + 1)},
-        tree={size: best_tree(table, size) for size in tree_sizes if has_greedy},
+        tree={size: best_tree(table, size) for size in TREE_SIZES if has_greedy},
         num_positions=int(counted[:, 0].sum()),
         num_greedy_positions=int(counted_greedy[:, 0].sum()),
     )
@@ -109,8 +99,8 @@ def greedy_start(is_greedy: Tensor) -> int:
 def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> list[int]:
     """Accepted tokens of every round of chains of length D, played along a text.
 
-    A round starts from an anchor and accepts draft tokens as long as the text's token has rank 0; the next one starts
-    from the token that the target adds.
+    A round accepts draft tokens from its anchor on as long as the text's token has rank 0; the next one starts from the
+    token that the target adds.
     """
     right = (ranks == 0).long().cumprod(1).sum(1)
     accepted, anchor = [], 0
@@ -127,19 +117,7 @@ def histogram(ranks: Tensor, is_counted: Tensor) -> list[list[float]]:
 
 
 def best_tree(acceptance: list[list[float]], num_nodes: int) -> float:
-    """Tokens per round of the best tree of `num_nodes`: the sum of the largest path products (Chen et al. 2024).
-
-    Ranks are sorted by acceptance first, so that a node's next sibling and first child are never worth more than it.
-    """
-    acceptance = [sorted(row, reverse=True) for row in acceptance]
-    total, frontier = 1.0, [(-acceptance[0][0], 0, 0, 1.0)]
-    for _ in range(num_nodes - 1):
-        if not frontier:
-            break
-        value, depth, rank, above = heapq.heappop(frontier)
-        total -= value
-        if rank + 1 < len(acceptance[depth]):
-            heapq.heappush(frontier, (-above * acceptance[depth][rank + 1], depth, rank + 1, above))
-        if depth + 1 < len(acceptance):
-            heapq.heappush(frontier, (value * acceptance[depth + 1][0], depth + 1, 0, -value))
-    return total
+    """Tokens per round of the best tree of `num_nodes`, see `optimal_paths`; ranks are sorted by acceptance first."""
+    table = [sorted(row, reverse=True) for row in acceptance]
+    paths = optimal_paths(table, num_nodes)
+    return 1.0 + sum(math.prod(table[depth][rank] for depth, rank in enumerate(path)) for path in paths)

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from treespec.errors import ConfigError
 from treespec.heads.files.export import save_head
 from treespec.heads.modules.dflash import DFlashHead, MarkovHead
-from treespec.hf.loading.heads import fused_layers, load_head
-from treespec.training.heads import vocabulary_weights
+from treespec.hf.loading.heads import fused_layers, load_head, vocabulary_weights
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -34,15 +33,12 @@ def export_head(
     """Write a trained head in the speculators library's format, which vLLM reads too.
 
     Args:
-        name, target: see `load_drafter`.
+        name, target: see `load_drafter`, errors too.
         out: the folder to write.
         dtype: of the weights.
         has_all: with the output rows and the embedding. False leaves out those that equal the target's after rounding
             to `dtype`: `load_drafter` takes them from there.
-        markov_rank: a smaller rank for a DSpark head's bigram bias, for a smaller file.
-
-    Raises:
-        CheckpointError, ConfigError: see `load_drafter`; a rank that the head does not have.
+        markov_rank: a smaller rank for a DSpark head's bias; `ConfigError` for a rank that the head does not have.
     """
     # Not in the target's dtype, which may be coarser than the file's.
     head = load_head(name, target, torch.float32)

@@ -22,19 +22,15 @@ NUM_CANDIDATES = 64
 
 
 class Features(NamedTuple):
-    """Of one text, on the CPU.
+    """Of one text, on the CPU: the layers' states concatenated, and the most probable next tokens after every token."""
 
-    `states` [T, L J], the layers' states concatenated; `top_ids` int32 and `top_probs` float16 [T, K], the most
-    probable next tokens after every token, best first.
-    """
-
-    states: Tensor
-    top_ids: Tensor
-    top_probs: Tensor
+    states: Tensor  # [T, L J]
+    top_ids: Tensor  # int32 [T, K], best first
+    top_probs: Tensor  # float16 [T, K]
 
 
 class FeatureReader:
-    """Reads texts with a model; a `ConfigError` for one in training mode.
+    """Reads texts with a model, which a `ConfigError` refuses in training mode.
 
     Args:
         hidden_layers: the hidden states to keep, see `HiddenStates`; empty for distributions alone.
@@ -58,8 +54,7 @@ class FeatureReader:
         self.vocab_size = num_logits(model)
         self._num_candidates = min(num_candidates, self.vocab_size)
         width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
-        self.bytes_per_token = width * dtype.itemsize + 6 * self._num_candidates
-        """The size of one token's `Features`."""
+        self.bytes_per_token = width * dtype.itemsize + 6 * self._num_candidates  # Of its `Features`.
         self.settings = {
             "hidden_layers": list(self._hidden_layers),
             "num_candidates": self._num_candidates,

@@ -20,7 +20,9 @@ from treespec.heads.modules.eagle3 import Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
 from treespec.hf.introspect import num_logits
+from treespec.hf.loading.heads import vocabulary_weights
 from treespec.hf.models.layers import decoder_layers
+from treespec.training.objective import Learner
 
 DEFAULT_THETA = 10000.0
 SMALL = 0.1
@@ -29,25 +31,19 @@ SMALL = 0.1
 Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
 
-class HeadLearner(nn.Module, Generic[Head]):
+class HeadLearner(Learner, Generic[Head]):
     """Everything of a `Learner` except its drafts, for a head in float32."""
 
     def __init__(self, head: Head, num_depths: int) -> None:
         super().__init__()
         self.head: Head = head
-        self.num_depths = num_depths
+        self.num_depths, self.target_ids = num_depths, head.target_ids
         self._hidden_layers = head.config.hidden_layers or ()
-        self.reads: dict[str, Any] = {"hidden_layers": list(self._hidden_layers)}
+        self.reads = {"hidden_layers": list(self._hidden_layers)}
         head.lm_head.requires_grad_(False)  # The rows stay the target's, and are left out of the files.
 
     @property
-    def target_ids(self) -> Tensor:
-        """See `Learner`."""
-        return self.head.target_ids
-
-    @property
     def output_weight(self) -> Tensor:
-        """See `Learner`."""
         return self.head.lm_head.weight
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
@@ -76,22 +72,16 @@ def fresh_head(
     head = kind(config, embedding.detach().float(), target_ids).float()
     head.lm_head.weight.copy_(rows[target_ids.to(rows.device)])
     if is_initialised:
-        _pass_deepest(head.fc)
+        size = len(head.fc.weight)
+        if head.fc.in_features % size == 0:
+            head.fc.weight.mul_(SMALL)
+            head.fc.weight[:, -size:] += torch.eye(size)
         for layer, weights in zip(head.layers, layer_weights(model, len(head.layers)), strict=False):
             _copy_fitting(layer, weights)
         norm = getattr(getattr(model.base_model, "norm", None), "weight", None)
         if isinstance(norm, Tensor) and norm.shape == head.norm.weight.shape:
             head.norm.weight.copy_(norm)
     return head
-
-
-def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """A target's embedding and the rows of its output head, each [V, H]."""
-    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings()
-    rows = embedding if output is None else output.weight
-    assert isinstance(embedding, Tensor)
-    assert isinstance(rows, Tensor)
-    return embedding, rows
 
 
 def layer_weights(model: PreTrainedModel, num_layers: int) -> list[dict[str, Tensor]]:
@@ -114,22 +104,11 @@ def _copy_fitting(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             tensor.copy_(given[name])
 
 
-def _pass_deepest(fc: nn.Linear) -> None:
-    """Let `fc` [H, L H] pass the last, deepest, of the fused states, and little of the others."""
-    size = fc.weight.shape[0]
-    if fc.weight.shape[1] % size == 0:
-        fc.weight.mul_(SMALL)
-        fc.weight[:, -size:] += torch.eye(size)
-
-
 def head_sizes(model: PreTrainedModel, draft_vocab_size: int, hidden_layers: Sequence[int]) -> dict[str, Any]:
-    """The arguments that the configurations of all heads have in common.
+    """The arguments that the configurations of all heads have in common; layers in llama's form, of the target's size.
 
-    Layers are as wide as the target's, in llama's form whatever the target's form.
-
-    Raises:
-        UnsupportedModelError: the target's embedding or output head is of another width than its hidden states, or its
-            attention heads are of an odd size.
+    Raises: UnsupportedModelError, the target's embedding or output head is of another width than its hidden states, or
+    its attention heads are of an odd size.
     """
     text = model.config.get_text_config()
     intermediate_size = getattr(text, "intermediate_size", None)
@@ -161,17 +140,14 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:
-    kind = type(model).__name__
+    kind, size = type(model).__name__, layer.hidden_size
     for name, weight in zip(("embedding", "output head"), vocabulary_weights(model), strict=True):
-        if weight.shape[1] != layer.hidden_size:
-            raise UnsupportedModelError(
-                f"{kind}'s {name} is {weight.shape[1]} wide where its hidden states are {layer.hidden_size}: a draft "
-                "head needs one width for both"
-            )
+        if weight.shape[1] != size:
+            widths = f"{weight.shape[1]} wide where its hidden states are {size}"
+            raise UnsupportedModelError(f"{kind}'s {name} is {widths}: a draft head needs one width for both")
     if layer.head_dim % 2:
-        raise UnsupportedModelError(
-            f"{kind} has attention heads of size {layer.head_dim}: a head's rotary positions need an even size"
-        )
+        sizes = f"attention heads of size {layer.head_dim}"
+        raise UnsupportedModelError(f"{kind} has {sizes}: a head's rotary positions need an even size")
 
 
 def _rope(text: Any) -> dict[str, Any]:
@@ -179,5 +155,5 @@ def _rope(text: Any) -> dict[str, Any]:
     try:
         settings = rope_settings(text.to_dict())
     except CheckpointError:
-        return {"rope_type": "default", "rope_theta": DEFAULT_THETA}
-    return settings if settings.get("rope_theta") else settings | {"rope_theta": DEFAULT_THETA}
+        settings = {"rope_type": "default"}
+    return settings | {"rope_theta": settings.get("rope_theta") or DEFAULT_THETA}

@@ -27,18 +27,12 @@ STATE = "state.safetensors"
 WEIGHT_DECAY, BETAS, MAX_GRADIENT_NORM = 0.01, (0.9, 0.95), 1.0
 LOG_EVERY = 10
 """Steps whose mean loss is one line of the log."""
-
 SEED_STRIDE = 1_000_003
 """More than a run's steps, so that runs of neighbouring seeds share no step's seed."""
 
 
 class Run:
-    """One run of training, with its state in `folder`; if the state is there already, the run is resumed.
-
-    Raises:
-        CheckpointError: `folder` holds another run, or a damaged file; or see `begin_with`.
-        ConfigError: see `FeatureSet.split`.
-    """
+    """One run of training, with its state in `folder`, from which it can be resumed. For errors see `train`."""
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
         self.objective, self._features, self._config = objective, features, config
@@ -46,7 +40,10 @@ class Run:
         lengths = [features.lengths[text] for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
-        self._optimizer = make_optimizer(objective, config)
+        trained = [weight for weight in objective.parameters() if weight.requires_grad]
+        matrices, others = [w for w in trained if w.ndim > 1], [w for w in trained if w.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
         self._path = folder / STATE
         self._settings = asdict(config) | {"features": features.digest(), "reads": objective.learner.reads}
@@ -54,7 +51,7 @@ class Run:
         if self._path.exists():
             self.progress = load_state(self._path, objective, self._optimizer, self._settings)
         elif config.start is not None:
-            begin_with(Path(config.start), objective)
+            self._begin_with(Path(config.start))
 
     @property
     def share_done(self) -> float:
@@ -125,6 +122,14 @@ class Run:
             self._log(found.summary())
         return found
 
+    def _begin_with(self, folder: Path) -> None:
+        """Copy the weights of another run or of a trained EAGLE-3 head's files."""
+        learner, has_run = self.objective.learner, (folder / STATE).exists()
+        if isinstance(learner, Eagle3Learner) and not has_run and (folder / "config.json").exists():
+            learner.load_files(folder)
+        else:
+            load_weights(folder / STATE, self.objective, learner.reads)
+
     def save(self) -> None:
         """Write the state."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,10 +142,7 @@ class Run:
 
 
 class CastWeights:
-    """A module's weights in `dtype`; those that are not trained are cast once.
-
-    Unlike autocast this rounds no activation twice and keeps norms in fused kernels.
-    """
+    """A module's weights in `dtype`; unlike autocast it rounds no activation twice and keeps norms in fused kernels."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._module, self._dtype = module, dtype
@@ -153,23 +155,6 @@ class CastWeights:
     def cast(self) -> dict[str, Tensor]:
         """By name, for `torch.func.functional_call`; gradients flow to the module's own weights."""
         return self._frozen | {n: self._module.get_parameter(n).to(self._dtype) for n in self._trained}
-
-
-def begin_with(folder: Path, objective: Objective) -> None:
-    """Copy the weights of another run or of a trained EAGLE-3 head's files (errors: `load_weights`, `load_files`)."""
-    learner, has_run = objective.learner, (folder / STATE).exists()
-    if isinstance(learner, Eagle3Learner) and not has_run and (folder / "config.json").exists():
-        learner.load_files(folder)
-    else:
-        load_weights(folder / STATE, objective, learner.reads)
-
-
-def make_optimizer(objective: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """AdamW; norms and biases do not decay."""
-    weights = [weight for weight in objective.parameters() if weight.requires_grad]
-    matrices, others = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
 
 
 def with_noise(batch: Batch, noise: float, generator: torch.Generator) -> Batch:

@@ -1,19 +1,16 @@
 """What every kind of drafter is trained for: distributions like the target's at every depth of its drafts.
 
 The distribution at position t is that of the token at t + 1. A draft anchored at position a predicts the token at
-a + d + 1 at depth d, counted from 0.
+a + d + 1 at depth d, counted from 0. Logits are by far the largest tensors of training: a chunk of them lives only
+until it has become its loss and its gradient with respect to the outputs.
 
-A drafter's logits are by far the largest tensors of its training. Here a chunk of them lives only until it has become
-its loss and its gradient with respect to the outputs, so the backward pass only multiplies by the incoming scalar.
-
-Axis letters: B texts, T tokens of the longest text, N outputs, H their size, W the draft vocabulary, V the target's,
-K candidates.
+Axis letters: B texts, T tokens of the longest text, N outputs, H their size, W the draft vocabulary, K candidates.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +20,8 @@ from treespec.training.evaluate import EvaluatedDrafts
 
 OUTSIDE, LAST_RANK = -1, 2**30
 """The draft id and the rank of a token outside the draft vocabulary."""
-
 CHUNK_LOGITS = 2**22
 """Logits of one chunk: few enough for a processor's caches, enough rows for a fast product."""
-
 TINY = 1e-30
 """Below every probability that differs from zero."""
 
@@ -39,32 +34,25 @@ class Draft(NamedTuple):
     anchors: Tensor
 
 
-class Learner(Protocol):
-    """A drafter in training, a module.
-
-    `reads` names what its weights have learned to read; with other inputs they are of little use.
-    """
+class Learner(nn.Module):
+    """A drafter in training."""
 
     num_depths: int
-    reads: dict[str, Any]
-
-    @property
-    def target_ids(self) -> Tensor:
-        """int64 [W], the target's id of every draft id."""
-        ...
-
-    def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
-        """Drafts by depth, where the target generated the token; from every anchor if there is no generator."""
-        ...
+    reads: dict[str, Any]  # What its weights have learned to read; with other inputs they are of little use.
+    target_ids: Tensor  # int64 [W], the target's id of every draft id.
 
     @property
     def output_weight(self) -> Tensor:
         """[W, H], the output head's matrix."""
-        ...
+        raise NotImplementedError
+
+    def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
+        """Drafts by depth, where the target generated the token; from every anchor if there is no generator."""
+        raise NotImplementedError
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the drafter's files for the target of that name, with weights in `dtype`."""
-        ...
+        raise NotImplementedError
 
 
 class Objective(nn.Module):
@@ -74,7 +62,6 @@ class Objective(nn.Module):
 
     def __init__(self, learner: Learner, vocab_size: int, depth_decay: float) -> None:
         super().__init__()
-        assert isinstance(learner, nn.Module)
         self.learner = learner
         decays = depth_decay ** torch.arange(learner.num_depths)
         self._decays = (decays / decays.sum()).tolist()
@@ -116,9 +103,7 @@ class Objective(nn.Module):
         """Ranks int64 [N] of draft ids `right` int64 [N], and overlaps float32 [N]."""
         weight = self.learner.output_weight
         ranks, overlaps = torch.empty_like(right), target.probs.new_zeros(len(right))
-        size = max(CHUNK_LOGITS // len(weight), 1)
-        for start in range(0, len(right), size):
-            part = slice(start, start + size)
+        for part in _chunks(len(right), len(weight)):
             probs = nn.functional.linear(outputs[part], weight).float().softmax(-1)
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
             ranks[part] = torch.where(right[part] >= 0, (probs > own).sum(1), LAST_RANK)
@@ -128,13 +113,10 @@ class Objective(nn.Module):
 
 
 class TargetTopProbs(NamedTuple):
-    """The target's most probable tokens that the draft vocabulary has, with their probabilities.
+    """The target's most probable tokens that the draft vocabulary has; rows of probabilities sum to at most one."""
 
-    `ids` int64 [N, K], draft ids, -1 for tokens outside; `probs` float32 [N, K], 0 for those; rows sum to at most one.
-    """
-
-    ids: Tensor
-    probs: Tensor
+    ids: Tensor  # int64 [N, K], draft ids, -1 for tokens outside.
+    probs: Tensor  # float32 [N, K], 0 for those.
 
 
 def distribution_loss(
@@ -143,16 +125,18 @@ def distribution_loss(
     """The weighted sum over rows of (1 - tv_weight) KL(target, draft) + tv_weight TV(target, draft), a scalar.
 
     The Kullback-Leibler divergence and the cross-entropy have the same gradient. Mass of the target that is not in
-    `target` counts in neither term.
-
-    Args:
-        outputs: [N, H]; for bfloat16 everything but the sums is computed in bfloat16.
-        weight: [W, H] of the output head, which is not trained.
-        row_weights: float32 [N].
+    `target` counts in neither term. With bfloat16 `outputs` [N, H] everything but the sums is computed in bfloat16;
+    `weight` [W, H] is not trained; `row_weights` float32 [N].
     """
     loss = _DistributionLoss.apply(outputs, weight, target.ids, target.probs, row_weights, tv_weight)
     assert isinstance(loss, Tensor)
     return loss
+
+
+def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
+    """Slices of rows with about `CHUNK_LOGITS` logits each."""
+    size = max(CHUNK_LOGITS // vocab_size, 1)
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 class _DistributionLoss(torch.autograd.Function):
@@ -162,9 +146,7 @@ class _DistributionLoss(torch.autograd.Function):
     ) -> Tensor:
         to_outputs = torch.empty_like(outputs)
         loss = torch.zeros((), device=outputs.device)
-        size = max(CHUNK_LOGITS // len(weight), 1)
-        for start in range(0, len(outputs), size):
-            part = slice(start, start + size)
+        for part in _chunks(len(outputs), len(weight)):
             logits = nn.functional.linear(outputs[part], weight)
             value, slopes, scale = _chunk(logits, ids[part], probs[part], row_weights[part], tv_weight)
             loss += value
@@ -195,8 +177,5 @@ def _chunk(
     value = (row_weights * ((1 - tv_weight) * divergence.sum(1) + tv_weight * distance)).sum()
     common = ((1 - tv_weight) * probs.sum(1, keepdim=True) + tv_weight * mass_below).clamp(min=TINY)
     extra = -(1 - tv_weight) * probs - tv_weight * own * is_below
-    return (
-        value,
-        draft.scatter_add_(1, columns, (extra / common).to(draft.dtype)),
-        (common * row_weights.unsqueeze(1)).to(draft.dtype),
-    )
+    slopes = draft.scatter_add_(1, columns, (extra / common).to(draft.dtype))
+    return value, slopes, (common * row_weights.unsqueeze(1)).to(draft.dtype)

@@ -43,20 +43,15 @@ class TrainingConfig:
             of the same kind and sizes, with the same hidden states and mask token.
         num_steps: optimiser steps; None: until `minutes` are over, or else one pass over the texts.
         minutes: of wall-clock time, evaluations included, instead of `num_steps`; the schedule follows the clock.
-        batch_size: texts per step.
         max_length: longer texts are cut, as are those longer than the target has positions.
-        learning_rate: the peak; cosine to zero after `warmup_steps`.
-        warmup_steps: linear.
+        learning_rate: the peak; cosine to zero after `warmup_steps` of linear increase.
         noise: normal noise on the states that a head reads, in units of their root mean square.
         max_cache_gb: features on disk; the target reads other texts again whenever they are needed.
         num_held_out: texts that are not trained on; at most a fifth of all.
-        eval_every: steps between evaluations; there is always one at the end.
-        save_every: steps between checkpoints.
+        eval_every, save_every: steps between evaluations (there is always one at the end), and between checkpoints.
         is_mixed: multiply in bfloat16; weights and sums stay float32.
-        seed: of all random numbers.
 
-    Raises:
-        ConfigError: an unknown kind, a number out of range, a block of one token, or both `num_steps` and `minutes`.
+    Raises: ConfigError, an unknown kind, a number out of range, a block of one token, or `num_steps` with `minutes`.
     """
 
     kind: str = "eagle3"
@@ -125,11 +120,9 @@ class TrainingConfig:
 def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str, Any]:
     """Turn `name=value` lines into arguments of `TrainingConfig`: numbers, true, false, none, and `2,15,27` for tuples.
 
-    Args:
-        kind: of drafter, unless a setting gives it.
+    `kind` is the drafter's, unless a setting gives it.
 
-    Raises:
-        ConfigError: an unknown name, a value of another type, or a setting that does nothing for the kind.
+    Raises: ConfigError, an unknown name, a value of another type, or a setting that does nothing for the kind.
     """
     types = {f.name: str(f.type) for f in fields(TrainingConfig)}
     parsed: dict[str, Any] = {}

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +17,37 @@ from treespec.training.state import Progress
 NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "Draft model"}
 
 
-@dataclass(frozen=True)
-class About:
-    """What was trained, with which settings, on how much text (`coverage`: its share in the draft vocabulary)."""
+def write_report(folder: Path, about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> None:
+    """Write `log.csv` and `evaluation.json` to the run's folder, and the model card to the drafter's folder in it.
 
-    config: Mapping[str, Any]
-    model: str | None
-    command: str | None
-    num_tokens: int
-    num_texts: int
-    coverage: float
-    num_weights: int
-    machine: str
-
-
-def write_report(folder: Path, about: About, progress: Progress, evaluation: Evaluation) -> None:
-    """Write `log.csv` and `evaluation.json` to the run's folder, and the model card to the drafter's folder in it."""
-    _write_log(folder / "log.csv", progress.log)
+    `about` says what was trained (`model`, `config`, `command`, `num_weights`, `machine`) on which text (`num_tokens`,
+    `num_texts`, and `coverage`, its share in the draft vocabulary).
+    """
+    with (folder / "log.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for line in progress.log for name in line)))
+        writer.writeheader()
+        for line in progress.log:
+            writer.writerow({name: round(v, 5) if isinstance(v, float) else v for name, v in line.items()})
     state = {"step": progress.step, "seconds": progress.seconds, "num_trained_tokens": progress.num_tokens}
-    found = vars(about) | state | {"evaluation": asdict(evaluation)}
+    found = {**about} | state | {"evaluation": asdict(evaluation)}
     (folder / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     (folder / "drafter" / "README.md").write_text(model_card(about, progress, evaluation), encoding="utf-8")
 
 
-def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
+def model_card(about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> str:
     """Markdown: what the drafter is, how to use it, what it was trained on and for how long, what was measured."""
-    kind, model, start = about.config["kind"], about.model or "the target", about.config["start"]
+    config, num_tokens = about["config"], about["num_tokens"]
+    kind, model, start = config["kind"], about["model"] or "the target", config["start"]
     lines = [
         "---",
         "library_name: treespec",
-        *([f"base_model: {about.model}"] if about.model else []),
+        *([f"base_model: {model}"] if about["model"] else []),
         "tags: [speculative-decoding]",
         "---",
         "",
         f"# {NAMES[kind]} for {model}",
         "",
-        f"Drafts for {model} in tree speculative decoding; {about.num_weights / 1e6:.1f} M trained weights.",
+        f"Drafts for {model} in tree speculative decoding; {about['num_weights'] / 1e6:.1f} M trained weights.",
         "",
         "```python",
         'drafter = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
@@ -63,13 +58,13 @@ def model_card(about: About, progress: Progress, evaluation: Evaluation) -> str:
         "",
         "## Training",
         "",
-        f"- Data: {about.num_tokens:,} tokens in {about.num_texts:,} texts that {model} wrote itself; "
-        f"{progress.num_tokens:,} tokens were read in training ({progress.num_tokens / about.num_tokens:.1f} passes).",
+        f"- Data: {num_tokens:,} tokens in {about['num_texts']:,} texts that {model} wrote itself; "
+        f"{progress.num_tokens:,} tokens were read in training ({progress.num_tokens / num_tokens:.1f} passes).",
         *([f"- Begins with the weights of another run, `{start}`."] if start else []),
-        f"- Draft vocabulary: {about.coverage:.2%} of the texts' tokens.",
-        f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {about.machine}.",
-        *([f"- Command: `{about.command}`"] if about.command else []),
-        f"- Settings: `{json.dumps(about.config)}`",
+        f"- Draft vocabulary: {about['coverage']:.2%} of the texts' tokens.",
+        f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {about['machine']}.",
+        *([f"- Command: `{about['command']}`"] if about["command"] else []),
+        f"- Settings: `{json.dumps(config)}`",
         "",
         "## Measured on held-out texts",
         "",
@@ -117,11 +112,3 @@ def _length_table(evaluation: Evaluation) -> list[str]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [head, ["---"] * len(head), *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def _write_log(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for line in log for name in line))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows({name: round(v, 5) if isinstance(v, float) else v for name, v in line.items()} for line in log)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treespec.data.tensor_file import read_tensors, tensor_names, write_tensors
+from treespec.data.tensor_file import open_tensors, read_tensors, write_tensors
 from treespec.errors import CheckpointError
 
 FORMAT = "treespec-training-1"
@@ -45,11 +45,7 @@ def save_state(
 
 
 def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, run: Mapping[str, Any]) -> Progress:
-    """Load a run's weights and moments, and return its progress.
-
-    Raises:
-        CheckpointError: the file is damaged, or is of a run with other settings, texts or model.
-    """
+    """Load a run's weights and moments; returns its progress. `CheckpointError` for a damaged file or another run."""
     weights = _trained(module)
     names = [*weights, *(f"{moment}:{name}" for name in weights for moment in MOMENTS)]
     tensors, metadata = read_tensors(path, FORMAT, names)
@@ -66,15 +62,12 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
 
 
 def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> None:
-    """Load another run's weights only; for `reads` see `Learner`.
-
-    Raises:
-        CheckpointError: the file is damaged, or is of a drafter of another kind or size or with other `reads`.
-    """
+    """Load another run's weights only; `CheckpointError` for a damaged file, another kind, size or `Learner.reads`."""
     weights = _trained(module)
     tensors, metadata = read_tensors(path, FORMAT, weights)
-    # A further layer or a bias would be dropped silently.
-    if further := sorted(name for name in tensor_names(path) - set(weights) if ":" not in name):
+    with open_tensors(path) as file:  # A further layer or a bias would be dropped silently.
+        further = sorted(name for name in set(file.keys()) - set(weights) if ":" not in name)
+    if further:
         raise CheckpointError(f"{path} is of a drafter that has more: {', '.join(further)}")
     found, expected = json.loads(metadata["run"])["reads"], json.loads(json.dumps(reads))
     if found != expected:

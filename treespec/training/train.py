@@ -20,7 +20,7 @@ from treespec.training.heads import usual_layers
 from treespec.training.loop import Run
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.report import About, machine, write_report
+from treespec.training.report import machine, write_report
 from treespec.training.state import Progress
 from treespec.training.text.texts import Texts
 
@@ -54,12 +54,11 @@ def train(
         model: the target, in evaluation mode.
         texts: that it wrote, see `write_texts`.
         folder: for the run's state, its log, and the drafter (in `drafter/`).
-        config: the run's settings.
         features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
         name, command: the target's name and the command that trains, for the drafter's files.
         dtype: of the weights in the drafter's files.
-        on_tokens: called with numbers of tokens whose features have been read.
-        on_step, on_evaluation: called after every step with the run, and with every evaluation.
+        on_tokens, on_step, on_evaluation: called with numbers of tokens whose features have been read, after every step
+            with the run, and with every evaluation.
 
     Raises:
         ConfigError: settings that do not fit the model, a model in training mode, too few texts, or texts of another
@@ -84,17 +83,17 @@ def train(
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
     run = Run(objective, feature_set, config, folder)
 
-    about = About(
+    about = {
         # A folder means nothing on another machine; its name may.
-        config=asdict(config) | {"start": config.start and Path(config.start).name},
-        model=name,
-        command=command,
-        num_tokens=len(texts.tokens),
-        num_texts=len(texts.lengths),
-        coverage=float(torch.isin(texts.tokens, learner.target_ids.cpu()).float().mean()),
-        num_weights=sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
-        machine=machine(device),
-    )
+        "config": asdict(config) | {"start": config.start and Path(config.start).name},
+        "model": name,
+        "command": command,
+        "num_tokens": len(texts.tokens),
+        "num_texts": len(texts.lengths),
+        "coverage": float(torch.isin(texts.tokens, learner.target_ids.cpu()).float().mean()),
+        "num_weights": sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
+        "machine": machine(device),
+    }
 
     def report(evaluation: Evaluation) -> None:
         learner.save(folder / "drafter", name, dtype)

@@ -191,23 +191,26 @@ OTHER = ToyCodec(["f", "x", "d", "b", "y", "a", "c", "e"])
 COLD = PLAIN | {"temperature": 0.6, "top_p": 1.0, "repetition_penalty": 1.0}
 
 
-@pytest.mark.parametrize("options", [PLAIN, COLD, WARPED], ids=["plain", "cold", "warped"])
-@pytest.mark.parametrize("rule", ["traversal", "recursive"])
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [("traversal", PLAIN), ("traversal", WARPED), ("recursive", COLD)],
+    ids=["traversal-plain", "traversal-warped", "recursive-cold"],
+)
 def test_sampled_distribution_is_the_targets(rule, options):
     """G-tests of three tokens' joint distribution through the whole engine, see `benchmarks.joint_distribution`."""
     ids = shared_tokens(OWN, OTHER)
     vocabulary = SharedVocabulary(ids, Translator(OWN, OTHER, ids))
 
-    def drafter(draft):
-        return DraftModel(make_scorer(draft), vocabulary=vocabulary)
+    def drafter(models):
+        return DraftModel(make_scorer(models.draft), vocabulary=vocabulary)
 
     case = Case(rule, KAry((2, 2), WITHOUT_REPLACEMENT), "intersection", options, drafter)
     assert run_case(case, tiny_models(), num_batches=1, num_rows=1000)["p"] > 1e-4
 
 
 def test_re_encoded_trees_are_sampled_right_too():
-    def drafter(draft):
-        return ReEncoding(make_scorer(draft), OTHER, OWN)
+    def drafter(models):
+        return ReEncoding(make_scorer(models.draft), OTHER, OWN)
 
     case = Case("target_walk", BestFirst(6), "re-encoding", PLAIN, drafter)
     assert run_case(case, tiny_models(), num_batches=1, num_rows=1000)["p"] > 1e-4

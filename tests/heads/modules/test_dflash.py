@@ -19,8 +19,8 @@ def test_blocks_anchored_in_texts_are_drafts(tmp_path, made):
     plain = PlainDFlash(made, tensors, target)
     generator = torch.Generator().manual_seed(1)
     texts, states = torch.randint(0, 64, (2, 9), generator=generator), torch.randn(2, 9, 64, generator=generator)
-    anchors, mask = torch.tensor([[5, 0, 3], [4, 1, 4]]), torch.arange(9) < torch.tensor([[9], [5]])
-    outputs = head(texts, states, anchors, mask)
+    anchors = torch.tensor([[5, 0, 3], [4, 1, 4]])
+    outputs = head(texts, states, anchors)
     assert list(outputs.shape) == [2, 3, 3, 32]
     after = torch.randint(0, 64, (2, 3, 3), generator=generator)
     after[:, :, 0] = texts.gather(1, anchors)
@@ -32,6 +32,9 @@ def test_blocks_anchored_in_texts_are_drafts(tmp_path, made):
             expected = plain.logits(states[row, :anchor], text, path)[head.target_ids]
             torch.testing.assert_close(logits[row, block, depth].double(), expected, atol=1e-4, rtol=1e-4)
         plain._outputs.clear()
-    assert torch.equal(head(texts, states, anchors), outputs)  # nobody looks behind an anchor
+    # Nobody looks behind an anchor: padding needs no mask.
+    behind = torch.arange(9) >= torch.tensor([[9], [5]])
+    padded = texts.masked_fill(behind, 0), states.masked_fill(behind.unsqueeze(-1), 0.0)
+    assert torch.equal(head(*padded, anchors), outputs)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in head.parameters())

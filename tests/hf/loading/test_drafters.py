@@ -76,7 +76,7 @@ def shuffled(size: int) -> list[int]:
 def runs(target, drafter, inputs, **options):
     """Output and acceptance of a call."""
     speculation = treespec.TreeSpeculation(drafter, tree=10, seed=5)
-    out = target.generate(**inputs, max_new_tokens=40, custom_generate=speculation, **options)
+    out = target.generate(**inputs, max_new_tokens=24, custom_generate=speculation, **options)
     return out.tolist(), speculation.stats.num_accepted_tokens, speculation.stats.num_draft_tokens
 
 
@@ -193,7 +193,7 @@ def test_padded_heads_of_one_tokenizer():
     assert runs(target, make_draft_model(longer, is_same_tokenizer=True), inputs, **SAMPLED) == expected
     shorter = noisy_copy(tiny_llama(290))
     out = runs(target, make_draft_model(shorter, is_same_tokenizer=True), inputs, do_sample=False)[0]
-    assert out == target.generate(**inputs, max_new_tokens=40, do_sample=False).tolist()
+    assert out == target.generate(**inputs, max_new_tokens=24, do_sample=False).tolist()
 
 
 def test_wrong_options_are_refused():

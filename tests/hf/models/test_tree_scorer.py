@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf import TreeScorer, make_scorer
 from treespec.hf.attention import mask as mask_module
-from treespec.hf.cache import compaction, slot_cache
+from treespec.hf.cache import slot_cache
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
@@ -332,7 +332,7 @@ class TestPlantedBugs:
     def test_compaction_forgotten(self, monkeypatch):
         def cut_only(layers, num_slots, paths):
             for layer in layers:
-                compaction._cut(layer, num_slots + max(len(path) for path in paths))
+                slot_cache._cut(layer, num_slots + max(len(path) for path in paths))
 
         monkeypatch.setattr(slot_cache, "keep_paths", cut_only)
         assert self.worst() > 0.1

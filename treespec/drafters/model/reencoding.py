@@ -25,14 +25,14 @@ from treespec.drafters.model.token_map import (
     continue_text,
     is_special,
     known_tokens,
+    left_padded,
     shared_tokens,
     spell,
-    text_of_rows,
 )
 from treespec.policies.heap import HostTree
-from treespec.protocols import CausalScorer, Session, VerifiedStep
+from treespec.protocols import CausalScorer, History, Session, VerifiedStep
 from treespec.sampling import NoProcessors
-from treespec.tree import Path, TokenTree, TreeBatch, Verdict
+from treespec.tree import Path, TokenTree, TreeBatch
 
 
 class ReEncoding:
@@ -41,15 +41,10 @@ class ReEncoding:
     The caller's logits processors are for the target's tokens and are not applied to the draft's.
 
     Args:
-        scorer: the draft model.
-        draft: its tokenizer.
-        target: the target's tokenizer.
+        draft, target: the draft model's tokenizer and the target's.
         max_length: see `DraftModel`, in draft tokens.
         lookback: how many committed tokens are encoded together with a continuation, so that it is cut into tokens as
-            it would be within its text.
-
-    Raises:
-        ConfigError: `lookback` is not a positive int.
+            it would be within its text; `ConfigError` unless it is a positive int.
     """
 
     def __init__(
@@ -76,7 +71,7 @@ class ReEncoding:
         prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self._tails = [tokens[-self._lookback :] for tokens in prompts]
         starts = [known_tokens(self._translate.start(tokens), self._num_logits) for tokens in prompts]
-        self._text = text_of_rows([tokens or [START_TOKEN] for tokens in starts], session.device)
+        self._text = History(*left_padded([tokens or [START_TOKEN] for tokens in starts], session.device))
         inner = replace(session, history=self._text, is_sampling=False, processors=NoProcessors())
         self._inner.start(replace(inner, vocab_size=self._num_logits))
         self._trees: TreeBatch | None = None
@@ -87,26 +82,22 @@ class ReEncoding:
         if self._trees.max_nodes == 1:
             return single_nodes(self._session.history.last_tokens)
         assert self._trees.values is not None
-        trees = []
-        for tree, values, tail in zip(self._trees.trees, self._trees.values.tolist(), self._tails, strict=True):
-            found = self._encode(tree, values, tail, max_depth)
-            trees.append(tree_of_paths(tail[-1], found, self._policy.max_nodes))
+        rows = zip(self._trees.trees, self._trees.values.tolist(), self._tails, strict=True)
+        paths = [self._encode(tree, values, tail, max_depth) for tree, values, tail in rows]
+        roots = zip(self._tails, paths, strict=True)
+        trees = [tree_of_paths(tail[-1], found, self._policy.max_nodes) for tail, found in roots]
         return stack_trees(trees, self._session.device)
 
     def update(self, step: VerifiedStep) -> None:
         """Update the draft model with the emitted text, in its drafted tokens as far as these spell the same."""
         trees, self._trees = self._trees, None
-        translated, verdicts = [], []
+        translated = []
         for row, emitted in enumerate(step.emitted):
-            tree = None if trees is None else trees.trees[row]
-            path, tokens = self._translate_emitted(tree, emitted)
+            tokens = self._translate_emitted(None if trees is None else trees.trees[row], emitted)
             self._text.append(row, tokens)
             self._tails[row] = [*self._tails[row], *emitted][-self._lookback :]
             translated.append(tokens)
-            next_token = tokens[len(path) - 1] if len(tokens) >= len(path) else NOT_SHARED
-            verdicts.append(Verdict(path, next_token, is_bonus=tree is not None and not tree.children(path[-1])))
-        own = step if trees is None else replace(step, trees=trees, verdicts=verdicts)
-        self._inner.update(replace(own, emitted=translated))
+        self._inner.update(replace(step, emitted=translated))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -130,17 +121,14 @@ class ReEncoding:
 
     def _encode_path(self, drafted: Sequence[tuple[int, float]], tail: Sequence[int]) -> list[tuple[int, float]]:
         """Target tokens up to a special one; each has the value of the draft token in which it ends."""
-        steps: list[tuple[bytes, float]] = []
-        ending: list[tuple[int, float]] = []
-        for token, value in drafted:
-            if is_special(self._draft, token):
-                ending = [(self._special_of[token], value)] if token in self._special_of else []
-                break
-            steps.append((spell(self._draft, [token]), value))
-        tokens = continue_text(self._target, self._before(tail), b"".join(piece for piece, _ in steps))
+        steps = list(takewhile(lambda step: not is_special(self._draft, step[0]), drafted))
+        after = drafted[len(steps) : len(steps) + 1]
+        ending = [(self._special_of[token], value) for token, value in after if token in self._special_of]
+        pieces = [spell(self._draft, [token]) for token, _ in steps]
+        tokens = continue_text(self._target, self._before(tail), b"".join(pieces))
         if steps and not tokens:
             return []  # The text does not continue where the target's last token ends.
-        ends = list(accumulate(len(piece) for piece, _ in steps))
+        ends = list(accumulate(map(len, pieces)))
         reached = accumulate(len(spell(self._target, [token])) for token in tokens)
         found = [(token, steps[bisect_left(ends, end)][1]) for token, end in zip(tokens, reached, strict=True)]
         return [*found, *ending]
@@ -150,15 +138,13 @@ class ReEncoding:
         ordinary = list(takewhile(lambda token: not is_special(self._target, token), reversed(tail)))
         return spell(self._target, ordinary[::-1])
 
-    def _translate_emitted(self, tree: TokenTree | None, emitted: Sequence[int]) -> tuple[Path, list[int]]:
-        """The drafted path that spells the beginning of what was emitted, and all of that in the draft's tokens."""
+    def _translate_emitted(self, tree: TokenTree | None, emitted: Sequence[int]) -> list[int]:
+        """What was emitted in the draft's tokens; its beginning in drafted ones, as far as a path spells it."""
         head = list(takewhile(lambda token: not is_special(self._target, token), emitted))
-        text, path, drafted = spell(self._target, head), (0,), []
-        if tree is not None:
-            path = longest_path(tree, self._draft, text)
-            drafted = [tree.token(node) for node in path[1:]]
+        text = spell(self._target, head)
+        drafted = [] if tree is None else [tree.token(node) for node in longest_path(tree, self._draft, text)[1:]]
         rest = self._draft.encode(text[len(spell(self._draft, drafted)) :])
-        return path, [*drafted, *known_tokens([*rest, *self._translate(emitted[len(head) :])], self._num_logits)]
+        return [*drafted, *known_tokens([*rest, *self._translate(emitted[len(head) :])], self._num_logits)]
 
 
 def longest_path(tree: TokenTree, codec: TextCodec, text: bytes) -> Path:

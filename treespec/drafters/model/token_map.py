@@ -7,8 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treespec.protocols import History
-
 NOT_SHARED = -1
 START_TOKEN = 0
 """What a draft model reads where it has none of a prompt's tokens."""
@@ -114,9 +112,9 @@ def continue_text(codec: TextCodec, before: bytes, text: bytes) -> list[int]:
     return []
 
 
-def text_of_rows(rows: Sequence[Sequence[int]], device: torch.device) -> History:
-    """A left-padded history of rows of tokens."""
+def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of tokens as ids int64 [B, L] and their mask bool [B, L]."""
     width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], dtype=torch.int64)
-    mask = torch.tensor([[i >= width - len(row) for i in range(width)] for row in rows])
-    return History(ids.to(device), mask.to(device))
+    ids = [[0] * (width - len(row)) + list(row) for row in rows]
+    mask = [[i >= width - len(row) for i in range(width)] for row in rows]
+    return torch.tensor(ids, dtype=torch.int64, device=device), torch.tensor(mask, dtype=torch.bool, device=device)

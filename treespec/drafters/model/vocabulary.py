@@ -17,32 +17,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, known_tokens, text_of_rows
+from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, known_tokens, left_padded
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import History, Session
 
 
-class DraftText(Protocol):
-    """One call's committed text as a draft model reads it, and the way between the two vocabularies."""
+@dataclass
+class DraftText:
+    """One call's committed text as a draft model reads it, and the way between the vocabularies: here they are one."""
 
-    history: History
-    """The text in the draft's tokens."""
+    history: History  # In the draft's tokens.
 
     def to_draft(self, tokens: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
         """Drafted tokens in the draft's ids."""
-        ...
+        return tokens
 
     def to_target(self, logits: Float[Tensor, "B F W"]) -> Float[Tensor, "B F V"]:
         """The draft's logits over the target's vocabulary."""
-        ...
+        return logits
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Append what was emitted per row; returns it in the draft's tokens."""
-        ...
+        return emitted  # The engine appends to the history that both share, and selects its rows.
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        ...
 
 
 class Vocabulary(Protocol):
@@ -65,35 +64,16 @@ class SameVocabulary:
                 "is_same_tokenizer=True); otherwise treespec.hf.make_draft_model(model, tokenizer=the draft model's, "
                 "target_tokenizer=the target's)"
             )
-        return _SameText(session.history)
-
-
-@dataclass
-class _SameText:
-    history: History
-
-    def to_draft(self, tokens: Tensor) -> Tensor:
-        return tokens
-
-    def to_target(self, logits: Tensor) -> Tensor:
-        return logits
-
-    def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        return emitted  # The engine appends to the history that both share, and selects its rows.
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        pass
+        return DraftText(session.history)
 
 
 class SharedVocabulary:
     """The draft model drafts only those tokens that both vocabularies have.
 
     Args:
-        draft_ids: int64 [n], the draft's id of the target's first n tokens, -1 where it has none, see `shared_tokens`.
+        draft_ids: int64 [n], the draft's id of the target's first n tokens, -1 where it has none, see `shared_tokens`;
+            `ConfigError` if no token is shared.
         translator: how texts are translated; None drops the tokens that are not shared.
-
-    Raises:
-        ConfigError: no token is shared.
     """
 
     def __init__(self, draft_ids: Tensor, translator: Translator | None = None) -> None:
@@ -119,8 +99,8 @@ class SharedVocabulary:
         return _OtherText(session, num_logits, ids.to(session.device), self._translator)
 
 
-class _OtherText:
-    """A text in other tokens than the target's, of which `draft_ids` int64 [V] are shared; see `DraftText`."""
+class _OtherText(DraftText):
+    """A text in other tokens than the target's, of which `draft_ids` int64 [V] are shared."""
 
     def __init__(self, session: Session, num_logits: int, draft_ids: Tensor, translator: Translator | None) -> None:
         self._num_logits = num_logits
@@ -128,7 +108,7 @@ class _OtherText:
         self._translator, history = translator, session.history
         self._list: list[int] = draft_ids.tolist() if translator is None else []
         prompts = [self._start(history.tokens(b).tolist()) for b in range(history.num_rows)]
-        self.history = text_of_rows(prompts, session.device)
+        super().__init__(History(*left_padded(prompts, session.device)))
 
     def to_draft(self, tokens: Tensor) -> Tensor:
         return self._ids[tokens]

@@ -3,14 +3,14 @@
 Axis letters: H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
 from treespec.heads.files.checkpoint import ID_DTYPES, Checkpoint, load_state
-from treespec.heads.files.config import ConfigReader
-from treespec.heads.files.dflash import dflash_config
-from treespec.heads.files.eagle3 import OWN_TENSORS, eagle3_config
+from treespec.heads.files.config import OWN_TENSORS, ConfigReader, dflash_config, eagle3_config
 from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
@@ -34,14 +34,11 @@ def build_head(
 ) -> Eagle3Head | DFlashHead:
     """The head of a checkpoint, of the kind that its configuration says, in this dtype and on this device.
 
-    Args:
-        embedding: the target's [V, H], for files without one.
-        lm_head: the target's [V, H], for files with `lm_head_from_target` in their configuration, and for DFlash and
-            DSpark heads of the whole vocabulary without `lm_head`.
+    The target's weights [V, H] stand in for those that files leave out: its embedding, and its `lm_head` for files with
+    `lm_head_from_target` in their configuration and for DFlash and DSpark heads of the whole vocabulary.
 
-    Raises:
-        CheckpointError: a configuration or a tensor that such a head does not have, or the target's weights are needed
-            and do not fit.
+    Raises: CheckpointError, a configuration or a tensor that such a head does not have, or the target's weights are
+    needed and do not fit.
     """
     path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
     config = ConfigReader(path / "config.json", checkpoint.config)
@@ -71,10 +68,8 @@ def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
     if "dflash_config" in config.values or "block_size" in config.values:
         return "dflash"
     if not tensors.keys() & set(OWN_TENSORS):
-        raise CheckpointError(
-            f"{config.path.parent} holds no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark): a whole "
-            "model drafts as TreeSpeculation(model)"
-        )
+        kinds = "no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark)"
+        raise CheckpointError(f"{config.path.parent} holds {kinds}: a whole model drafts as TreeSpeculation(model)")
     return "eagle3"
 
 
@@ -107,21 +102,21 @@ def _embedding(config: HeadConfig, own: Tensor | None, targets: Tensor | None, c
             raise CheckpointError(f"{path}: embed_tokens.weight expected {expected}, got {list(own.shape)}")
         return own
     if targets is None or targets.shape[1] != expected[1]:
-        got = None if targets is None else list(targets.shape)
-        raise CheckpointError(
-            f"{path} leaves out its embedding for the target's, {expected}; got {got}: it is the head of another model"
-        )
+        raise _of_another_model(path, "its embedding for", expected, targets)
     return targets
 
 
 def _head_rows(config: HeadConfig, lm_head: Tensor | None, ids: Tensor, checkpoint: Checkpoint) -> Tensor:
     """The target's lm_head rows [W, H] of the draft vocabulary; the target's own tensor if those are all rows."""
     if lm_head is None or lm_head.shape[1] != config.layer.hidden_size or lm_head.shape[0] <= int(ids.max()):
-        got = None if lm_head is None else list(lm_head.shape)
-        raise CheckpointError(
-            f"{checkpoint.path} leaves out its lm_head for rows of the target's, [{config.vocab_size}, "
-            f"{config.layer.hidden_size}]; got {got}: it is the head of another model"
-        )
+        expected = [config.vocab_size, config.layer.hidden_size]
+        raise _of_another_model(checkpoint.path, "its lm_head for rows of", expected, lm_head)
     if torch.equal(ids, torch.arange(lm_head.shape[0])):
         return lm_head.detach()
     return lm_head.detach()[ids.to(lm_head.device)]
+
+
+def _of_another_model(path: Path, what: str, expected: list[int], found: Tensor | None) -> CheckpointError:
+    got = None if found is None else list(found.shape)
+    reason = f"leaves out {what} the target's, {expected}; got {got}"
+    return CheckpointError(f"{path} {reason}: it is the head of another model")

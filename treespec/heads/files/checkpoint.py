@@ -41,11 +41,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a folder with `config.json` and `*.safetensors`.
-
-    Raises:
-        CheckpointError: a file missing, damaged or pickled, one tensor in two files; see also `read_finite_tensors`.
-    """
+    """Read a folder with `config.json` and `*.safetensors`; `CheckpointError` for missing, damaged or pickled files."""
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
@@ -69,11 +65,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_finite_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file, on the CPU.
-
-    Raises:
-        CheckpointError: truncated or not a safetensors file; weights that are not finite or not floating-point numbers.
-    """
+    """A file's tensors, on the CPU; `CheckpointError` if it is damaged or a weight is not a finite float."""
     with open_tensors(path) as file:
         tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     others = [
@@ -84,7 +76,9 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
     ]
     if others:
         raise CheckpointError(f"{path} holds weights that are not plain floating-point numbers: {some(others)}")
-    if spoilt := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
+    # torch has no isfinite for floating-point numbers of one byte.
+    wide = {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in tensors.items()}
+    if spoilt := [name for name, tensor in wide.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{path} holds NaN or infinity in {some(spoilt)}: it is damaged")
     return tensors
 
@@ -92,16 +86,12 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerConfig, path: Path) -> None:
     """Load the module's whole state from tensors by the files' names; the tensors become its parameters.
 
-    Raises:
-        CheckpointError: tensors that are missing, unknown or of another shape than the configuration says, all named.
+    Raises: CheckpointError, tensors that are missing, unknown or of another shape than the configuration's, all named.
     """
     expected = split_fused(module.state_dict(), layer)
     missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    wrong = [
-        f"{name} expected {list(expected[name].shape)}, got {list(tensors[name].shape)}"
-        for name in sorted(expected.keys() & tensors.keys())
-        if expected[name].shape != tensors[name].shape
-    ]
+    shapes = {name: (expected[name].shape, tensors[name].shape) for name in sorted(expected.keys() & tensors.keys())}
+    wrong = [f"{name} expected {list(own)}, got {list(got)}" for name, (own, got) in shapes.items() if own != got]
     kinds = {"missing": missing, "unknown": unknown, "of another shape than config.json says": wrong}
     if problems := [f"{kind}: {some(names)}" for kind, names in kinds.items() if names]:
         raise CheckpointError(f"{path} holds another model than its config.json says; tensors {'; '.join(problems)}")
@@ -133,12 +123,6 @@ def fuse_split(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 pieces = [state.pop(name.replace(parts[0], part)) for part in parts]
                 state[name.replace(parts[0], fused)] = torch.cat(pieces)
     return state
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # torch has no isfinite for floating-point numbers of one byte.
-    wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
-    return bool(wide.isfinite().all())
 
 
 def some(names: list[str]) -> str:

@@ -10,11 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.heads.files import dflash as dflash_files
-from treespec.heads.files import eagle3 as eagle3_files
 from treespec.heads.files.build import FROM_TARGET
 from treespec.heads.files.checkpoint import split_fused
-from treespec.heads.files.config import FULL, SLIDING
+from treespec.heads.files.config import DFLASH_LAYERS, EAGLE3_LAYERS, FULL, SLIDING
 from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
@@ -38,17 +36,15 @@ def save_head(
         has_embedding: write the embedding too, for libraries that do not take the target's.
         dtype: of the weights; None: the head's own.
 
-    Raises:
-        ConfigError: more or fewer hidden layers than the head fuses, negative ones, spans that the format cannot
-            express, or weights too large for `dtype`.
+    Raises: ConfigError, more or fewer hidden layers than the head fuses, negative ones, spans that the format cannot
+    express, or weights too large for `dtype`.
     """
     if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:
         expected = f"{head.config.num_features} hidden layers, counted from 0"
         raise ConfigError(f"the head fuses {expected}, got {list(hidden_layers)}")
-    if isinstance(head, DFlashHead):
-        keys = _dflash_keys(head.config, hidden_layers, verifier)
-    else:
-        keys = _eagle3_keys(head.config, hidden_layers, verifier)
+    keys = _dflash_keys(head.config) if isinstance(head, DFlashHead) else _eagle3_keys(head.config)
+    keys |= {DFLASH_LAYERS if isinstance(head, DFlashHead) else EAGLE3_LAYERS: list(hidden_layers)}
+    keys["speculators_config"]["verifier"] = {"name_or_path": verifier, "architectures": []}
     state = split_fused(head.state_dict(), head.config.layer)
     if not has_lm_head:
         del state["lm_head.weight"]
@@ -74,34 +70,26 @@ def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor
     return cast
 
 
-def _eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
-    return _common_keys(config, "Eagle3Speculator", 3, verifier) | {
+def _eagle3_keys(config: Eagle3Config) -> dict[str, Any]:
+    return _common_keys(config, "Eagle3Speculator", 3, [config.layer.window] * config.num_layers) | {
         "norm_before_residual": config.has_norm_before_residual,
         "norm_before_fc": config.has_norm_before_fc,
         "fc_norm": config.has_feature_norms,
         "norm_output": config.has_norm_output,
-        eagle3_files.LAYER_IDS: list(hidden_layers),
-        "transformer_layer_config": _layer_keys(config, [config.layer.window] * config.num_layers),
     }
 
 
-def _dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int], verifier: str | None) -> dict[str, Any]:
+def _dflash_keys(config: DFlashConfig) -> dict[str, Any]:
     architecture = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}[config.algorithm]
-    keys = _common_keys(config, architecture, config.num_depths, verifier) | {
+    keys = _common_keys(config, architecture, config.num_depths, [span.window for span in config.spans]) | {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token,
-        dflash_files.LAYER_IDS: list(hidden_layers),
         "sample_from_anchor": config.has_anchor_output,
         "sliding_window_non_causal": not _is_causal(config),
-        "transformer_layer_config": _layer_keys(config, [span.window for span in config.spans]),
     }
     if config.algorithm == "dspark":
-        keys |= {
-            "markov_rank": config.markov_rank,
-            "markov_head_type": "vanilla",
-            "enable_confidence_head": False,
-            "confidence_head_with_markov": False,
-        }
+        keys |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
+        keys |= {"enable_confidence_head": False, "confidence_head_with_markov": False}
     return keys
 
 
@@ -115,9 +103,9 @@ def _is_causal(config: DFlashConfig) -> bool:
 
 
 def _common_keys(
-    config: Eagle3Config | DFlashConfig, architecture: str, num_tokens: int, verifier: str | None
+    config: Eagle3Config | DFlashConfig, architecture: str, num_tokens: int, windows: Sequence[int | None]
 ) -> dict[str, Any]:
-    """The keys of heads of every kind that draft `num_tokens` by default."""
+    """The keys of heads of every kind, with one layer per window, that draft `num_tokens` by default."""
     return {
         "architectures": [architecture],
         "model_type": "speculators",
@@ -126,11 +114,11 @@ def _common_keys(
             "algorithm": config.algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
-            "verifier": {"name_or_path": verifier, "architectures": []},
         },
         "draft_vocab_size": config.draft_vocab_size,
         "tie_word_embeddings": False,
         "target_hidden_size": config.target_hidden_size,
+        "transformer_layer_config": _layer_keys(config, windows),
     }
 
 

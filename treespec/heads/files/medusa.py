@@ -27,7 +27,6 @@ _NAMES = (
     (re.compile(r"token_map"), "token_map"),
 )
 
-
 Found = dict[tuple[str | int, ...], Tensor]
 """("block", head, layer, "weight" or "bias"), ("output", head), ("shared",) and ("token_map",)."""
 
@@ -38,10 +37,7 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
     Supported are the authors' format (`0.0.linear.weight`, ..., with or without the prefix `medusa_head.`), its second
     version, in which the heads share the target's output layer, and vLLM's (`blocks.0.layers.0.weight`,
     `lm_heads.0.weight`, `token_map`). config.json may limit the number of heads and layers: the first ones are taken.
-
-    Args:
-        path: the file or the folder.
-        output_weight: float [V, H], for checkpoints without output weights: `model.get_output_embeddings().weight`.
+    Checkpoints without output weights need `output_weight` [V, H]: `model.get_output_embeddings().weight`.
 
     Raises:
         CheckpointError: nothing there, a pickle, a damaged file, weights that are not finite, missing or unknown
@@ -52,9 +48,8 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
     is_tensor = isinstance(output_weight, Tensor)
     if output_weight is not None and not (is_tensor and output_weight.ndim == 2 and output_weight.is_floating_point()):
         got = f"{output_weight.dtype} {list(output_weight.shape)}" if is_tensor else type(output_weight).__name__
-        raise ConfigError(
-            f"output_weight must be a floating-point tensor [V, H], got {got}: model.get_output_embeddings().weight"
-        )
+        wanted = "a floating-point tensor [V, H]"
+        raise ConfigError(f"output_weight must be {wanted}, got {got}: model.get_output_embeddings().weight")
     found = _classify(read_finite_tensors(file), file)
     if output_weight is not None:
         found.setdefault(("shared",), output_weight.detach())
@@ -134,9 +129,7 @@ def _shared_output(found: Found, num_heads: int, file: Path) -> Tensor | None:
     """The output weights of heads that have none of their own."""
     outputs = {key for key in found if key[0] == "output"}
     if ("shared",) not in found and not outputs:
-        raise CheckpointError(
-            f"{file} holds no output weights, its heads share the target's own: give "
-            "output_weight=model.get_output_embeddings().weight"
-        )
+        remedy = "give output_weight=model.get_output_embeddings().weight"
+        raise CheckpointError(f"{file} holds no output weights, its heads share the target's own: {remedy}")
     # A vLLM checkpoint whose heads share one output may hold the first only.
     return found.get(("shared",), found["output", 0] if num_heads > 1 and outputs == {("output", 0)} else None)

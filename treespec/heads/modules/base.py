@@ -15,31 +15,26 @@ from treespec.heads.modules.layers import LayerConfig
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The part of a head's shape that all kinds have.
-
-    Args:
-        vocab_size, draft_vocab_size, target_hidden_size, num_features: V, W, J, L.
-        hidden_layers: the target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice.
-    """
+    """The part of a head's shape that all kinds have."""
 
     layer: LayerConfig
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    num_features: int
+    vocab_size: int  # V
+    draft_vocab_size: int  # W
+    target_hidden_size: int  # J
+    num_features: int  # L
     hidden_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
+    """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 
 
 Config = TypeVar("Config", bound=HeadConfig)
 
 
 class DraftHead(nn.Module, Generic[Config]):
-    """A head as a module, for drafting and for training.
+    """A head as a module, for drafting and for training; subclasses build its layers.
 
     Args:
         embedding: [V, H], the target's or the checkpoint's own; frozen, and not in the state dict.
         target_ids: int64 [W], the target's id of every draft id.
-        layers: built by the subclass.
     """
 
     embedding: Tensor

@@ -27,34 +27,21 @@ from treespec.heads.modules.sparse import AnchoredAttention
 
 @dataclass(frozen=True)
 class Span:
-    """What a layer's blocks see.
+    """What a layer's blocks see."""
 
-    Args:
-        window: how many context positions before the anchor, None for all.
-        is_causal: a position sees no later one of its block.
-    """
-
-    window: int | None = None
-    is_causal: bool = False
+    window: int | None = None  # So many context positions before the anchor, None for all.
+    is_causal: bool = False  # A position sees no later one of its block.
 
 
 @dataclass(frozen=True)
 class DFlashConfig(HeadConfig):
-    """The shape of a DFlash or DSpark head; see `HeadConfig`. The layer's own window is not used.
+    """The shape of a DFlash or DSpark head; see `HeadConfig`. The layer's own window is not used."""
 
-    Args:
-        block_size: K.
-        mask_token: the input id at positions whose token is to be guessed.
-        spans: one per layer.
-        has_anchor_output: position 0 guesses too, as in DSpark.
-        markov_rank: R, zero without a Markov head.
-    """
-
-    block_size: int
-    mask_token: int
-    spans: tuple[Span, ...] = (Span(), Span())
-    has_anchor_output: bool = False
-    markov_rank: int = 0
+    block_size: int  # K
+    mask_token: int  # The input id at positions whose token is to be guessed.
+    spans: tuple[Span, ...] = (Span(), Span())  # One per layer.
+    has_anchor_output: bool = False  # Position 0 guesses too, as in DSpark.
+    markov_rank: int = 0  # R, zero without a Markov head.
 
     @property
     def num_layers(self) -> int:
@@ -95,23 +82,21 @@ class DFlashHead(DraftHead[DFlashConfig]):
         if config.markov_rank:
             self.markov_head = MarkovHead(config.vocab_size, config.draft_vocab_size, config.markov_rank)
 
-    def forward(self, tokens: Tensor, states: Tensor, anchors: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, states: Tensor, anchors: Tensor) -> Tensor:
         """Training's pass over texts: blocks anchored anywhere in them, each seeing the context before its anchor.
 
         Args:
-            tokens: int64 [B, T], from position 0 on.
+            tokens: int64 [B, T], from position 0 on; padding may follow.
             states: [B, T, L J], the target's hidden states of these tokens, concatenated.
             anchors: int64 [B, C], positions in the texts.
-            mask: bool [B, T], False at padding behind the shorter texts; None: no padding.
 
-        Returns:
-            Outputs [B, C, D, H] for `read`; those of depth d guess the token at anchor + d + 1.
+        Returns outputs [B, C, D, H] for `read`; those of depth d guess the token at anchor + d + 1.
         """
         num_rows, num_tokens = tokens.shape
         size, cache = self.config.block_size, TrainingCache()
         self.add_context(self.fuse(states), torch.arange(num_tokens, device=tokens.device).unsqueeze(0), cache)
         positions = (anchors.unsqueeze(-1) + torch.arange(size, device=tokens.device)).flatten(1)
-        masks = anchored_masks(self.config, anchors, num_tokens, mask)
+        masks = anchored_masks(self.config, anchors, num_tokens)
         outputs = self.run(self.block_tokens(tokens.gather(1, anchors)).flatten(1), positions, masks, cache)
         return self.by_depth(outputs.view(num_rows, -1, size, outputs.shape[-1]))
 
@@ -135,8 +120,7 @@ class DFlashHead(DraftHead[DFlashConfig]):
         """Normed outputs [B, F, H] at all positions of one or more blocks.
 
         Args:
-            tokens: int64 [B, F].
-            positions: int64 [B or 1, F].
+            tokens, positions: int64 [B, F], [B or 1, F].
             masks: per layer, bool [B or 1, 1, F, S], True where one of the cache's S keys is attended; see `Mask`.
             cache: holds the context's keys, and gets the blocks'.
         """
@@ -156,20 +140,14 @@ class DFlashHead(DraftHead[DFlashConfig]):
         return logits if self.markov_head is None or tokens is None else logits + self.markov_head(tokens)
 
 
-def anchored_masks(
-    config: DFlashConfig, anchors: Tensor, num_tokens: int, mask: Tensor | None = None
-) -> list[AnchoredAttention]:
+def anchored_masks(config: DFlashConfig, anchors: Tensor, num_tokens: int) -> list[AnchoredAttention]:
     """Per layer, the attention of blocks at anchors int64 [B, C] over a text of T tokens and all blocks.
 
-    A block sees the context before its anchor and itself, no other block. `mask` bool [B, T] is False at padding.
+    A block sees the context before its anchor and itself, no other block.
     """
-    distances = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device)
+    distances, size = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device), config.block_size
     masks: dict[Span, AnchoredAttention] = {}
     for span in set(config.spans):
         context = distances > 0 if span.window is None else (distances > 0) & (distances <= span.window)
-        if mask is not None:
-            context = context & mask.unsqueeze(1)
-        masks[span] = AnchoredAttention(
-            context.repeat_interleave(config.block_size, 1), config.block_size, span.is_causal
-        )
+        masks[span] = AnchoredAttention(context.repeat_interleave(size, 1), size, span.is_causal)
     return [masks[span] for span in config.spans]

@@ -16,13 +16,10 @@ from treespec.errors import CheckpointError
 
 @dataclass(frozen=True)
 class MedusaHead:
-    """One head: residual blocks x + SiLU(weight x + bias), then a linear map to the vocabulary.
+    """One head: residual blocks x + SiLU(weight x + bias), then a linear map to the vocabulary."""
 
-    `blocks` (weight [H, H], bias [H] or None) each, `output` [W, H], floating point.
-    """
-
-    blocks: tuple[tuple[Tensor, Tensor | None], ...]
-    output: Tensor
+    blocks: tuple[tuple[Tensor, Tensor | None], ...]  # Weight [H, H] and bias [H] or None, of each.
+    output: Tensor  # [W, H]
 
     def logits(self, features: Tensor) -> Tensor:
         """float [B, W] from the target's last hidden states [B, H]."""
@@ -40,13 +37,11 @@ class MedusaHead:
 
 @dataclass(frozen=True)
 class MedusaHeads:
-    """All heads of a target: head i scores the token i + 2 positions after the feature's.
-
-    `token_map` int64 [W]: the token of every row of the heads' outputs, None where they score the whole vocabulary.
-    """
+    """All heads of a target: head i scores the token i + 2 positions after the feature's."""
 
     heads: tuple[MedusaHead, ...]
     token_map: Tensor | None = None
+    """int64 [W], the token of every row of the heads' outputs; None where they score the whole vocabulary."""
 
     def __post_init__(self) -> None:
         """Raises: CheckpointError: no head, heads of different or impossible shapes, or a wrong `token_map`."""
@@ -56,12 +51,9 @@ class MedusaHeads:
             raise CheckpointError(f"a Medusa head's output must be [W, H], got {list(self.heads[0].output.shape)}")
         width, hidden = self.heads[0].output.shape
         for number, head in enumerate(self.heads):
-            weights, biases = (
-                [weight for weight, _ in head.blocks],
-                [bias for _, bias in head.blocks if bias is not None],
-            )
-            shapes = [list(tensor.shape) for tensor in (*weights, *biases, head.output)]
-            expected = [[hidden, hidden]] * len(weights) + [[hidden]] * len(biases) + [[width, hidden]]
+            biases = [bias for _, bias in head.blocks if bias is not None]
+            shapes = [list(tensor.shape) for tensor in (*(weight for weight, _ in head.blocks), *biases, head.output)]
+            expected = [[hidden, hidden]] * len(head.blocks) + [[hidden]] * len(biases) + [[width, hidden]]
             if shapes != expected:
                 raise CheckpointError(f"Medusa head {number} has tensors of shapes {shapes}, expected {expected}")
         ids = self.token_map

@@ -23,15 +23,11 @@ class Rotation(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """Rotations by position.
+    """Rotations by position, for heads of size D and a checkpoint trained for texts up to `max_positions`.
 
-    Args:
-        head_dim: D.
-        settings: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`.
-        max_positions: the longest text that the checkpoint was trained for.
+    `settings`: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`.
 
-    Raises:
-        CheckpointError: a type that is not one of `ROPE_TYPES`, or a setting that is missing or not a number.
+    Raises: CheckpointError, a type that is not one of `ROPE_TYPES`, or a setting that is missing or not a number.
     """
 
     inv_freq: Tensor
@@ -39,15 +35,13 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, settings: Mapping[str, Any], max_positions: int) -> None:
         super().__init__()
         if settings.get("rope_type") not in ROPE_TYPES:
-            raise CheckpointError(
-                f"rope_type {settings.get('rope_type')!r} is not supported, only {', '.join(ROPE_TYPES)}"
-            )
+            kind = settings.get("rope_type")
+            raise CheckpointError(f"rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
         try:
             frequencies, self._scale = _frequencies(head_dim, settings, max_positions)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise CheckpointError(
-                f"the rope settings {dict(settings)} lack a number or hold a wrong one: {error!r}"
-            ) from error
+            reason = f"the rope settings {dict(settings)} lack a number or hold a wrong one: {error!r}"
+            raise CheckpointError(reason) from error
         self.register_buffer("inv_freq", frequencies.float(), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -67,11 +61,7 @@ def rotate(states: Tensor, rotation: Rotation) -> Tensor:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's `rope_parameters`, or its `rope_theta` and `rope_scaling`.
-
-    Raises:
-        CheckpointError: settings per layer type, or for a part of each head only.
-    """
+    """A configuration's `rope_parameters`, or its `rope_theta` and `rope_scaling`; `CheckpointError` if unsupported."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
         raise CheckpointError(f"rope settings must be one flat object for all layers, got {given!r}")
@@ -90,17 +80,12 @@ def _frequencies(head_dim: int, settings: Mapping[str, Any], max_positions: int)
         return plain, 1.0
     if kind == "linear":
         return plain / float(settings["factor"]), 1.0
-    if kind == "llama3":
-        return _llama3(plain, settings), 1.0
+    if kind == "llama3":  # Long wavelengths are stretched, short ones kept, those between interpolated.
+        factor, low, high = (float(settings[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        turns = float(settings["original_max_position_embeddings"]) * plain / (2 * math.pi)
+        share = ((turns - low) / (high - low)).clamp(0, 1)
+        return plain * (share + (1 - share) / factor), 1.0
     return _yarn(plain, head_dim, theta, settings, max_positions)
-
-
-def _llama3(plain: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated."""
-    factor, low, high = (float(settings[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    turns = float(settings["original_max_position_embeddings"]) * plain / (2 * math.pi)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * (share + (1 - share) / factor)
 
 
 def _yarn(

@@ -57,28 +57,21 @@ class FoldedAttention:
         if not self.is_supported:
             yield
             return
-        _enter(self._config)
-        outer, _local.masks = getattr(_local, "masks", None), {}
+        config, outer = self._config, getattr(_local, "masks", None)
+        with _lock:
+            _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
+            # The property's setter would change the configurations of a model's other parts too.
+            config._attn_implementation_internal = NAME
+        _local.masks = {}
         try:
             yield
         finally:
             _local.masks = outer
-            _leave(self._config)
-
-
-def _enter(config: PreTrainedConfig) -> None:
-    with _lock:
-        _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
-        # The property's setter would change the configurations of a model's other parts too.
-        config._attn_implementation_internal = NAME
-
-
-def _leave(config: PreTrainedConfig) -> None:
-    with _lock:
-        _num_passes[id(config)] -= 1
-        if _num_passes[id(config)] == 0:
-            del _num_passes[id(config)]
-            config._attn_implementation_internal = "sdpa"
+            with _lock:
+                _num_passes[id(config)] -= 1
+                if _num_passes[id(config)] == 0:
+                    del _num_passes[id(config)]
+                    config._attn_implementation_internal = "sdpa"
 
 
 def folded_attention(

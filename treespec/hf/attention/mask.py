@@ -40,35 +40,25 @@ class AttentionLayout:
 
 @dataclass(frozen=True)
 class TreeAttention:
-    """What a model needs to score nodes, besides the tokens.
-
-    Attributes:
-        mask: the model's `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float
-            [B, 1, F, K] for eager, a BlockMask for flex_attention, a dict of them by layer type where the model's
-            layers differ; None when the model's own causal mask is the right one.
-        position_ids: int64 [B, F].
-        key_positions: int64 [B, K], the position of every slot's token (any number where there is none), for models
-            whose keys need it (alibi); None where slots are positions.
-    """
+    """What a model needs to score nodes, besides the tokens."""
 
     mask: Mask | dict[str, Mask] | None
-    position_ids: Tensor
+    """The model's `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float [B, 1, F, K] for eager, a
+    BlockMask for flex_attention, a dict of them by layer type where the model's layers differ; None when the model's
+    own causal mask is the right one."""
+    position_ids: Tensor  # int64 [B, F]
     key_positions: Tensor | None = None
+    """int64 [B, K], the position of every slot's token (any number where there is none), for models whose keys need it
+    (alibi); None where slots are positions."""
 
 
 @dataclass(frozen=True)
 class CachedSlots:
-    """The committed part of a cache.
+    """The committed part of a cache."""
 
-    Args:
-        mask: bool [B, S], False on left padding and on holes: slots that other rows of the batch fill.
-        is_contiguous: True when `mask` is known to be all True, so that a slot's number is its position.
-        num_slots: the number of slots of a static cache; None for growing ones.
-    """
-
-    mask: Tensor
-    is_contiguous: bool = False
-    num_slots: int | None = None
+    mask: Tensor  # bool [B, S], False on left padding and on holes: slots that other rows of the batch fill.
+    is_contiguous: bool = False  # True when `mask` is known to be all True: a slot's number is its position.
+    num_slots: int | None = None  # Of a static cache; None for growing ones.
 
     @property
     def lengths(self) -> Int[Tensor, " B"]:
@@ -79,17 +69,14 @@ class CachedSlots:
 def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
     """Read from a model's configuration which masks its layers take.
 
-    Raises:
-        UnsupportedModelError: an attention implementation without free masks (flash attention), or a layer type
-            that is not attention over all cached tokens (recurrent, compressed).
+    Raises: UnsupportedModelError, an attention implementation without free masks (flash attention), or a layer type
+    that is not attention over all cached tokens (recurrent, compressed).
     """
     text = config.get_text_config()
     implementation = plain_implementation(text)
     if implementation not in MASK_IMPLEMENTATIONS:
-        raise UnsupportedModelError(
-            f"attention implementation {implementation!r} takes no tree mask: load the model with one of "
-            f"attn_implementation={MASK_IMPLEMENTATIONS}, or verify chains"
-        )
+        remedy = f"load the model with one of attn_implementation={MASK_IMPLEMENTATIONS}, or verify chains"
+        raise UnsupportedModelError(f"attention implementation {implementation!r} takes no tree mask: {remedy}")
     window, chunk = getattr(text, "sliding_window", None), getattr(text, "attention_chunk_size", None)
     reaches: dict[str | None, Reach] = {
         "full_attention": Reach("full"),
@@ -128,15 +115,11 @@ def tree_attention_mask(
         InvalidTreeError: the trees' rows are not those of `cached`.
         UnsupportedModelError: the attention implementation or a layer type takes no tree mask.
     """
-    if isinstance(trees, TreeBatch):
-        batch = trees
-    else:
-        batch = TreeBatch.from_trees([trees] if isinstance(trees, TokenTree) else trees)
+    given = [trees] if isinstance(trees, TokenTree) else trees
+    batch = given if isinstance(given, TreeBatch) else TreeBatch.from_trees(given)
     if isinstance(cached, int):
-        full = torch.ones(batch.num_rows, cached, dtype=torch.bool, device=batch.device)
-        slots = CachedSlots(full, True, num_slots)
-    else:
-        slots = CachedSlots(cached, bool(cached.all()), num_slots)
+        cached = torch.ones(batch.num_rows, cached, dtype=torch.bool, device=batch.device)
+    slots = CachedSlots(cached, bool(cached.all()), num_slots)
     if slots.mask.ndim != 2 or slots.mask.dtype != torch.bool or slots.mask.shape[0] != batch.num_rows:
         got = f"{slots.mask.dtype} {list(slots.mask.shape)}"
         raise InvalidTreeError(f"cached must be bool [{batch.num_rows}, S], one row per tree, got {got}")
@@ -214,15 +197,12 @@ def _limit(
 def _encode(allowed: Bool[Tensor, "B F K"], implementation: str, dtype: torch.dtype) -> Mask:
     """The mask in the form that the attention implementation reads."""
     if implementation == "flex_attention":
+
+        def attends(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return allowed[row, query, key]
+
         num_rows, num_queries, num_keys = allowed.shape
-        return create_block_mask(
-            lambda row, head, query, key: allowed[row, query, key],
-            num_rows,
-            None,
-            num_queries,
-            num_keys,
-            device=str(allowed.device),
-        )
+        return create_block_mask(attends, num_rows, None, num_queries, num_keys, device=str(allowed.device))
     mask = allowed.unsqueeze(1)
     if implementation == "sdpa":
         return mask

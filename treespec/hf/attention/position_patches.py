@@ -33,7 +33,8 @@ class PositionPatches:
     def __init__(self, model: PreTrainedModel) -> None:
         modules = list(text_modules(model).values())
         self._blocks = _alibi_blocks(model)
-        self._windows = [module for module in modules if _has_window(module)]
+        local = [module for module in modules if getattr(module, "attention_type", None) == "local"]
+        self._windows = [module for module in local if "bias" in dict(module.named_buffers(recurse=False))]
         self._tempered = [
             module
             for module in modules
@@ -51,32 +52,25 @@ class PositionPatches:
 
     @contextmanager
     def applied(self, attention: TreeAttention) -> Iterator[TreeAttention]:
-        """Patch the model for a pass over `attention`'s nodes; yields the attention to call it with.
-
-        Without a mask slots are positions, and nothing is patched.
-        """
+        """Patch the model for a pass with a mask over `attention`'s nodes; yields the attention to call it with."""
         keys = attention.key_positions
         if not self or attention.mask is None or keys is None:
             yield attention
             return
         with ExitStack() as stack:
-            for module in self._tempered:
-                stack.enter_context(_temperature(module, attention.position_ids))
-            for module in self._windows:
-                near = attention.position_ids.unsqueeze(2) - keys.unsqueeze(1) < self._window_size
-                stack.enter_context(_window(module, near))
+            handles = [handle for module in self._tempered for handle in _temper(module, attention.position_ids)]
             if self._blocks:
                 mask: Any = attention.mask  # [B, 1, F, K], bool or additive
                 allowed = (mask if mask.dtype == torch.bool else mask == 0).squeeze(1)
-                for handle in _hook_blocks(self._blocks, allowed, keys):
-                    stack.callback(handle.remove)
-                attention = replace(attention, mask=torch.ones_like(keys))
-            yield attention
-
-
-def _has_window(module: nn.Module) -> bool:
-    is_local = getattr(module, "attention_type", None) == "local"
-    return is_local and "bias" in dict(module.named_buffers(recurse=False))
+                handles += _hook_blocks(self._blocks, allowed, keys)
+            for handle in handles:
+                stack.callback(handle.remove)
+            for module in self._windows:
+                near = attention.position_ids.unsqueeze(2) - keys.unsqueeze(1) < self._window_size
+                # An attribute of the instance hides the buffer of the same name; causality is left to the mask.
+                vars(module)["bias"] = _WindowRows(module.get_buffer("bias"), near)
+                stack.callback(vars(module).pop, "bias")
+            yield replace(attention, mask=torch.ones_like(keys)) if self._blocks else attention
 
 
 class _WindowRows:
@@ -91,19 +85,7 @@ class _WindowRows:
         return self._near.to(self._buffer.device)
 
 
-@contextmanager
-def _window(module: nn.Module, near: Bool[Tensor, "B F K"]) -> Iterator[None]:
-    """Make the keys `near` the module's window; causality is left to the mask."""
-    # An attribute of the instance hides the buffer of the same name, which is unchanged.
-    vars(module)["bias"] = _WindowRows(module.get_buffer("bias"), near)
-    try:
-        yield
-    finally:
-        del vars(module)["bias"]
-
-
-@contextmanager
-def _temperature(module: Any, positions: Int[Tensor, "B F"]) -> Iterator[None]:
+def _temper(module: Any, positions: Int[Tensor, "B F"]) -> list[RemovableHandle]:
     """Scale the queries by their positions (llama4, arXiv 2501.19399), where the module counts slots."""
     owner = threading.get_ident()
     first_slot = 0
@@ -123,15 +105,8 @@ def _temperature(module: Any, positions: Int[Tensor, "B F"]) -> Iterator[None]:
         # The module multiplies by the slots' scale afterwards, so it is divided out here.
         return (queries * (scale(positions.to(queries.device)) / scale(slots)).unsqueeze(-1)).to(queries.dtype)
 
-    handles = [
-        module.register_forward_pre_hook(record_slot, with_kwargs=True),
-        module.q_proj.register_forward_hook(correct),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    before = module.register_forward_pre_hook(record_slot, with_kwargs=True)
+    return [before, module.q_proj.register_forward_hook(correct)]
 
 
 def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:

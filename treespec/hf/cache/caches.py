@@ -32,11 +32,9 @@ class FilledLayer(Protocol):
 
 
 def new_cache(num_layers: int, max_cache_len: int | None = None) -> Cache:
-    """An empty cache from which rejected nodes can be removed, for any attention model.
+    """An empty cache from which rejected nodes can be removed, for any attention model of `num_layers` layers.
 
-    Args:
-        num_layers: of the model (`config.num_hidden_layers`).
-        max_cache_len: slots of a static cache (fixed memory, as torch.compile wants it); None for a growing one.
+    With `max_cache_len` a static one of so many slots (fixed memory, as torch.compile wants it), else a growing one.
     """
     if max_cache_len is None:
         cache = DynamicCache()

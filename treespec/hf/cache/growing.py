@@ -46,7 +46,6 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reset(self) -> None:
-        """Forget everything."""
         super().reset()
         self._rooms = None
 

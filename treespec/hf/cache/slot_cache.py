@@ -1,40 +1,40 @@
-"""`SlotCache`: a cache and the record of its slots: which hold committed tokens and which are holes."""
+"""`SlotCache`: a cache and the record of its slots; and how a cache is cut back to accepted paths.
+
+A pass writes whole trees, of which a commit keeps one path per row. A cache's slots hold the committed tokens first,
+then the pending nodes. Axis letters: B rows, S committed slots, L the longest accepted path.
+"""
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
 
-from treespec.errors import ContextFullError
+from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
-from treespec.hf.cache.caches import check_cache, filled_layers
-from treespec.hf.cache.compaction import Paths, check_paths, keep_paths, keep_rows, move_to_front, path_mask
+from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
+
+Paths = Sequence[Sequence[int]]
 
 
 class SlotCache:
     """A cache of S committed slots, and which of them hold which row's tokens, known to the host and to the device.
 
     Args:
-        cache: see `check_cache`.
         slot_mask: True where a slot holds a committed token.
-        lengths: `slot_mask.sum(1)`, known to the host.
+        lengths: `slot_mask.sum(1)`, known to the host; kept up to date.
         is_compact: close every hole at once, so that rows differ by left padding only: for models whose attention
             depends on slot numbers.
-
-    Attributes:
-        cache, lengths: as given, kept up to date.
-        slots: the committed slots.
-        num_pending: nodes written since the last commit.
     """
 
     def __init__(
         self, cache: Cache, slot_mask: Bool[Tensor, "B S"], lengths: list[int], is_compact: bool = False
     ) -> None:
         check_cache(cache)
-        self.cache, self.lengths, self.num_pending = cache, lengths, 0
+        self.cache, self.lengths = cache, lengths
+        self.num_pending = 0  # Nodes written since the last commit.
         self._is_compact = is_compact
         sizes = [layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer]
         self._max_slots = min(sizes, default=None)
@@ -56,10 +56,9 @@ class SlotCache:
                 self._repack()
             free = self._max_slots - self.num_slots - self.num_pending
             if num_nodes > free:
-                raise ContextFullError(
-                    f"the static cache of {self._max_slots} slots has {free} free for {num_nodes} more "
-                    "nodes: max_cache_len must be the length of the prompt and the new tokens, plus a tree's nodes"
-                )
+                lack = f"the static cache of {self._max_slots} slots has {free} free for {num_nodes} more nodes"
+                needed = "the length of the prompt and the new tokens, plus a tree's nodes"
+                raise ContextFullError(f"{lack}: max_cache_len must be {needed}")
         self.num_pending += num_nodes
 
     def commit(self, paths: Paths) -> None:
@@ -79,7 +78,11 @@ class SlotCache:
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         index = torch.tensor(list(rows), device=self.slots.mask.device)
-        keep_rows(filled_layers(self.cache), index)
+        for layer in filled_layers(self.cache):
+            layer.keys = layer.keys.index_select(0, index.to(layer.keys.device))
+            layer.values = layer.values.index_select(0, index.to(layer.values.device))
+            if isinstance(layer, StaticLayer):
+                layer.batch_size = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self._set_slots(self.slots.mask.index_select(0, index))
         if self.num_holes:
@@ -98,3 +101,80 @@ class SlotCache:
         for layer in filled_layers(self.cache):
             move_to_front(layer, 0, index)
         self._set_slots(mask.gather(1, order))
+
+
+def commit_cache(cache: Cache, slot_mask: Bool[Tensor, "B S"], paths: Paths) -> Bool[Tensor, "B S_new"]:
+    """Keep the accepted paths of the trees scored last and drop their other nodes, in place.
+
+    Args:
+        cache: as filled by the forward passes; its layers keep all tokens. The slots after the S hold the nodes.
+        slot_mask: the slots that held committed tokens before, see `tree_attention_mask`.
+        paths: node ids per row in the order of the text, usually `verdict.path`.
+
+    Returns:
+        The slots that hold committed tokens now; rows with a shorter path have holes at the end.
+
+    Raises:
+        UnsupportedModelError: see `check_cache`.
+        TreespecError: a path names a node that is not in the cache, or there is not one path per row.
+    """
+    check_cache(cache)
+    num_slots = slot_mask.shape[1]
+    layers = filled_layers(cache)
+    num_pending = int(cache.get_seq_length()) - num_slots if layers else 0
+    check_paths(paths, slot_mask.shape[0], num_pending)
+    keep_paths(layers, num_slots, paths)
+    return torch.cat([slot_mask, path_mask(paths, slot_mask.device)], dim=1)
+
+
+def check_paths(paths: Paths, num_rows: int, num_pending: int) -> None:
+    """Raise `TreespecError` unless there is one path per row, of pending nodes only."""
+    if len(paths) != num_rows:
+        raise TreespecError(f"expected one path for each of {num_rows} rows, got {len(paths)}")
+    for row, path in enumerate(paths):
+        if any(not 0 <= node < num_pending for node in path):
+            raise TreespecError(f"row {row}: path {list(path)} names a node outside the {num_pending} scored ones")
+
+
+def path_mask(paths: Paths, device: torch.device) -> Bool[Tensor, "B L"]:
+    """True where a row's path has a node."""
+    longest = max(len(path) for path in paths)
+    return torch.tensor([[i < len(path) for i in range(longest)] for path in paths], dtype=torch.bool, device=device)
+
+
+def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> None:
+    """Move the accepted nodes of the pending region, which starts at slot `num_slots`, to its front; cut the rest."""
+    longest = max(len(path) for path in paths)
+    if all(list(path) == list(range(len(path))) for path in paths):  # All are there already.
+        for layer in layers:
+            _cut(layer, num_slots + longest)
+        return
+    padded = [[*path, *[0] * (longest - len(path))] for path in paths]
+    index = torch.tensor(padded, device=layers[0].keys.device) + num_slots if layers else torch.empty(0)
+    for layer in layers:
+        move_to_front(layer, num_slots, index)
+
+
+def move_to_front(layer: FilledLayer, start: int, index: Int[Tensor, "B L"]) -> None:
+    """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows."""
+    for states in (layer.keys, layer.values):
+        source = _take(states, index.to(states.device))
+        states.narrow(-2, start, index.shape[1]).copy_(source)
+    _cut(layer, start + index.shape[1])
+
+
+def _take(states: Float[Tensor, "B heads S size"], index: Int[Tensor, "B L"]) -> Float[Tensor, "B heads L size"]:
+    """A copy of the slots `index`."""
+    if states.shape[0] == 1:
+        return states.index_select(-2, index[0])
+    expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+    return states.gather(-2, expanded)
+
+
+def _cut(layer: FilledLayer, end: int) -> None:
+    """Drop the slots from `end` on. A view is enough: the next update copies it and frees the old storage."""
+    if isinstance(layer, StaticLayer):
+        layer.cumulative_length.fill_(end)
+        return
+    layer.keys = layer.keys.narrow(-2, 0, end)
+    layer.values = layer.values.narrow(-2, 0, end)

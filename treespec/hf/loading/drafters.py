@@ -57,7 +57,6 @@ def make_draft_model(
     `treespec.TreeSpeculation(model)` is enough for a model with the target's vocabulary; here are the options.
 
     Args:
-        model: the draft model.
         tokenizer, target_tokenizer: the draft model's and the target's, where they differ; both or neither.
         method: with two tokenizers, "intersection" (the distribution is restricted to the shared tokens) or
             "re-encoding" (the draft's text is cut into the target's tokens; for greedy decoding).
@@ -113,10 +112,7 @@ def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:
     num_shared = int((draft_ids >= 0).sum())
     share = num_shared / min(len(target.pieces), len(draft.pieces))
     if share < SMALL_SHARE:
-        warnings.warn(
-            f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary: the draft model can "
-            "propose few tokens by method='intersection'; when decoding greedily try method='re-encoding'",
-            TreespecWarning,
-            stacklevel=3,
-        )
+        found = f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary"
+        remedy = "by method='intersection'; when decoding greedily try method='re-encoding'"
+        warnings.warn(f"{found}: the draft model can propose few {remedy}", TreespecWarning, stacklevel=3)
     return vocabulary

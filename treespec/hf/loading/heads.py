@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import treespec.data
@@ -55,34 +57,29 @@ def load_drafter(
 def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Eagle3Head | DFlashHead:
     """The head's module, in the target's dtype unless `dtype` is given; the rest as in `load_drafter`."""
     facts = model_facts(target)
-    checkpoint = find_checkpoint(name)
-    embedding, lm_head = facts.model.get_input_embeddings().weight, facts.model.get_output_embeddings()
-    head = build_head(
-        checkpoint,
-        embedding=embedding,  # pyright: ignore[reportArgumentType]
-        lm_head=None if lm_head is None else lm_head.weight,  # pyright: ignore[reportArgumentType]
-        dtype=dtype or facts.dtype,
-        device=facts.device,
-    )
+    head = build_head(find_checkpoint(name), *vocabulary_weights(facts.model), dtype or facts.dtype, facts.device)
     own, config = facts.config, head.config
     for what, size, allowed in (
         ("hidden states of size", config.target_hidden_size, (own.hidden_size,)),
         ("a vocabulary of size", config.vocab_size, (own.vocab_size, facts.num_logits)),
     ):
         if size not in allowed:
-            raise CheckpointError(
-                f"{name} is for {what} {size}, {facts.name} has {allowed[0]}: it is the head of another model"
-            )
+            found = f"{name} is for {what} {size}, {facts.name} has {allowed[0]}"
+            raise CheckpointError(f"{found}: it is the head of another model")
     return head
 
 
+def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """A model's embedding and the rows of its output head, each [V, H]."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    rows: Any = embedding if output is None else output
+    return cast(Tensor, embedding.weight), rows.weight
+
+
 def shipped_head(name: str) -> Path:
-    """The folder of a head that comes with treespec, by its target's name without the owner.
+    """The folder of a head that comes with treespec, by its target's name without the owner; else `CheckpointError`.
 
-        drafter = load_drafter(shipped_head("SmolLM2-135M-Instruct"), model)
-
-    Raises:
-        CheckpointError: there is none for that model.
+    drafter = load_drafter(shipped_head("SmolLM2-135M-Instruct"), model)
     """
     heads = {path.name.removesuffix(HEAD_SUFFIX): path for path in DATA.glob(f"*{HEAD_SUFFIX}")}
     found = heads.get(name.rsplit("/", 1)[-1].lower())
@@ -101,9 +98,8 @@ def find_checkpoint(name: str | Path) -> Checkpoint:
     try:
         folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors"])
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"there is no folder {name}, and it cannot be fetched from the hub ({' '.join(str(error).split())})"
-        ) from error
+        reason = f"it cannot be fetched from the hub ({' '.join(str(error).split())})"
+        raise CheckpointError(f"there is no folder {name}, and {reason}") from error
     return read_checkpoint(folder)
 
 

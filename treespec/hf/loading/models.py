@@ -13,11 +13,9 @@ _FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
 
 
 def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
-    """A causal language model from safetensors, or from gguf where `gguf_file` names one; pickles are never opened.
+    """A causal language model by hub name or folder, from safetensors, or from gguf where `gguf_file` names one.
 
-    Args:
-        name: a hub name or a folder.
-        model_kwargs: passed to `from_pretrained` (`dtype`, `device_map`, `gguf_file`, ...).
+    Pickles are never opened. `model_kwargs` go to `from_pretrained` (`dtype`, `device_map`, `gguf_file`, ...).
 
     Raises:
         CheckpointError: nothing there, a corrupt or truncated file, weights that are missing or of other shapes than
@@ -37,10 +35,8 @@ def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
-        raise CheckpointError(
-            f"the weights in {name!r} lack {len(missing)} of the model's tensors, which would be random: "
-            f"{', '.join(missing[:3])}, ...; download or save the model again"
-        )
+        found = f"{len(missing)} of the model's tensors, which would be random: {', '.join(missing[:3])}, ..."
+        raise CheckpointError(f"the weights in {name!r} lack {found}; download or save the model again")
     return model
 
 

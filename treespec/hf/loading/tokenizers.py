@@ -20,10 +20,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Spelling:
-    """What the tokens of a tokenizer spell, and which of its tokens spell a text; see `TextCodec`.
-
-    Raises `ConfigError` for anything but a transformers tokenizer with a vocabulary of strings.
-    """
+    """What the tokens of a transformers tokenizer spell, and which spell a text (`TextCodec`); else a `ConfigError`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or not tokenizer.get_vocab():

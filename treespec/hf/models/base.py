@@ -7,15 +7,13 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts, pick_layers
 from treespec.protocols import Capability, Scores
 
 
 class ModelScorer:
-    """The attributes of a `CausalScorer` on a transformers model; the subclasses add the cache.
-
-    The model's weights, mode and configuration stay as they are; passes run in evaluation mode.
-    """
+    """The attributes of a `CausalScorer` on a transformers model; its weights, mode and configuration do not change."""
 
     def __init__(
         self, model: PreTrainedModel | ModelFacts, capability: Capability, hidden_layers: Sequence[int]
@@ -45,3 +43,12 @@ class ModelScorer:
         with evaluation_mode(self.facts.model):
             output = forward(**inputs | options)
         return Scores(output.logits, pick_layers(output, self.hidden_layers))
+
+    def _check_nodes(self, tokens: Tensor, parents: Tensor, num_rows: int) -> None:
+        if tokens.shape != parents.shape or tokens.ndim != 2 or len(tokens) != num_rows:
+            got = f"tokens {list(tokens.shape)}, parents {list(parents.shape)}"
+            raise TreespecError(f"expected int64 [{num_rows}, F] after prefill(), got {got}")
+
+    def _check_single(self, num_nodes: int) -> None:
+        if self.capability == Capability.PLAIN and num_nodes > 1:
+            raise UnsupportedModelError(f"{self.facts.name} decodes one token at a time, got {num_nodes} nodes")

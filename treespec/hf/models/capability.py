@@ -1,7 +1,7 @@
 """What a model can verify in one pass, found from its configuration, its cache layers and passes over a few tokens."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,14 +24,15 @@ _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
 class Detection(NamedTuple):
-    """What a model can verify, and why not trees (empty when it can).
-
-    `has_prefix`: the prompt's tokens attend each other in both directions (PaliGemma), as a passage of its own.
-    """
+    """What a model was found to score rightly, and why it is not more (empty when it can verify trees)."""
 
     capability: Capability
-    reason: str
+    reason: str = ""
+    tolerance: float = 0.0  # What counts as rounding in a self-check, in standard deviations of the logits.
+    errors: Mapping[Capability, float] = {}
+    """The largest node's difference for each capability that a self-check tried, infinite where the model failed."""
     has_prefix: bool = False
+    """The prompt's tokens attend each other in both directions (PaliGemma), as a passage of its own."""
 
 
 _detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
@@ -42,11 +43,8 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     """Find out what a model can verify. An unknown attention model counts as TREE; the self-check decides.
 
     Models that keep a state are tried once with a few tokens: some continue their cache with several tokens in one
-    pass (CHAIN), others only with one (PLAIN).
-
-    Raises:
-        UnsupportedModelError: an encoder-decoder model, one that is not causal, or one that does not keep its state
-            in a transformers cache.
+    pass (CHAIN), others only with one (PLAIN). `UnsupportedModelError` for an encoder-decoder model, one that is not
+    causal, or one that does not keep its state in a transformers cache.
     """
     facts = model_facts(model)
     if facts.model not in _detected:
@@ -56,8 +54,8 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
         except (TreespecError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-            message = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
-            raise UnsupportedModelError(message) from error
+            failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
+            raise UnsupportedModelError(failure) from error
     return _detected[facts.model]
 
 
@@ -68,22 +66,18 @@ def keeps_states(model: PreTrainedModel) -> bool:
 
 def warn_once(facts: ModelFacts, detection: Detection) -> None:
     """Warn, once per model type, that a model does not decode by trees, and why."""
-    if detection.capability == Capability.TREE:
-        return
     ways = {Capability.CHAIN: "by chains", Capability.PLAIN: "one token at a time"}
-    _warn(facts, f"decodes {ways[detection.capability]} because {detection.reason}")
+    if detection.capability in ways:
+        _warn(facts, f"decodes {ways[detection.capability]} because {detection.reason}")
 
 
 def warn_of_dynamic_int8(facts: ModelFacts) -> None:
     """Warn, once per model type, of layers whose rounding depends on which tokens share a pass."""
     kinds = {type(module) for module in facts.model.modules() if "quantized.dynamic" in type(module).__module__}
     if kinds:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        _warn(
-            facts,
-            f"has dynamic int8 layers ({names}), which round all activations of a pass by one scale: its logits depend "
-            "on which tokens share a pass, so the tokens can differ from plain generate's",
-        )
+        layers = f"dynamic int8 layers ({', '.join(sorted(kind.__name__ for kind in kinds))})"
+        reason = "its logits depend on which tokens share a pass, so the tokens can differ from plain generate's"
+        _warn(facts, f"has {layers}, which round all activations of a pass by one scale: {reason}")
 
 
 def _warn(facts: ModelFacts, message: str) -> None:
@@ -115,7 +109,7 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
 def _probe(facts: ModelFacts) -> Detection:
     has_prefix = _looks_ahead(facts)
     if not keeps_states(facts.model):
-        return Detection(Capability.TREE, "", has_prefix)
+        return Detection(Capability.TREE, has_prefix=has_prefix)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()

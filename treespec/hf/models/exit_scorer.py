@@ -31,11 +31,7 @@ from treespec.tree import PADDING_PARENT
 
 
 class ExitScorer(TreeScorer):
-    """A `TreeScorer` with an exit, see `EarlyExitScorer`.
-
-    Args:
-        model, cache, prompt, hidden_layers: see `TreeScorer`.
-        exit_layer: k, how many layers draft.
+    """A `TreeScorer` with an exit, see `EarlyExitScorer`; `exit_layer` k is how many layers draft.
 
     Raises:
         ConfigError: the model has no more than k layers, or hidden states of the first k - 1 are wanted, which a
@@ -93,25 +89,19 @@ class ExitScorer(TreeScorer):
 
     def _compute_missing(self, tokens: list[list[int]], parents: list[list[int]]) -> list[list[int]]:
         """Every tree node's number in the early part; nodes that it has not computed are computed, all in one pass."""
-        numbers: list[list[int]] = []
-        missing: list[list[tuple[int, int]]] = []
-        known_rows, num_known = self._early.known()
-        for known, row_tokens, row_parents in zip(known_rows, tokens, parents, strict=True):
-            row_numbers: list[int] = []
-            row_missing: list[tuple[int, int]] = []
-            for token, parent in zip(row_tokens, row_parents, strict=True):
+        known, num_known = self._early.known()
+        numbers: list[list[int]] = [[] for _ in tokens]
+        missing: list[list[tuple[int, int]]] = [[] for _ in tokens]
+        for row, nodes in enumerate(zip(tokens, parents, strict=True)):
+            for token, parent in zip(*nodes, strict=True):
                 if parent == PADDING_PARENT:
-                    row_numbers.append(0)
+                    numbers[row].append(0)
                     continue
-                above, new = row_numbers[parent] if parent >= 0 else parent, num_known + len(row_missing)
-                number = known.setdefault((above, token), new)
-                if number == new:
-                    row_missing.append((token, above))
-                row_numbers.append(number)
-            numbers.append(row_numbers)
-            missing.append(row_missing)
-        width = max(map(len, missing))
-        if width:
+                above, new = numbers[row][parent] if parent >= 0 else parent, num_known + len(missing[row])
+                numbers[row].append(known[row].setdefault((above, token), new))
+                if numbers[row][-1] == new:
+                    missing[row].append((token, above))
+        if width := max(map(len, missing)):
             padded = torch.tensor([row + [(0, PADDING_PARENT)] * (width - len(row)) for row in missing])
             self._early.extend(padded[..., 0].to(self.device), padded[..., 1], has_head=False)
         return numbers
@@ -144,15 +134,13 @@ class _EarlyPart(_Part):
         return scores
 
     def known(self) -> tuple[list[dict[tuple[int, int], int]], int]:
-        """Per row the pending nodes by (parent, token); and how many columns of pending nodes there are."""
-        num_rows, num_known = len(self._state.lengths), self._parents.shape[1]
-        found: list[dict[tuple[int, int], int]] = [{} for _ in range(num_rows)]
-        if num_known:
-            tokens, parents = torch.cat(self._tokens, 1).tolist(), self._parents.tolist()
-            for row, row_tokens, row_parents in zip(found, tokens, parents, strict=True):
-                for node, (token, parent) in enumerate(zip(row_tokens, row_parents, strict=True)):
-                    if parent != PADDING_PARENT:
-                        row.setdefault((parent, token), node)
+        """Per row the pending nodes by (parent, token), the first of equals; and how many columns of them there are."""
+        num_known, found = self._parents.shape[1], []
+        if not num_known:
+            return [{} for _ in self._state.lengths], 0
+        for nodes in zip(self._parents.tolist(), torch.cat(self._tokens, 1).tolist(), strict=True):
+            columns = reversed(list(enumerate(zip(*nodes, strict=True))))
+            found.append({node: column for column, node in columns if node[0] != PADDING_PARENT})
         return found, num_known
 
     def hidden_of(self, nodes: list[list[int]]) -> Float[Tensor, "*streams B N H"]:

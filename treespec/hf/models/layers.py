@@ -1,7 +1,6 @@
-"""Some of a model's decoder layers at a time: for one pass the others return their input unchanged.
+"""Some of a model's decoder layers at a time: for one pass of this thread the others return their input unchanged.
 
-The model is unchanged outside the pass, and so are the passes of other threads. A leading axis "..." stands for models
-with several streams of hidden states.
+A leading axis "..." stands for models with several streams of hidden states.
 """
 
 import threading
@@ -17,20 +16,13 @@ from treespec.hf.introspect import text_modules
 
 
 class SplitLayers:
-    """The decoder layers of a model, split after the first `num_early` of them.
-
-    Raises:
-        ConfigError: fewer than one early or one late layer.
-        UnsupportedModelError: the model has no list of decoder layers.
-    """
+    """The decoder layers of a model, split after the first `num_early`; a `ConfigError` if either part is empty."""
 
     def __init__(self, model: PreTrainedModel, num_early: int) -> None:
         layers = decoder_layers(model)
         if not 1 <= num_early < len(layers):
-            raise ConfigError(
-                f"{type(model).__name__} has {len(layers)} layers: an early exit needs 1 to {len(layers) - 1} of them, "
-                f"got {num_early}"
-            )
+            needed = f"an early exit needs 1 to {len(layers) - 1} of them, got {num_early}"
+            raise ConfigError(f"{type(model).__name__} has {len(layers)} layers: {needed}")
         self.num_layers, self.num_early = len(layers), num_early
         self._early, self._late = list(layers)[:num_early], list(layers)[num_early:]
         self._head = model.get_output_embeddings()

@@ -2,27 +2,22 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
-from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import detect, keeps_states, warn_of_dynamic_int8, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
-from treespec.hf.models.selfcheck import Candidate, check_once, self_check
+from treespec.hf.models.selfcheck import Candidate, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability, Scores
 
 AnyScorer = TreeScorer | RecurrentScorer
-
-_checked_exits: WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 def make_scorer(
@@ -33,13 +28,10 @@ def make_scorer(
     prompt: PromptInputs | None = None,
     hidden_layers: Sequence[int] = (),
 ) -> AnyScorer:
-    """The scorer that fits a model.
+    """The scorer that fits a model; for the arguments see `TreeScorer`.
 
     At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); where
     they differ the scorer's capability is less, and a `TreespecWarning` says so once.
-
-    Args:
-        model, cache, max_cache_len, prompt, hidden_layers: see `TreeScorer`.
 
     Raises:
         ConfigError: not a model.
@@ -63,11 +55,11 @@ def make_scorer(
         for capability in (Capability.TREE, Capability.CHAIN)
     ]
     found = check_once(facts, candidates, is_static)
-    if is_static and found.capability != Capability.TREE:
-        raise UnsupportedModelError(
-            f"{facts.name} is not known to score rightly from a static cache ({found.reason}): leave out "
-            "cache_implementation='static'"
-        )
+    if not is_static:
+        warn_once(facts, found)
+    elif found.capability != Capability.TREE:
+        reason = f"{facts.name} is not known to score rightly from a static cache ({found.reason})"
+        raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
     return TreeScorer(
         facts,
         capability=found.capability,
@@ -89,28 +81,23 @@ def make_exit_scorer(
 ) -> ExitScorer:
     """An `ExitScorer` of a model that is found to split rightly, which is measured at its first use with this exit.
 
-    Args:
-        model, exit_layer, cache, prompt, hidden_layers: see `ExitScorer`. A model from `torch.compile` runs uncompiled.
-        max_cache_len: must be None.
+    A model from `torch.compile` runs uncompiled; `max_cache_len` must be None. For the other arguments, and for a
+    `ConfigError`, see `ExitScorer`.
 
-    Raises:
-        ConfigError: see `ExitScorer`.
-        UnsupportedModelError: the model verifies no trees, does not split, or a static cache is wanted.
+    Raises: UnsupportedModelError, the model verifies no trees, does not split, or a static cache is wanted.
     """
     facts = model_facts(model_facts(model).model)
     if max_cache_len is not None:
         raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
     if make_scorer(facts).capability != Capability.TREE:
         raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
-    key = (facts.dtype, plain_implementation(facts.config), exit_layer)
-    known = _checked_exits.setdefault(facts.model, set())
-    if key not in known:
-        ExitScorer(facts, exit_layer)  # Raises for wrong arguments, before the check would take that for a failure.
-        found = self_check(facts, [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))])
-        if found.capability != Capability.TREE:
-            raise UnsupportedModelError(f"{facts.name} cannot leave out layers ({found.reason}): use another drafter")
-        known.add(key)
-    return ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
+    # Raises for wrong arguments, before the check would take that for a failure.
+    scorer = ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
+    candidates: list[Candidate] = [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))]
+    found = check_once(facts, candidates, exit_layer=exit_layer)
+    if found.capability != Capability.TREE:
+        raise UnsupportedModelError(f"{facts.name} cannot leave out layers ({found.reason}): use another drafter")
+    return scorer
 
 
 class _DraftsFirst(ExitScorer):

@@ -15,7 +15,7 @@ from transformers import Cache
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import filled_layers
-from treespec.hf.cache.compaction import keep_paths
+from treespec.hf.cache.slot_cache import keep_paths
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 

@@ -37,12 +37,10 @@ class RecurrentScorer(ModelScorer):
     two commits may continue the pending chain, as draft models do.
 
     Args:
-        model: takes a transformers cache as `past_key_values` or `cache_params`.
         capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
         hidden_layers: see `TreeScorer`.
 
-    Raises:
-        UnsupportedModelError: TREE was asked for, or the model takes no transformers cache.
+    Raises: UnsupportedModelError, TREE was asked for, or the model takes no transformers cache.
     """
 
     def __init__(
@@ -78,13 +76,9 @@ class RecurrentScorer(ModelScorer):
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """See `CausalScorer`; the nodes continue their row's pending chain. Logits are zero at padding.
 
-        Raises:
-            UnsupportedModelError: the pending nodes are no chain, or are several for a model that decodes plainly.
-                The cache is unchanged then.
+        Trees, and several nodes in plain decoding, are an `UnsupportedModelError` and leave the cache unchanged.
         """
-        if tokens.shape != parents.shape or tokens.ndim != 2 or tokens.shape[0] != len(self._rows):
-            expected = f"int64 [{len(self._rows)}, F] after prefill()"
-            raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
+        self._check_nodes(tokens, parents, len(self._rows))
         chains = [self._chain(*row) for row in zip(self._rows, tokens, parents, strict=True)]
         if not any(map(len, chains)):
             raise TreespecError("extend() got padding only: at least one row needs a node")
@@ -99,9 +93,9 @@ class RecurrentScorer(ModelScorer):
         if len(paths) != len(self._rows):
             raise TreespecError(f"expected one path for each of {len(self._rows)} rows, got {len(paths)}")
         for row, path in zip(self._rows, paths, strict=True):
-            if list(path) != list(range(len(path))) or len(path) > len(row.pending):
-                expected = f"the beginning of a chain of {len(row.pending)} nodes"
-                raise TreespecError(f"expected {expected}, got path {list(path)}")
+            if list(path) != list(range(len(row.pending)))[: len(path)]:
+                chain = f"a chain of {len(row.pending)} nodes"
+                raise TreespecError(f"expected the beginning of {chain}, got path {list(path)}")
         for row, path in zip(self._rows, paths, strict=True):
             self._commit_row(row, len(path))
 
@@ -118,15 +112,13 @@ class RecurrentScorer(ModelScorer):
                 f"{self.facts.name} keeps a state and can only score chains, got parents {parents.tolist()} after "
                 f"{len(row.pending)} pending nodes: use a chain policy with it"
             )
-        if self.capability == Capability.PLAIN and len(found) > 1:
-            raise UnsupportedModelError(f"{self.facts.name} decodes one token at a time, got {len(found)} nodes")
+        self._check_single(len(found))
         return tokens[is_node]
 
     def _extend_row(self, row: _Row, chain: Int[Tensor, " L"]) -> Scores | None:
         if not len(chain):
             return None
-        if row.state is None:
-            row.state = snapshot(row.cache)
+        row.state = row.state or snapshot(row.cache)
         row.pending += chain.tolist()
         return self._feed(row, chain)
 

@@ -8,9 +8,8 @@ mix siblings (.2 to 2). The tolerance is ten times what the model's own cached a
 bounds: at least what rounding in its dtype explains, at most what would hide a wrong mask.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 from treespec.errors import LogitsError, TreespecError
 from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, detect, undisturbed, warn_once
+from treespec.hf.models.capability import Detection, detect, undisturbed
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8
@@ -32,7 +31,6 @@ LEAST_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 0.03
 """Eager attention rounds float64 to float32 inside; other shapes may run other kernels, or by luck the same ones."""
 LARGEST_TOLERANCE = 0.25
 
-
 Round = tuple[tuple[int, ...], tuple[int, ...]]
 """One pass: the parents of its nodes and the path that is committed after it."""
 
@@ -42,52 +40,27 @@ ROUNDS: dict[Capability, tuple[Round, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """What a model was found to score rightly.
+Candidate = tuple[Capability, Callable[..., CausalScorer]]
+"""What to try, and what makes a new scorer, given `max_cache_len`: slots of a static cache, or None."""
 
-    Attributes:
-        capability: the most that holds.
-        tolerance: the largest difference that counts as rounding, in standard deviations of the logits.
-        errors: the largest node's difference for each capability tried, infinite where the model failed.
-        reason: why it is not more, empty for `Capability.TREE`.
-    """
-
-    capability: Capability
-    tolerance: float
-    errors: dict[Capability, float]
-    reason: str = ""
+_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Detection]] = WeakKeyDictionary()
 
 
-class MakeScorer(Protocol):
-    """Makes a new scorer, with a static cache of this many slots or with a growing one."""
-
-    def __call__(self, *, max_cache_len: int | None) -> CausalScorer: ...
-
-
-Candidate = tuple[Capability, MakeScorer]
-
-_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, Any, bool], CheckResult]] = WeakKeyDictionary()
-
-
-def check_once(facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False) -> CheckResult:
-    """`self_check`, kept per model, dtype, attention and kind of cache; with growing ones a fallback is warned of."""
+def check_once(
+    facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False, exit_layer: int | None = None
+) -> Detection:
+    """`self_check`, kept per model, dtype, attention, kind of cache and early exit."""
     known = _results.setdefault(facts.model, {})
-    key = (facts.dtype, plain_implementation(facts.config), is_static)
+    key = (facts.dtype, plain_implementation(facts.config), is_static, exit_layer)
     if key not in known:
         known[key] = self_check(facts, candidates, is_static)
-    if not is_static:
-        warn_once(facts, Detection(known[key].capability, known[key].reason))
     return known[key]
 
 
 def self_check(
     model: PreTrainedModel | ModelFacts, candidates: Sequence[Candidate], is_static: bool = False
-) -> CheckResult:
-    """Try scorers from the most capable to the least; the first capability whose logits are right is returned.
-
-    The model's training flags and the random states stay as they are.
-    """
+) -> Detection:
+    """Try scorers from the most capable to the least; returns the first capability whose logits are right."""
     facts = model_facts(model)
     errors: dict[Capability, float] = {}
     reasons: list[str] = []
@@ -96,23 +69,23 @@ def self_check(
         tolerance = _tolerance(facts, prompt)
         num_slots = 2 * MAX_CHECKED_WINDOW if is_static else None
         for capability, make in candidates:
+            name = capability.name.lower()
             try:
-                errors[capability] = _largest_error(facts, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
+                error = _largest_error(facts, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
             except torch.OutOfMemoryError:
                 raise
-            except (TreespecError, RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+            except (TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as failure:
                 errors[capability] = float("inf")
                 # Compilers put their whole output into the text of an error.
-                first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
-                reasons.append(f"{capability.name.lower()} passes fail: {first_line}")
+                first_line = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
+                reasons.append(f"{name} passes fail: {first_line}")
                 continue
-            if errors[capability] <= tolerance:
-                return CheckResult(capability, tolerance, errors, "; ".join(reasons))
-            reasons.append(
-                f"{capability.name.lower()} logits differ from path logits by {errors[capability]:.2g} standard "
-                f"deviations, more than {tolerance:.2g}"
-            )
-    return CheckResult(Capability.PLAIN, tolerance, errors, "; ".join(reasons))
+            errors[capability] = error
+            if error <= tolerance:
+                return Detection(capability, "; ".join(reasons), tolerance, errors)
+            gap = f"{error:.2g} standard deviations, more than {tolerance:.2g}"
+            reasons.append(f"{name} logits differ from path logits by {gap}")
+    return Detection(Capability.PLAIN, "; ".join(reasons), tolerance, errors)
 
 
 def _prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:

@@ -17,10 +17,8 @@ from treespec.tree import PADDING_PARENT
 class StaticScorer:
     """A `CausalScorer` that pads the passes of another to 1, 2, 4, 8, ... nodes.
 
-    Padding takes slots of the cache until the next commit.
-
-    Args:
-        scorer: scores trees, e.g. `TreeScorer(torch.compile(model, dynamic=False), max_cache_len=2048)`.
+    Padding takes slots of the cache until the next commit. The other one scores trees, e.g.
+    `TreeScorer(torch.compile(model, dynamic=False), max_cache_len=2048)`.
     """
 
     def __init__(self, scorer: CausalScorer) -> None:

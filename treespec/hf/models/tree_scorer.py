@@ -1,6 +1,7 @@
 """`TreeScorer`: an attention model from transformers as a `CausalScorer` of trees, for targets and draft models."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -10,13 +11,7 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.attention.folded import FoldedAttention
-from treespec.hf.attention.mask import (
-    CachedSlots,
-    TreeAttention,
-    attention_layout,
-    is_known_chain,
-    pending_attention,
-)
+from treespec.hf.attention.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.attention.position_patches import PositionPatches
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache
 from treespec.hf.cache.growing import use_growing_layers
@@ -72,9 +67,8 @@ class TreeScorer(ModelScorer):
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
         if max_cache_len is not None and not self._patches.fit_static_caches:
-            raise UnsupportedModelError(
-                f"{self.facts.name} counts slots from the end of its cache: it cannot use a static one"
-            )
+            reason = "counts slots from the end of its cache: it cannot use a static one"
+            raise UnsupportedModelError(f"{self.facts.name} {reason}")
         self._slots: SlotCache | None = None
         self._static_cache: Cache | None = None
         self._is_compact = capability != Capability.TREE
@@ -125,18 +119,18 @@ class TreeScorer(ModelScorer):
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """See `CausalScorer`; parents on the CPU let chains be recognised without waiting for the device.
 
-        Raises:
-            ContextFullError: a node's position is beyond the position table, or a static cache is full. The cache is
-                unchanged then.
+        Raises, the cache unchanged:
+            ContextFullError: a node's position is beyond the position table, or a static cache is full.
             UnsupportedModelError: a tree, for a model that can only score chains.
         """
         slots, num_new = self._state, tokens.shape[-1]
-        if tokens.shape != parents.shape or tokens.ndim != 2 or tokens.shape[0] != len(slots.lengths):
-            expected = f"int64 [{len(slots.lengths)}, F]"
-            raise TreespecError(f"expected {expected}, got tokens {list(tokens.shape)}, parents {list(parents.shape)}")
+        self._check_nodes(tokens, parents, len(slots.lengths))
         pending = parents if slots.num_pending == 0 else torch.cat([self._parents.to(parents.device), parents], dim=1)
         self._check_depths(pending)
-        self._check_shape(pending, num_new)
+        if self.capability != Capability.TREE and not is_known_chain(pending.cpu()):
+            reason = f"{self.facts.name} can only score chains, got a tree"
+            raise UnsupportedModelError(f"{reason}: use a chain policy with it")
+        self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
         with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
@@ -200,11 +194,10 @@ class TreeScorer(ModelScorer):
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
-        if is_prefill or self.facts.forward is not self.facts.model:
-            forward = self.facts.model if is_prefill else self.facts.forward
+        forward = self.facts.model if is_prefill else self.facts.forward
+        is_folded = not is_prefill and forward is self.facts.model
+        with self._folded.running() if is_folded else nullcontext():
             return self._run(forward, inputs, positions, is_prefill)
-        with self._folded.running():
-            return self._run(self.facts.model, inputs, positions, is_prefill)
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
         """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
@@ -214,14 +207,6 @@ class TreeScorer(ModelScorer):
         drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
-
-    def _check_shape(self, parents: Int[Tensor, "B N"], num_new: int) -> None:
-        """Raise `UnsupportedModelError` for pending nodes that the model cannot score in one pass."""
-        name = self.facts.name
-        if self.capability != Capability.TREE and not is_known_chain(parents.cpu()):
-            raise UnsupportedModelError(f"{name} can only score chains, got a tree: use a chain policy with it")
-        if self.capability == Capability.PLAIN and num_new > 1:
-            raise UnsupportedModelError(f"{name} decodes one token at a time, got {num_new} nodes")
 
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
         """Raise `ContextFullError` when a pending node's position is beyond the position table."""

@@ -10,7 +10,7 @@ from treespec.errors import ConfigError
 
 
 class Turns(NamedTuple):
-    """The chat template's own tokens: those before the user's message, and those between it and the answer.
+    """The chat template's own tokens, before the user's message and between it and the answer.
 
     Without a template `reply` is empty: the model writes one text without a message.
     """
@@ -20,11 +20,7 @@ class Turns(NamedTuple):
 
 
 def chat_turns(tokenizer: Any) -> Turns:
-    """The turns of a tokenizer's chat template; without a template, the beginning of a text.
-
-    Raises:
-        ConfigError: the template does not contain the user's message, or there is neither a template nor a first token.
-    """
+    """The turns of a chat template, or without one the beginning of a text; `ConfigError` for lack of either."""
     if getattr(tokenizer, "chat_template", None) is None:
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if first is None:
@@ -40,11 +36,7 @@ def chat_turns(tokenizer: Any) -> Turns:
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """The ids that end an answer.
-
-    Raises:
-        ConfigError: neither the model's generation configuration nor the tokenizer names one.
-    """
+    """The ids that end an answer, by the generation configuration or the tokenizer; `ConfigError` if there is none."""
     found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         found = tokenizer.eos_token_id
@@ -56,8 +48,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
 def read_prompts(path: Path) -> list[str]:
     """Users' messages from a file: one per line, or in `*.jsonl` one object with the key "prompt" per line.
 
-    Raises:
-        ConfigError: the file is empty or not UTF-8 text, or a line of a `*.jsonl` file is something else.
+    Raises: ConfigError, the file is empty or not UTF-8 text, or a line of a `*.jsonl` file is something else.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

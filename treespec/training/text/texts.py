@@ -20,16 +20,13 @@ ORIGIN = ("_name_or_path", "transformers_version")
 
 
 class Texts(NamedTuple):
-    """C written texts of N tokens together, concatenated.
+    """C written texts of N tokens together, concatenated."""
 
-    `tokens` int64 [N]; `lengths` int64 [C], of each text; `top` int64 [N, K], the K most probable next tokens after
-    every token, -1 where the model did not generate the next token (the template's opening, given prompts, a text's
-    end).
-    """
-
-    tokens: Tensor
-    lengths: Tensor
+    tokens: Tensor  # int64 [N]
+    lengths: Tensor  # int64 [C], of each text.
     top: Tensor
+    """int64 [N, K], the K most probable next tokens after every token, -1 where the model did not generate the next one
+    (the template's opening, given prompts, a text's end)."""
 
 
 def save_texts(path: Path, texts: Texts, settings: str) -> None:
@@ -39,11 +36,7 @@ def save_texts(path: Path, texts: Texts, settings: str) -> None:
 
 
 def read_texts(path: Path, settings: str | None = None) -> Texts:
-    """Read one shard.
-
-    Raises:
-        CheckpointError: damaged, of another format, written with other settings than those given, or inconsistent.
-    """
+    """Read one shard; `CheckpointError` if it is damaged, inconsistent, or written with other settings than these."""
     tensors, metadata = read_tensors(path, FORMAT, Texts._fields)
     if settings is not None and metadata.get("settings") != settings:
         raise CheckpointError(
@@ -58,11 +51,7 @@ def read_texts(path: Path, settings: str | None = None) -> Texts:
 
 
 def read_folder(folder: Path) -> Texts:
-    """All shards of a folder, in order.
-
-    Raises:
-        CheckpointError: there is no shard, one is damaged, or see `join`.
-    """
+    """All shards of a folder, in order. Raises: CheckpointError, there is no shard, one is damaged, or see `join`."""
     shards = [read_texts(path) for path in sorted(folder.glob("text-*.safetensors"))]
     if not shards:
         raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec write)")
@@ -79,15 +68,14 @@ def join(shards: Sequence[Texts]) -> Texts:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of a model's configuration, of the sums of its weights' bits and of some of its weights.
-
-    It differs between models wherever their files are, so that no texts or features of another model are used.
-    """
+    """A short hash of a model's configuration, of the sums of its weights' bits and of some of its weights."""
     digest = hashlib.sha256(json.dumps(_without_origin(model.config.to_dict()), sort_keys=True, default=str).encode())
     for name, weight in model.named_parameters():
         flat = weight.detach().flatten()
         samples = flat[:: max(1, len(flat) // NUM_SAMPLES)].double().tolist()
-        digest.update(f"{name} {list(weight.shape)} {_bit_sum(flat)} {samples}".encode())
+        # A sum of integers is the same in any order of addition.
+        bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+        digest.update(f"{name} {list(weight.shape)} {int(bits.sum(dtype=torch.int64))} {samples}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -95,9 +83,3 @@ def _without_origin(entries: Any) -> Any:
     if not isinstance(entries, dict):
         return entries
     return {name: _without_origin(entry) for name, entry in entries.items() if name not in ORIGIN}
-
-
-def _bit_sum(flat: Tensor) -> int:
-    """The same in any order of addition, unlike a sum of floats."""
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    return int(flat.view(bits).sum(dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Text that a model writes itself: drafters are warmed up with it and heads are trained on it.
+"""Text that a model writes itself, for warm starts and for the training of drafters.
 
 The model starts from the bare user turn of its own chat template, or from a message's opening; it writes the user's
 message too, then the answer. Every batch is one shard on disk with its own seed, so that an interrupted run resumes at
@@ -18,7 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.checks import check_count
+from treespec.drafters import WarmStart
+from treespec.drafters.model.token_map import left_padded
 from treespec.errors import ConfigError
+from treespec.hf.introspect import num_logits
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.protocols import CausalScorer
 from treespec.sampling import inverse_cdf
@@ -27,7 +30,6 @@ from treespec.training.text.texts import Texts, fingerprint, join, read_texts, s
 
 LEAVE_SHARE = 8
 """Finished rows leave the batch once they are one in so many, as every removal copies the cache."""
-
 SEED_STRIDE = 1_000_003
 """More than a run's batches, so that runs of neighbouring seeds share no batch's seed."""
 
@@ -41,12 +43,9 @@ class Writing:
         temperatures: of the answers, in turn; 0 is greedy.
         max_message: the longest message in tokens, its opening included; longer ones are cut, but openings are not.
         max_length: the longest text in tokens, the template's included.
-        batch_size: texts written in one batch.
         num_candidates: how many of the most probable tokens are kept after every token.
-        seed: of all random numbers.
 
-    Raises:
-        ConfigError: a count that is not a positive int, texts of one token, a negative temperature or none.
+    Raises: ConfigError, a count that is not a positive int, texts of one token, a negative temperature or none.
     """
 
     message_temperature: float = 0.9
@@ -75,21 +74,14 @@ class Message(NamedTuple):
 
 @dataclass
 class _Row:
-    """One text that is being written.
-
-    Args:
-        num_message: tokens of the user's message so far; None once the answer has begun.
-        top: the most probable tokens where one was drawn.
-        forced: the template's tokens that come next, whatever is drawn.
-        num_cached: tokens that the model has read, including those after the text's end until the row leaves.
-    """
+    """One text that is being written."""
 
     tokens: list[int]
     temperature: float
-    num_message: int | None
-    top: list[Tensor] = field(default_factory=list)
-    forced: list[int] = field(default_factory=list)
-    num_cached: int = 0
+    num_message: int | None  # Tokens of the user's message so far; None once the answer has begun.
+    top: list[Tensor]  # The most probable next tokens after every token but the last.
+    forced: list[int] = field(default_factory=list)  # The template's tokens that come next, whatever is drawn.
+    num_cached: int = 0  # Tokens that the model has read, those after the text's end included until the row leaves.
     is_done: bool = False
 
     def append(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
@@ -116,17 +108,16 @@ def write_batch(
     number: int = 0,
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
-    """Write one text per message in one batch.
+    """Write one text per message in one batch; `Message()` lets the model write its own.
 
     Args:
         ends: ids that end an answer.
-        messages: the user's messages; `Message()` lets the model write its own.
-        number: of the batch; with `writing.seed` it gives the random generator's seed.
+        number: of the batch, from which its seed follows.
         on_tokens: called with the number of tokens that each pass added.
     """
     generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
     temperatures = cycle(writing.temperatures)
-    texts = [_start(message, turns, next(temperatures), writing.max_length) for message in messages]
+    texts = [_start(message, turns, next(temperatures), writing) for message in messages]
     message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
     rows = list(texts)
     _prefill(scorer, rows)
@@ -144,14 +135,15 @@ def write_batch(
                 is_message = row.num_message is not None
                 row.append(token, candidates, turns, message_ends if is_message else answer_ends, writing)
         rows = _without_done(scorer, rows)
-    return _gather(texts, writing.num_candidates)
+    tokens, lengths = [token for row in texts for token in row.tokens], [len(row.tokens) for row in texts]
+    top = [each for row in texts for each in (*row.top, _unknown(writing))]
+    return Texts(torch.tensor(tokens), torch.tensor(lengths), torch.stack(top))
 
 
 def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token per row, int64 [B], from softmax(logits / temperature); temperature 0 takes the most probable one.
 
-    By the inverse of the cumulative distribution: noise for every token of logits float [B, V] would take a sixth of
-    the time of a pass.
+    By the inverse of the cumulative distribution: a noise for every logit would take a sixth of the time of a pass.
     """
     drawn = logits.argmax(-1)
     is_sampled = temperatures > 0
@@ -161,22 +153,23 @@ def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Te
     return drawn
 
 
-def _start(message: Message, turns: Turns, temperature: float, max_length: int) -> _Row:
+def _start(message: Message, turns: Turns, temperature: float, writing: Writing) -> _Row:
     is_open = message.is_open and bool(turns.reply)
-    tokens = [*turns.opening, *message.tokens, *([] if is_open else turns.reply)]
-    return _Row(tokens[: max_length - 1], temperature, num_message=len(message.tokens) if is_open else None)
+    tokens = [*turns.opening, *message.tokens, *([] if is_open else turns.reply)][: writing.max_length - 1]
+    top = [_unknown(writing)] * (len(tokens) - 1)
+    return _Row(tokens, temperature, num_message=len(message.tokens) if is_open else None, top=top)
+
+
+def _unknown(writing: Writing) -> Tensor:
+    """What stands for the most probable next tokens where the model did not generate the next one."""
+    return torch.full((writing.num_candidates,), -1)
 
 
 def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
-    """Read all tokens but the last of every row, padded on the left."""
-    width = max(len(row.tokens) for row in rows) - 1
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for b, row in enumerate(rows):
+    """Read all tokens but the last of every row."""
+    for row in rows:
         row.num_cached = len(row.tokens) - 1
-        start = width - row.num_cached
-        ids[b, start:], mask[b, start:] = torch.tensor(row.tokens[:-1], dtype=torch.int64), True
-    scorer.prefill(ids.to(scorer.device), mask.to(scorer.device))
+    scorer.prefill(*left_padded([row.tokens[:-1] for row in rows], scorer.device))
 
 
 def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:
@@ -189,14 +182,6 @@ def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:
     if stay:
         scorer.select_rows(stay)
     return [rows[b] for b in stay]
-
-
-def _gather(rows: Sequence[_Row], num_candidates: int) -> Texts:
-    """The texts of all rows; the last token of each has no next token."""
-    unknown = torch.full((num_candidates,), -1)
-    top = [[*[unknown] * (len(row.tokens) - 1 - len(row.top)), *row.top, unknown] for row in rows]
-    tokens, lengths = [token for row in rows for token in row.tokens], [len(row.tokens) for row in rows]
-    return Texts(torch.tensor(tokens), torch.tensor(lengths), torch.stack([each for of_row in top for each in of_row]))
 
 
 def write_texts(
@@ -221,8 +206,8 @@ def write_texts(
         on_tokens: called with the number of tokens that were added, those of existing shards first.
 
     Raises:
-        ConfigError: a number out of range, texts longer than the model's positions, a tokenizer without a chat template
-            or first token, or no end-of-text token.
+        ConfigError: a number out of range, texts longer than the model's positions, or no chat template, first or
+            end-of-text token.
         CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
     check_count("num_tokens", num_tokens)
@@ -259,3 +244,20 @@ def _message(given: Sequence[Sequence[int]], opened: Sequence[Sequence[int]], nu
 def _digest(messages: Sequence[object]) -> str:
     """A hash in place of thousands of messages, as every shard keeps it."""
     return hashlib.sha256(json.dumps(messages).encode()).hexdigest()
+
+
+def warm_up(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    num_tokens: int,
+    folder: str | Path,
+    *,
+    prompts: Sequence[str] = (),
+    writing: Writing | None = None,
+    on_tokens: Callable[[int], object] = lambda _: None,
+) -> WarmStart:
+    """Let a model write text and build a warm start from it; arguments and errors are those of `write_texts`."""
+    writing = writing or Writing()
+    texts = write_texts(model, tokenizer, num_tokens, folder, prompts=prompts, writing=writing, on_tokens=on_tokens)
+    about = {"num_tokens": len(texts.tokens), "num_prompts": len(prompts), "writing": asdict(writing)}
+    return WarmStart.from_texts(texts.tokens.split(texts.lengths.tolist()), texts.top, num_logits(model), about)

@@ -9,10 +9,10 @@ from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSl
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf import TreeScorer
 from treespec.hf.attention.mask import tree_attention_mask
-from treespec.hf.cache import compaction
+from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import check_cache, is_filled, new_cache
-from treespec.hf.cache.compaction import commit_cache
 from treespec.hf.cache.growing import LEAST_SPARE
+from treespec.hf.cache.slot_cache import commit_cache
 from treespec.tree import TokenTree, TreeBatch
 
 TOLERANCE = 1e-4
@@ -72,9 +72,9 @@ def test_integrity_check_sees_wrong_slots():
 def test_forgotten_compaction_is_seen(monkeypatch):
     def cut_only(layers, num_slots, paths):
         for layer in layers:
-            compaction._cut(layer, num_slots + max(len(path) for path in paths))
+            slot_cache._cut(layer, num_slots + max(len(path) for path in paths))
 
-    monkeypatch.setattr(compaction, "keep_paths", cut_only)
+    monkeypatch.setattr(slot_cache, "keep_paths", cut_only)
     model = build("llama")
     assert cache_error(model, *committed(model, 1, False)) > 0.1
 
