@@ -18,6 +18,7 @@ from treespec.sampling import (
     flatten_at_zeros,
     inverse_cdf,
     normalise,
+    race_of_blocks,
 )
 
 ALMOST_ONE = 1 - 2**-53
@@ -144,17 +145,31 @@ def test_draws_without_replacement_have_their_exact_ordered_distribution(k: int)
         assert g_test(biased, exact, NUM_DRAWS) < SIGNIFICANCE
 
 
-def test_draws_from_a_small_support_name_the_right_tokens(monkeypatch) -> None:
-    """Clocks are set for the tokens that any distribution has; rows of other supports beside it change nothing."""
-    monkeypatch.setattr("treespec.sampling.MIN_SPARSE", 0)
-    probs = torch.tensor([[0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0]] * NUM_DRAWS)
-    probs[-1] = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0])
-    tokens, is_drawn = draw_without_replacement(probs, 2, torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_draws_by_blocks_have_their_exact_ordered_distribution(size: int) -> None:
+    """Blocks without mass, with one token of mass and with several; the last is filled up."""
+    weights = [0.0, 0.0, 0.0, 0.4, 0.3, 0.2, 0.0, 0.0, 0.1]
+    probs = torch.tensor(weights).expand(NUM_DRAWS, -1)
+    tokens, speeds = race_of_blocks(probs, 2, size, torch.Generator().manual_seed(0))
+    exact = {outcome: prob for outcome, prob in without_replacement_probs(weights, 2).items() if prob > 0}
+    assert g_test(counted(tokens), exact, NUM_DRAWS) > SIGNIFICANCE
+    # The first arrival has the rate of all tokens together, and the second that of those left, one sum after another.
+    times = 1 / speeds
+    waits = torch.stack([times[:, 0], (times[:, 1] - times[:, 0]) * (1 - torch.tensor(weights)[tokens[:, 0]])])
+    assert all(stats.kstest(wait.numpy(), "expon").pvalue > SIGNIFICANCE for wait in waits)
+
+
+def test_large_vocabularies_are_drawn_from_by_blocks() -> None:
+    probs = torch.zeros(20_000, 1500)
+    probs[:, [3, 700, 701, 1499]] = torch.tensor(DISTRIBUTION)
+    tokens, is_drawn = draw_without_replacement(probs, 3, torch.Generator().manual_seed(0))
     assert bool(is_drawn.all())
-    assert set(tokens[-1].tolist()) == {2, 5}
-    exact = without_replacement_probs([0.0, 0.4, 0.0, 0.3, 0.2, 0.1, 0.0], 2)
-    exact = {outcome: prob for outcome, prob in exact.items() if prob > 0}
-    assert g_test(counted(tokens[:-1]), exact, NUM_DRAWS - 1) > SIGNIFICANCE
+    names = {3: 0, 700: 1, 701: 2, 1499: 3}
+    outcomes = {tuple(names[token] for token in outcome): count for outcome, count in counted(tokens).items()}
+    assert g_test(outcomes, without_replacement_probs(DISTRIBUTION, 3), 20_000) > SIGNIFICANCE
+    tokens, is_drawn = draw_without_replacement(probs[:5], 6, torch.Generator().manual_seed(0))
+    assert is_drawn.sum(-1).tolist() == [4] * 5
+    assert all(len(set(row)) == 6 for row in tokens.tolist())
 
 
 @pytest.mark.parametrize("k", [1, 2])
