@@ -1,7 +1,7 @@
 """What the scorers need to know of a model, read once into `ModelFacts`; and evaluation mode for the time of a pass."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ class ModelFacts:
         device: where token ids are expected; logits come back there too.
         num_logits, max_positions: see `num_logits`, `position_table_size`.
         arguments: the names of the arguments of its `forward`.
+        adapters: see `active_adapters`.
     """
 
     model: PreTrainedModel
@@ -34,6 +35,7 @@ class ModelFacts:
     num_logits: int
     max_positions: int | None
     arguments: frozenset[str]
+    adapters: Hashable = None
 
     @property
     def name(self) -> str:
@@ -58,16 +60,19 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
         return model
     check_model(model)
     plain: Any = getattr(model, "_orig_mod", model)
+    if hasattr(plain, "peft_config") and hasattr(plain, "get_base_model"):
+        plain = plain.get_base_model()  # Its layers have the adapters; the wrapper's forward hides its arguments.
     try:
         return ModelFacts(
             model=plain,
-            forward=model,
+            forward=model if hasattr(model, "_orig_mod") else plain,
             config=plain.config.get_text_config(),
             device=input_device(plain),
             dtype=plain.dtype,
             num_logits=num_logits(plain),
             max_positions=position_table_size(plain),
             arguments=frozenset(inspect.signature(plain.forward).parameters),
+            adapters=active_adapters(plain),
         )
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
@@ -100,6 +105,24 @@ def check_model(model: object) -> None:
                     "put vectors before the text that tree passes would leave out; adapters inside the layers, such "
                     "as LoRA, work"
                 )
+
+
+def active_adapters(model: torch.nn.Module) -> Hashable:
+    """Which adapters inside the layers (PEFT's) the passes run with; None where there are none.
+
+    Raises:
+        UnsupportedModelError: other adapters for every row of the batch, or for some of a row's tokens.
+    """
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
+    for layer in layers:
+        given = [getattr(hook, "keywords", {}) for hook in layer._forward_pre_hooks.values()]
+        if any(keywords.keys() & {"adapter_names", "alora_offsets"} for keywords in given):
+            raise UnsupportedModelError(
+                "adapter_names and activated LoRA give the rows or tokens of a batch different adapters, which trees "
+                "would mix up: choose one adapter per call with set_adapter"
+            )
+    states = {(*layer.active_adapters, None, *layer.merged_adapters, layer.disable_adapters) for layer in layers}
+    return frozenset(states) or None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.hf.generation.adapters import LearnedByAdapters
 from treespec.hf.generation.decode import Options, Output, Prepared, decode
 from treespec.hf.generation.validate import (
     Inputs,
@@ -79,7 +80,7 @@ class TreeSpeculation:
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
-        self._is_running = False
+        self._is_running, self._learned = False, LearnedByAdapters()
 
     @property
     def drafter(self) -> Any:
@@ -111,6 +112,7 @@ class TreeSpeculation:
         self._is_running = True
         try:
             check_mode(model, input_ids, generation_config, model_kwargs)
+            options = self._learned.options_for(model, options)
             input_ids = input_ids.long()
             mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
             prompt = prompt_inputs(model, input_ids, model_kwargs)

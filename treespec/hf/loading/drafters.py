@@ -28,10 +28,10 @@ MAX_SHAPES = 64
 
 def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
     """A drafter from a drafter, a model, or a list of them, merged into one tree; `ConfigError` for anything else."""
-    if isinstance(drafter, PreTrainedModel):
-        return DraftModel(make_scorer(drafter))
     if isinstance(drafter, Drafter) and not isinstance(drafter, type):
         return drafter
+    if isinstance(drafter, torch.nn.Module) and hasattr(drafter, "config"):  # Wrappers too: adapted, compiled.
+        return DraftModel(make_scorer(drafter))
     if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
         parts = [as_drafter(part) for part in drafter]
         return parts[0] if len(parts) == 1 else Merge(parts)

@@ -1,7 +1,7 @@
 """What a model can verify in one pass, found from its configuration, its cache layers and passes over a few tokens."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -35,7 +35,7 @@ class Detection(NamedTuple):
     """The prompt's tokens attend each other in both directions (PaliGemma), as a passage of its own."""
 
 
-_detected: WeakKeyDictionary[PreTrainedModel, Detection] = WeakKeyDictionary()
+_detected: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Detection]] = WeakKeyDictionary()
 _said: set[tuple[str, str]] = set()
 
 
@@ -47,16 +47,17 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     causal, or one that does not keep its state in a transformers cache.
     """
     facts = model_facts(model)
-    if facts.model not in _detected:
+    known = _detected.setdefault(facts.model, {})
+    if facts.adapters not in known:
         try:
             with undisturbed(facts):
-                _detected[facts.model] = _probe(facts)
+                known[facts.adapters] = _probe(facts)
         except (TreespecError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
             raise UnsupportedModelError(failure) from error
-    return _detected[facts.model]
+    return known[facts.adapters]
 
 
 def keeps_states(model: PreTrainedModel) -> bool:

@@ -49,9 +49,9 @@ _results: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Detection]] =
 def check_once(
     facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False, exit_layer: int | None = None
 ) -> Detection:
-    """`self_check`, kept per model, dtype, attention, kind of cache and early exit."""
+    """`self_check`, kept per model, dtype, attention, adapters, kind of cache and early exit."""
     known = _results.setdefault(facts.model, {})
-    key = (facts.dtype, plain_implementation(facts.config), is_static, exit_layer)
+    key = (facts.dtype, plain_implementation(facts.config), facts.adapters, is_static, exit_layer)
     if key not in known:
         known[key] = self_check(facts, candidates, is_static)
     return known[key]

@@ -1,0 +1,71 @@
+"""What drafters and policies learn with one adapter of the target is kept apart from what they learn with another."""
+
+import io
+import pickle
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from treespec.hf.generation.decode import Options
+from treespec.hf.introspect import active_adapters
+from treespec.hf.models.base import ModelScorer
+from treespec.protocols import Session
+
+
+class LearnedByAdapters:
+    """The drafter and the policy for every set of active adapters.
+
+    The first set has the caller's own; each further one begins with a copy of what these have learned so far. What
+    cannot be copied serves all adapters: drafts differ then in how good they are, the output does not.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Any, Any]] = {}
+
+    def options_for(self, model: PreTrainedModel, options: Options) -> Options:
+        """The options with what has learned with the model's active adapters."""
+        own = (options.drafter, options.policy)
+        key = (id(options.drafter), id(options.policy))
+        first = self._known.setdefault(key, (active_adapters(model), own))[0]
+        adapters = active_adapters(model)
+        if adapters == first:
+            return options
+        if (*key, adapters) not in self._known:
+            self._known[*key, adapters] = _copy(own)
+        drafter, policy = self._known[*key, adapters]
+        return replace(options, drafter=drafter, policy=policy)
+
+
+def _copy(parts: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A copy that shares models and what belongs to one call; the same objects where there is no way to copy them."""
+    stream, shared = io.BytesIO(), []
+    try:
+        _Pickler(stream, shared).dump(parts)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return parts
+    stream.seek(0)
+    return _Unpickler(stream, shared).load()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(stream)
+        self._shared = shared
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, (torch.nn.Module, ModelScorer, Session, torch.Generator)) or isinstance(obj, type):
+            return None
+        self._shared.append(obj)
+        return len(self._shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(stream)
+        self._shared = shared
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._shared[pid]
