@@ -17,7 +17,7 @@ from treespec.hf import (
     shipped_head,
     tree_attention_mask,
 )
-from treespec.policies import BestFirst, Chain, KAry, Paths, Sequoia
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import verify
 
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BestFirst",
     "Chain",
+    "Control",
     "DraftModel",
     "Eagle3",
     "KAry",

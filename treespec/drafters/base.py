@@ -7,14 +7,19 @@ from jaxtyping import Int
 from torch import Tensor
 
 from treespec.errors import ConfigError
+from treespec.policies import Control
 from treespec.protocols import History, Session, TreePolicy
 from treespec.tree import ROOT_PARENT, TreeBatch
 
 
 class SessionSource:
-    """The properties of a `DraftSource` that come from the call's session."""
+    """The properties of a `DraftSource` that come from the call's session, and the policy of the step."""
 
     _session: Session
+
+    @property
+    def _policy(self) -> TreePolicy:
+        return policy_of_call(self._session)
 
     @property
     def root_tokens(self) -> Int[Tensor, "B"]:
@@ -30,10 +35,14 @@ class SessionSource:
 
 
 def policy_of_call(session: Session) -> TreePolicy:
-    """Raises: ConfigError, unless the call has a tree policy."""
+    """The policy of the call, of a `Control` the one that it chose for this step.
+
+    Raises:
+        ConfigError: the call has no tree policy.
+    """
     if session.policy is None:
         raise ConfigError("no tree policy: give one to the call, for example tree=16")
-    return session.policy
+    return session.policy.current if isinstance(session.policy, Control) else session.policy
 
 
 def depth_room(history: History, max_length: int | None) -> int:

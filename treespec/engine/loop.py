@@ -12,12 +12,14 @@ from treespec.engine.request import Request, Result, Streams
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies.control import Call, Control
 from treespec.policies.truncated import as_chain
 from treespec.protocols import (
     Capability,
     CausalScorer,
     Drafter,
     FeatureDrafter,
+    HiddenStates,
     History,
     LearningPolicy,
     Session,
@@ -43,7 +45,7 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     run = _Run(target, drafter, request)
     with run.stats.timed("prefill"):
         states = target.prefill(request.prompt_ids[:, :-1], request.prompt_mask[:, :-1])
-        drafter.start(replace(run.session, prompt_states=states))
+        run.start(states)
     while run.rows:
         before = dict(run.stats.seconds)
         with run.stats.timed("draft"):
@@ -77,6 +79,11 @@ def hidden_layers(drafter: Drafter) -> tuple[int, ...]:
     return drafter.hidden_layers if isinstance(drafter, FeatureDrafter) else ()
 
 
+def num_weights(part: object) -> int:
+    """The weights that a pass of a drafter or scorer reads, 0 where it does not say."""
+    return getattr(part, "num_weights", 0)
+
+
 class _Run:
     """The state of one call."""
 
@@ -87,7 +94,7 @@ class _Run:
         self.stats, self.records = SpeculationStats(), []
         self.rows = list(range(request.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
-        is_chain_only = target.capability == Capability.CHAIN
+        self.is_chain_only = target.capability == Capability.CHAIN
         self.session = Session(
             history=self.history,
             is_sampling=request.is_sampling,
@@ -96,16 +103,40 @@ class _Run:
             device=target.device,
             vocab_size=target.vocab_size,
             row_ids=self.rows,
-            policy=as_chain(request.policy) if is_chain_only and request.policy is not None else request.policy,
+            policy=as_chain(request.policy) if self.is_chain_only and request.policy else request.policy,
             target=target,
         )
+        self.control = self.session.policy if isinstance(self.session.policy, Control) else None
+
+    def start(self, states: HiddenStates) -> None:
+        """Begin the drafter's call, and the control's."""
+        self.drafter.start(replace(self.session, prompt_states=states))
+        if self.control is not None:
+            self.control.begin(
+                Call(
+                    drafter=self.drafter,
+                    draft_share=num_weights(self.drafter) / max(num_weights(self.target), 1),
+                    pass_ms=self.request.pass_ms,
+                    is_sampling=self.request.is_sampling,
+                    is_chain_only=self.is_chain_only,
+                    is_on_host=self.target.device.type == "cpu",
+                    is_repeatable=self.request.is_sampling and self.request.seed is not None,
+                )
+            )
 
     def draft(self) -> TreeBatch:
         """Trees no deeper than each row has room for: a path of depth d emits d + 1 tokens."""
         room = [self._room(b) - 1 for b in range(len(self.rows))]
-        if self.target.capability == Capability.PLAIN or max(room) < 1:
+        is_drafting = self.target.capability != Capability.PLAIN and max(room) >= 1
+        if self.control is not None:
+            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), is_drafting)
+        if not is_drafting:
             roots = self.history.last_tokens.unsqueeze(1)
             return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
+        trees = self._propose(room)
+        return trees if self.control is None else self.control.trim(trees)
+
+    def _propose(self, room: Sequence[int]) -> TreeBatch:
         trees = self.drafter.propose(max(room))
         self._check(trees)
         if trees.max_nodes > 1 + min(room):
@@ -172,9 +203,13 @@ class _Run:
         self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]
     ) -> None:
         self.stats.record(trees.trees, verdicts, emitted)
+        seconds = {phase: total - before[phase] for phase, total in self.stats.seconds.items()}
+        choice = None if self.control is None else self.control.choice
+        if self.control is not None and choice is not None:
+            self.stats.choices[choice.name] += 1
+            self.control.measure(trees, 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"]))
         if self.request.has_records:
-            seconds = {phase: total - before[phase] for phase, total in self.stats.seconds.items()}
-            self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds))
+            self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds, choice))
 
     def leave(self, finished: Sequence[bool]) -> None:
         """Drop the rows that have finished."""

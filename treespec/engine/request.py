@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -62,6 +62,7 @@ class Request:
         on_tokens: called with (row, tokens) as soon as tokens are final.
         on_target_probs: called with (row, target_probs, index of the row in `target_probs`, path) before a row's
             tokens are final.
+        pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
         has_records: keep one `StepRecord` per step.
     """
 
@@ -75,6 +76,7 @@ class Request:
     seed: int | None = None
     on_tokens: Callable[[int, list[int]], None] | None = None
     on_target_probs: Callable[[int, TargetProbs, int, tuple[int, ...]], None] | None = None
+    pass_ms: Mapping[int, float] | None = None
     has_records: bool = False
 
 

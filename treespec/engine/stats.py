@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
+from treespec.policies.control import Choice
 from treespec.tree import TokenTree, Verdict
 
 Key = TypeVar("Key", int, tuple[int, int])
@@ -18,13 +19,17 @@ PHASES = ("prefill", "draft", "target", "verify", "commit")
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One verified step, on the host: `rows` are the caller's batch rows, `seconds` the step's time by phase."""
+    """One verified step, on the host: `rows` are the caller's batch rows, `seconds` the step's time by phase.
+
+    `choice`: what `tree="auto"` chose and why, None with another policy.
+    """
 
     rows: list[int]
     trees: list[TokenTree]
     verdicts: list[Verdict]
     emitted: list[list[int]]
     seconds: dict[str, float]
+    choice: Choice | None = None
 
 
 @dataclass
@@ -54,6 +59,8 @@ class SpeculationStats:
     """How many drafts had a child of this (depth, rank) below an accepted node, whether or not a rule came to it."""
     num_accepted_at_depth_and_rank: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many drafts accepted a node of this (depth, rank)."""
+    choices: Counter[str] = field(default_factory=Counter)
+    """Steps by what `tree="auto"` chose: "plain", "chain of 4", "tree of 16", ..."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """Wall-clock seconds by phase, see `PHASES`. On accelerators a phase ends when its work is queued, and the wait
     falls to the phase that reads a result ("verify")."""
@@ -94,6 +101,16 @@ class SpeculationStats:
         for depth, rank in shares:
             num_ranks[depth] = max(num_ranks[depth], rank + 1)
         return [[shares.get((depth, rank), 0.0) for rank in range(num_ranks[depth])] for depth in sorted(num_ranks)]
+
+    @property
+    def summary(self) -> str:
+        """One line: tokens, passes, acceptance, milliseconds by phase, and what was chosen how often."""
+        times = ", ".join(f"{phase} {1e3 * seconds:.0f}" for phase, seconds in self.seconds.items())
+        chosen = ", ".join(f"{name} {count}x" for name, count in self.choices.most_common())
+        return (
+            f"{self.num_emitted_tokens} tokens in {self.num_target_passes} passes, "
+            f"acceptance length {self.mean_acceptance_length:.2f}; ms: {times}" + (f"; {chosen}" if chosen else "")
+        )
 
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
         """Count one target pass over `trees` and its verdicts."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from treespec.checks import is_policy
+from treespec.checks import AUTO, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst, SpecExec
 from treespec.policies.chain import AdaptiveChain, Chain, LowConfidence, StopRule
+from treespec.policies.control import Control
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree
 from treespec.policies.paths import KAry, Paths
@@ -16,18 +17,21 @@ from treespec.protocols import TreePolicy
 
 
 def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePolicy:
-    """The policy that `tree` stands for: itself, a list of rank paths or its literal, or a node budget, root included.
+    """The policy that `tree` stands for: itself, "auto", a list of rank paths or its literal, or a node budget.
 
     Raises ConfigError: none of these. InvalidTreeError: not a list of rank paths.
     """
     if isinstance(tree, int) and not isinstance(tree, bool):
         return BestFirst(tree)
+    if tree == AUTO:
+        return Control()
     if isinstance(tree, (str, list, tuple)):
         return Paths(tree)
     if is_policy(tree):
         return tree  # pyright: ignore[reportReturnType]
     raise ConfigError(
-        f"tree must be a tree policy, a list of rank paths such as [(0,), (1,), (0, 0)], or a node budget, got {tree!r}"
+        f"tree must be 'auto', a tree policy, a list of rank paths such as [(0,), (1,), (0, 0)], or a node budget, got "
+        f"{tree!r}"
     )
 
 
@@ -35,6 +39,7 @@ __all__ = [
     "AdaptiveChain",
     "BestFirst",
     "Chain",
+    "Control",
     "KAry",
     "LowConfidence",
     "Paths",

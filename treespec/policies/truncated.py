@@ -6,6 +6,7 @@ The truncated distribution is also what is stored with them, so every lossless r
 from treespec.checks import check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain
+from treespec.policies.control import Control
 from treespec.protocols import DraftSource, Frontier, LearningPolicy, Proposal, TreePolicy, VerifiedStep
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
@@ -42,7 +43,9 @@ class Truncated:
 
 
 def shape_of(policy: TreePolicy | None) -> TreePolicy | None:
-    """The policy that shapes the trees: of a truncated one, the one inside."""
+    """The policy that shapes the trees: of a truncated one the one inside, of a `Control` the one of this step."""
+    if isinstance(policy, Control):
+        return policy.current
     return shape_of(policy.policy) if isinstance(policy, Truncated) else policy
 
 
@@ -52,10 +55,13 @@ def is_chain(policy: TreePolicy | None) -> bool:
 
 
 def as_chain(policy: TreePolicy) -> TreePolicy:
-    """The policy for a model that runs chains only: itself if it drafts chains, else a short chain, truncated alike."""
+    """The policy for a model that runs chains only: itself if it drafts chains, else a short chain, truncated alike.
+
+    A `Control` stays, see `Call.is_chain_only`.
+    """
     if isinstance(policy, Truncated):
         return Truncated(as_chain(policy.policy), policy.num_tokens)
-    return policy if isinstance(policy, Chain) else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
+    return policy if isinstance(policy, (Chain, Control)) else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
 
 
 class _TruncatedSource:

@@ -241,7 +241,7 @@ def test_draft_model_needs_the_targets_vocabulary():
 @pytest.mark.parametrize("make", [TokenRecycling, SuffixLookup, lambda: DraftModel(ToyScorer(TableLM(VOCAB)))])
 def test_drafters_need_a_policy_and_their_own_goes_first(make):
     with pytest.raises(ConfigError, match="no tree policy"):
-        Loop(make(), [[1]])
+        Loop(make(), [[1]]).propose()
     drafter = make()
     assert isinstance(drafter, Drafter)
     Loop(drafter, [[1, 1, 1]], Chain(2)).propose()

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, policy_of_call
+from treespec.drafters.base import SessionSource
 from treespec.drafters.heads.proposals import head_proposal, needs_full_probs
 from treespec.drafters.heads.unread_features import UnreadFeatures
 from treespec.errors import ConfigError, VocabularyMismatchError
@@ -46,6 +46,11 @@ class HeadDrafter(SessionSource, Generic[Head]):
         self.hidden_layers = _check_layers(hidden_layers, head.config.num_features)
         self._max_length = None if max_length is None else check_count("max_length", max_length)
 
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass reads."""
+        return sum(weight.numel() for weight in self.head.parameters())
+
     def start(self, session: Session) -> None:
         """Keep the prompt's states, which the head reads in the first step.
 
@@ -58,9 +63,6 @@ class HeadDrafter(SessionSource, Generic[Head]):
                 f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
             )
         self._session = session
-        self._policy = policy_of_call(session)
-        # The best candidates are enough where nothing is sampled.
-        self._num_candidates = None if needs_full_probs(session, self._policy) else self._policy.max_nodes - 1
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
         self._unread = UnreadFeatures(session, self.hidden_layers)
         self._forget_tree()
@@ -75,6 +77,12 @@ class HeadDrafter(SessionSource, Generic[Head]):
         """Keep only these rows, in this order."""
         self._keys.select_rows(rows)
         self._unread.select_rows(rows)
+
+    @property
+    def _num_candidates(self) -> int | None:
+        """The best candidates are enough where nothing is sampled."""
+        policy = self._policy
+        return None if needs_full_probs(self._session, policy) else policy.max_nodes - 1
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
         return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)

@@ -14,14 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import AUTO
-from treespec.drafters.base import SessionSource, policy_of_call, single_nodes
+from treespec.drafters.base import SessionSource, single_nodes
 from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.files.medusa import load_heads
 from treespec.heads.modules.medusa import MedusaHeads
 from treespec.policies import BestFirst
-from treespec.protocols import Frontier, HiddenStates, Proposal, Session, TreePolicy, VerifiedStep
+from treespec.protocols import Frontier, HiddenStates, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
 
 LAST = -1
@@ -66,7 +66,6 @@ class Medusa(SessionSource):
                 f"the Medusa heads score {least} tokens, the target {session.vocab_size}: they belong to another model"
             )
         self._session = session
-        self._policy: TreePolicy = policy_of_call(session)
         self._features = self._prompt_features(session.prompt_states)
 
     def propose(self, max_depth: int) -> TreeBatch:
@@ -76,9 +75,10 @@ class Medusa(SessionSource):
         self._logits: list[Tensor] = []
         self._probs: list[Tensor] = []
         depth = min(max_depth, self._heads.num_heads)
-        if can_use_heap(self._policy) and self._selects_on_host(self._policy):
-            return self._grow_on_host(self._policy, depth)
-        return self._policy.grow(self, depth)
+        policy = self._policy
+        if can_use_heap(policy) and self._selects_on_host(policy):
+            return self._grow_on_host(policy, depth)
+        return policy.grow(self, depth)
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""

@@ -1,6 +1,7 @@
 """Hidden states of committed tokens that a draft head has not read yet: L J is the width of all layers it reads."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ class UnreadFeatures:
     def take(self) -> list[Pairs]:
         """All pairs that were not taken yet, in order, in parts of at most `MAX_COLUMNS` columns."""
         parts = []
-        for pairs in self._unread:
+        for pairs in self._unread if len(self._unread) < 2 else [_joined(self._unread)]:
             for start in range(0, pairs.tokens.shape[1], MAX_COLUMNS):
                 columns = slice(start, start + MAX_COLUMNS)
                 counts = [min(max(count - start, 0), MAX_COLUMNS) for count in pairs.counts]
@@ -82,6 +83,18 @@ class UnreadFeatures:
 
     def _join_layers(self, states: HiddenStates) -> Float[Tensor, "B N LJ"]:
         return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
+
+
+def _joined(parts: Sequence[Pairs]) -> Pairs:
+    """The pairs of several steps as one: after steps without a draft one pass reads them all."""
+    starts = [0, *accumulate(part.tokens.shape[1] for part in parts)]
+    rows = zip(*(part.counts for part in parts), strict=True)
+    columns = [[s + i for s, n in zip(starts, counts, strict=False) for i in range(n)] for counts in rows]
+    counts = list(map(len, columns))
+    padded = [[*row, *[0] * (max(counts) - len(row))] for row in columns]
+    index = torch.tensor(padded).to(parts[0].tokens.device, non_blocking=True)
+    states, tokens = torch.cat([part.states for part in parts], 1), torch.cat([part.tokens for part in parts], 1)
+    return Pairs(take_columns(states, index), tokens.gather(1, index), counts)
 
 
 def take_columns(states: Float[Tensor, "B N H"], index: Int[Tensor, "B M"]) -> Float[Tensor, "B M H"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
-from treespec.drafters.base import SessionSource, policy_of_call
+from treespec.drafters.base import SessionSource
 from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
 from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table, pack_table, unpack_table
 from treespec.errors import ConfigError, VocabularyMismatchError
@@ -48,7 +48,7 @@ class TokenRecycling(SessionSource):
 
     def start(self, session: Session) -> None:
         """Begin a call. Raises VocabularyMismatchError: the table was made for a vocabulary of another size."""
-        self._session, self._policy = session, policy_of_call(session)
+        self._session = session
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
             self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)

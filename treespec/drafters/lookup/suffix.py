@@ -78,7 +78,7 @@ class SuffixLookup:
 
     def start(self, session: Session) -> None:
         """Begin a call. Raises VocabularyMismatchError: the store holds ids beyond the vocabulary."""
-        self._session, self._policy = session, policy_of_call(session)
+        self._session = session
         history = session.history
         self._rows = [SuffixText(history.tokens(b).tolist()) for b in range(history.num_rows)]
         if self.store is None:
@@ -94,7 +94,7 @@ class SuffixLookup:
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees of what followed earlier occurrences of each row's ending; only the root where there are none."""
-        policy, device = self._policy, self._session.device
+        policy, device = policy_of_call(self._session), self._session.device
         depth, budget = min(max_depth, policy.max_nodes - 1), policy.max_nodes - 1
         if depth < 1:
             return single_nodes(self._session.history.last_tokens)

@@ -62,10 +62,14 @@ class Merge:
             raise ConfigError(f"one target has one early exit, the drafters want {sorted(map(str, exits))}")
         return next(iter(exits), None)
 
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass of all parts reads."""
+        return sum(getattr(part, "num_weights", 0) for part in self._drafters)
+
     def start(self, session: Session) -> None:
         """Start every part as if the call did not sample; what was learned stays."""
         self._session = session
-        self._num_nodes = self._own_num_nodes or policy_of_call(session).max_nodes
         self._proposed: list[UnionTree] = []
         for drafter in self._drafters:
             drafter.start(replace(session, is_sampling=False))
@@ -92,7 +96,8 @@ class Merge:
     def _prune(self, union: "UnionTree") -> HostTree:
         values = union.values(self.pool)
         keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
-        return union.subtree(keep(values, self._num_nodes), values)
+        num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
+        return union.subtree(keep(values, num_nodes), values)
 
 
 def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:

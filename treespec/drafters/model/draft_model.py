@@ -48,6 +48,11 @@ class DraftModel(SessionSource):
         self._max_length = scorer.max_positions if max_length is None else check_count("max_length", max_length)
         self._has_warned = False
 
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass reads, 0 if the scorer does not say."""
+        return getattr(self._scorer, "num_weights", 0)
+
     def start(self, session: Session) -> None:
         """Read the prompt except for its last token, which is the first root.
 
@@ -56,7 +61,7 @@ class DraftModel(SessionSource):
         """
         self._session = session
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)
-        self._policy = self._servable(policy_of_call(session))
+        self._servable(policy_of_call(session))
         self._pending: PendingNodes | None = None
         self._root_logits: list[Tensor | None] = [None] * session.history.num_rows
         self._num_cached = [0] * session.history.num_rows
@@ -72,7 +77,7 @@ class DraftModel(SessionSource):
         depth = 0 if self._is_full else min(max_depth, depth_room(self._text.history, self._max_length))
         try:
             if depth > 0:
-                return self._policy.grow(self, depth)
+                return self._servable(self._policy).grow(self, depth)
         except ContextFullError:
             self._is_full = True
         return single_nodes(self.root_tokens)

@@ -6,7 +6,7 @@ Self-speculative decoding in the form of LayerSkip (Elhoushi et al. 2024), for t
 from collections.abc import Sequence
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, depth_room, policy_of_call, single_nodes
+from treespec.drafters.base import SessionSource, depth_room, single_nodes
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import ConfigError
 from treespec.protocols import EarlyExitScorer, Frontier, Proposal, Session, VerifiedStep
@@ -29,6 +29,11 @@ class EarlyExit(SessionSource):
     def __init__(self, num_layers: int) -> None:
         self.exit_layer = check_count("num_layers", num_layers)
 
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass reads, once a call has begun; 0 if the scorer does not say."""
+        return getattr(self._target, "num_draft_weights", 0)
+
     def start(self, session: Session) -> None:
         """Raises: ConfigError, unless the target's scorer has an exit at this layer."""
         target = session.target
@@ -38,7 +43,6 @@ class EarlyExit(SessionSource):
                 f"make_exit_scorer(model, {self.exit_layer})"
             )
         self._target, self._session = target, session
-        self._policy = policy_of_call(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""

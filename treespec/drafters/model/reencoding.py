@@ -64,9 +64,14 @@ class ReEncoding:
         self._translate = Translator(target, draft, special)
         self._special_of = {own: token for token, own in enumerate(special.tolist()) if own != NOT_SHARED}
 
+    @property
+    def num_weights(self) -> int:
+        """See `DraftModel`."""
+        return self._inner.num_weights
+
     def start(self, session: Session) -> None:
         """Read the prompt in the draft's tokens."""
-        self._session, self._policy = session, policy_of_call(session)
+        self._session = session
         history = session.history
         prompts = [history.tokens(b).tolist() for b in range(history.num_rows)]
         self._tails = [tokens[-self._lookback :] for tokens in prompts]
@@ -84,8 +89,9 @@ class ReEncoding:
         assert self._trees.values is not None
         rows = zip(self._trees.trees, self._trees.values.tolist(), self._tails, strict=True)
         paths = [self._encode(tree, values, tail, max_depth) for tree, values, tail in rows]
+        num_nodes = policy_of_call(self._session).max_nodes
         roots = zip(self._tails, paths, strict=True)
-        trees = [tree_of_paths(tail[-1], found, self._policy.max_nodes) for tail, found in roots]
+        trees = [tree_of_paths(tail[-1], found, num_nodes) for tail, found in roots]
         return stack_trees(trees, self._session.device)
 
     def update(self, step: VerifiedStep) -> None:

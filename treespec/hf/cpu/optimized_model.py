@@ -166,7 +166,7 @@ def _plan(
         return KernelPlan(known.choices, known.times_ms, missing)
     times = measure(modules, kernels)
     choices = choose(times)
-    _write(path, {"facts": facts, "choices": choices, "times_ms": times})
+    write_json(path, {"facts": facts, "choices": choices, "times_ms": times})
     return KernelPlan(choices, times, missing)
 
 
@@ -264,7 +264,8 @@ def _read(path: Path, facts: dict[str, Any], kernels: Mapping[str, Kernel]) -> K
     return None
 
 
-def _write(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a measurement, whole or not at all; warns where it cannot be kept."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -275,6 +276,10 @@ def _write(path: Path, data: dict[str, Any]) -> None:
         warnings.warn(message, TreespecWarning, stacklevel=5)
 
 
+def cache_folder() -> Path:
+    """Where measurements of this machine are kept: `$XDG_CACHE_HOME/treespec` or `~/.cache/treespec`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treespec"
+
+
 def _folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "treespec" / "optimize"
+    return cache_folder() / "optimize"

@@ -1,6 +1,6 @@
 """One call of `generate`, from what transformers has prepared to the returned sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,9 @@ from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
+from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
+from treespec.policies import Control
 from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
 
 Output = Tensor | GenerateDecoderOnlyOutput
@@ -114,6 +116,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         seed=options.seed,
         on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
         on_target_probs=scores if scores.kept else None,
+        pass_ms=_pass_ms(call, options.policy),
         has_records=options.record_steps,
     )
     try:
@@ -130,6 +133,11 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     limit = None if end is None else end - call.input_ids.shape[1]
     emitted = [tokens[:limit] for tokens in result.tokens]
     return _output(call, emitted, scores, _final_cache(call, target)), result
+
+
+def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
+    """What a control predicts from: the times that it was given, else those of the model on this machine."""
+    return pass_times(call.model) if isinstance(policy, Control) and policy.pass_ms is None else None
 
 
 def _make_target(call: Prepared, options: Options) -> AnyScorer:

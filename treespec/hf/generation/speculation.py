@@ -39,7 +39,8 @@ class TreeSpeculation:
 
     Args:
         drafter: a `Drafter`, a causal language model with the target's vocabulary, or a list of them to be merged.
-        tree: a `TreePolicy`, a list of rank paths (or its literal), or a node budget, root included.
+        tree: "auto" chooses at every step what is predicted to be fastest, see `Control`; else a `TreePolicy`, a list
+            of rank paths (or its literal), or a node budget, root included.
         verification: "auto" (target walk for selected children, otherwise traversal), a rule's name, or a rule.
         tokenizer: for `stop_strings`, and for prompts given to `treespec.generate` as strings.
         streamer: gets the prompt, every accepted chunk int64 [1, k] and `end()`; batch size one.
@@ -60,7 +61,7 @@ class TreeSpeculation:
         self,
         drafter: AnyDrafter | Sequence[AnyDrafter],
         *,
-        tree: TreePolicy | str | Sequence[Sequence[int]] | int = 16,
+        tree: TreePolicy | str | Sequence[Sequence[int]] | int = "auto",
         verification: str | VerificationRule = "auto",
         tokenizer: Any = None,
         streamer: BaseStreamer | None = None,

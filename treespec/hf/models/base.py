@@ -22,6 +22,11 @@ class ModelScorer:
         self.capability, self.hidden_layers = capability, tuple(hidden_layers)
         self.vocab_size, self.device = self.facts.num_logits, self.facts.device
 
+    @property
+    def num_weights(self) -> int:
+        """Of the whole model: what a pass reads."""
+        return sum(weight.numel() for weight in self.facts.model.parameters())
+
     def _run(
         self,
         forward: Callable[..., Any],

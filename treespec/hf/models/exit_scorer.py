@@ -58,6 +58,11 @@ class ExitScorer(TreeScorer):
         self._late = _LatePart(self.facts, self._layers, hidden_layers)
         self._early_nodes: list[list[int]] = []
 
+    @property
+    def num_draft_weights(self) -> int:
+        """The share of `num_weights` that a draft pass reads."""
+        return self.num_weights * self.exit_layer // self._layers.num_layers
+
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         states = super().prefill(ids, mask)
         cache, slots, lengths = self._state.cache, self._state.slots, self._state.lengths

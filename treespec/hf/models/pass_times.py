@@ -1,0 +1,134 @@
+"""How long a model's passes take by number of nodes: measured once per model and machine, for `treespec.Control`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from treespec.errors import TreespecError, TreespecWarning
+from treespec.hf.cpu.native import processor
+from treespec.hf.cpu.optimized_model import cache_folder, write_json
+from treespec.hf.introspect import ModelFacts, model_facts
+from treespec.hf.models.make_scorer import AnyScorer, make_scorer
+from treespec.protocols import Capability
+
+FORMAT = 1
+NUM_NODES = (1, 16, 4, 32, 8, 64, 2, 128)
+"""In the order in which they are measured, as far as `MOST_SECONDS` reach."""
+NUM_CACHED = 32
+NUM_ROUNDS = 3
+MOST_SECONDS = 3.0
+
+_known: WeakKeyDictionary[nn.Module, dict[str, dict[int, float]]] = WeakKeyDictionary()
+
+
+def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> dict[int, float] | None:
+    """Milliseconds of a pass of one row over a tree of n nodes, by n; None for a model that scores single tokens only.
+
+    The first call for a model on a machine measures for at most some `MOST_SECONDS`; the result is kept in
+    `$XDG_CACHE_HOME/treespec/passes` (or `~/.cache/...`), keyed by the modules' kinds and shapes (kernels of
+    `treespec.optimize` included), dtype, threads, processor and PyTorch's version.
+
+    Args:
+        model: on any device.
+        is_remeasured: measure again what is known already, for instance because the machine was busy then.
+    """
+    facts = model_facts(model)
+    key = _key(facts)
+    known = _known.setdefault(facts.model, {})
+    if key in known and not is_remeasured:
+        return known[key] or None
+    path = cache_folder() / "passes" / f"{key}.json"
+    found = None if is_remeasured else _read(path)
+    if found is None:
+        found = measure(facts)
+        if found:
+            write_json(path, {"format": FORMAT, "model": facts.name, "pass_ms": found})
+    known[key] = found
+    return found or None
+
+
+@torch.no_grad()
+def measure(facts: ModelFacts) -> dict[int, float]:
+    """Milliseconds by number of nodes, the best of some rounds; nothing for a model that scores single tokens only."""
+    scorer = make_scorer(facts)
+    room = NUM_CACHED if scorer.max_positions is None else min(NUM_CACHED, scorer.max_positions // 2)
+    if scorer.capability == Capability.PLAIN or room < 1:
+        return {}
+    scorer.prefill(torch.ones(1, room, dtype=torch.int64, device=scorer.device), torch.ones(1, room, dtype=torch.bool))
+    times: dict[int, float] = {}
+    start = time.perf_counter()
+    for count in NUM_NODES:
+        try:
+            rounds = [_time_pass(scorer, count) for _ in range(NUM_ROUNDS + 1)]  # The first one warms up.
+        except TreespecError:
+            break  # The model has no positions for so deep a chain.
+        times[count] = round(1e3 * min(rounds[1:]), 4)
+        if time.perf_counter() - start > MOST_SECONDS / 2:
+            break
+    return dict(sorted(times.items()))
+
+
+def _time_pass(scorer: AnyScorer, num_nodes: int) -> float:
+    is_tree = scorer.capability == Capability.TREE
+    parents = [[(node - 1) // 2 if is_tree else node - 1 for node in range(num_nodes)]]
+    parents[0][0] = -1
+    tokens = torch.ones(1, num_nodes, dtype=torch.int64, device=scorer.device)
+    start = time.perf_counter()
+    logits = scorer.extend(tokens, torch.tensor(parents, device=scorer.device)).logits
+    logits[0, -1, 0].item()  # Wait for the device.
+    seconds = time.perf_counter() - start
+    scorer.commit([()])
+    return seconds
+
+
+def _key(facts: ModelFacts) -> str:
+    """Of all that a measurement depends on."""
+    kinds = Counter(
+        (type(module).__name__, type(vars(module).get("forward")).__name__, *(tuple(w.shape) for w in own))
+        for module in facts.model.modules()
+        if (own := list(module.parameters(recurse=False)))
+    )
+    device = facts.device
+    hardware = processor() if device.type == "cpu" else f"{device.type} {_device_name(device)}"
+    about = [
+        FORMAT,
+        sorted(map(str, kinds.items())),
+        str(facts.dtype),
+        facts.forward is facts.model,
+        torch.get_num_threads(),
+        hardware,
+        torch.__version__,
+    ]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def _device_name(device: torch.device) -> str:
+    backend: Any = getattr(torch, device.type, None)
+    return backend.get_device_name(device) if hasattr(backend, "get_device_name") else ""
+
+
+def _read(path: Path) -> dict[int, float] | None:
+    """Kept times; None, with a warning, for a file that holds none."""
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text())
+        times = {int(count): float(ms) for count, ms in data["pass_ms"].items()}
+        if data["format"] == FORMAT and times and min(times) > 0 and min(times.values()) > 0:
+            return times
+        reason = "it holds no times"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    warnings.warn(f"{path} is ignored and written again: {reason}", TreespecWarning, stacklevel=2)
+    return None

@@ -1,0 +1,120 @@
+"""What a step costs, estimated from the past: the target's pass by its number of nodes, and drafting.
+
+All times are milliseconds. A time is believed only after a median of three, so that one outlier moves nothing.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from math import log
+from statistics import median
+
+import numpy as np
+
+MOST_NODES = 64
+"""Curves reach to this many nodes per row."""
+MEMORY = 24.0
+"""Observations that an estimate remembers."""
+FIRST_WEIGHT = 6.0
+"""Observations that a measured profile counts for."""
+UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
+"""A pass's time by nodes, relative to one node, where nothing was measured."""
+FORGETTING = 0.97
+
+_BITS = np.array([n.bit_length() for n in range(MOST_NODES + 1)])
+
+
+class PassTimes:
+    """The time of everything in a step but drafting: the target's pass, verification, commit.
+
+    profile(B n) x exp(level + detail), where the level is learned by rows and context and the detail by rows and number
+    of nodes: a profile gives the shape, the rounds served correct it.
+
+    Args:
+        profile_ms: measured passes of one row by number of nodes; None: nothing was measured.
+    """
+
+    def __init__(self, profile_ms: Mapping[int, float] | None = None) -> None:
+        profile = dict(sorted((profile_ms or UNMEASURED).items()))
+        self._nodes, self._ms = np.array(list(profile), float), np.array(list(profile.values()), float)
+        self._weight = FIRST_WEIGHT if profile_ms else 0.0
+        self._levels: dict[tuple[int, int], _Factor] = {}
+        self._details: dict[tuple[int, int], _Factor] = {}
+
+    def curve(self, num_rows: int, context: int) -> np.ndarray:
+        """The time of a step with n nodes per row, [MOST_NODES + 1]; number 0 is not used."""
+        details = np.array([self._detail(num_rows, 1 << bits >> 1) for bits in range(MOST_NODES.bit_length() + 1)])
+        shape = self._shape(num_rows * np.arange(MOST_NODES + 1))
+        return shape * np.exp(self._level(num_rows, context) + details[_BITS])
+
+    def observe(self, num_rows: int, context: int, num_nodes: int, ms: float) -> None:
+        """Learn the time of a step with at most `num_nodes` nodes per row and a text of `context` tokens."""
+        known = self._level(num_rows, context), self._detail(num_rows, num_nodes)
+        error = log(max(ms, 1e-6) / float(self._shape(np.array([num_rows * num_nodes]))[0])) - sum(known)
+        level = self._levels.setdefault(_key(num_rows, context), _Factor(known[0], self._weight))
+        detail = self._details.setdefault(_key(num_rows, num_nodes), _Factor(known[1], FIRST_WEIGHT))
+        level.move(error)
+        detail.move(error / 2)
+
+    def _shape(self, nodes: np.ndarray) -> np.ndarray:
+        slope = (
+            max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2]) if len(self._ms) > 1 else 0.0
+        )
+        return np.interp(nodes, self._nodes, self._ms) + slope * np.maximum(nodes - self._nodes[-1], 0)
+
+    def _level(self, num_rows: int, context: int) -> float:
+        rows, length = _key(num_rows, context)
+        near = min(self._levels, key=lambda k: (abs(k[0] - rows), abs(k[1] - length)), default=None)
+        return 0.0 if near is None else self._levels[near].value
+
+    def _detail(self, num_rows: int, num_nodes: int) -> float:
+        found = self._details.get(_key(num_rows, num_nodes))
+        return 0.0 if found is None else found.value
+
+
+class DraftTimes:
+    """The time of drafting: a start, a pass per level and a little per node, by regression on the rounds served.
+
+    Args:
+        level_ms: what a level is expected to take before anything was observed.
+    """
+
+    def __init__(self, level_ms: float = 0.0) -> None:
+        self._prior = np.array([0.2, level_ms, 0.01])
+        self._precision = np.diag([1.0, 4.0, 100.0])
+        self._moments, self._products = np.zeros((3, 3)), np.zeros(3)
+        self._ratios: deque[float] = deque(maxlen=3)
+        self.coefficients = self._prior
+
+    def predict(self, levels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+        """Milliseconds for trees of this many levels and nodes, all rows' together."""
+        start, level, node = self.coefficients
+        return start + level * levels + node * nodes
+
+    def observe(self, levels: int, nodes: int, ms: float) -> None:
+        """Learn the time of one step's drafting."""
+        features = np.array([1.0, levels, nodes])
+        expected = max(float(features @ self.coefficients), 1e-3)
+        self._ratios.append(ms / expected)
+        ms = expected * median(self._ratios)
+        self._moments = FORGETTING * self._moments + np.outer(features, features)
+        self._products = FORGETTING * self._products + features * ms
+        solution = np.linalg.solve(self._moments + self._precision, self._products + self._precision @ self._prior)
+        self.coefficients = np.maximum(solution, 0.0)
+
+
+class _Factor:
+    """The running mean of a logarithm."""
+
+    def __init__(self, value: float, weight: float) -> None:
+        self.value, self._weight = value, weight
+        self._errors: deque[float] = deque(maxlen=3)
+
+    def move(self, error: float) -> None:
+        self._errors.append(error)
+        self._weight = min(self._weight + 1, MEMORY)
+        self.value += median(self._errors) / self._weight
+
+
+def _key(num_rows: int, count: int) -> tuple[int, int]:
+    """Numbers of rows and of nodes or tokens that share an estimate: those of one power of two."""
+    return num_rows.bit_length(), count.bit_length()
