@@ -189,7 +189,7 @@ class Acceptance:
         for rank, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
             depths.append(depths[parent] + 1)
             is_first.append(is_first[parent] and rank == 0)
-        below = np.array(depths[1:])
-        inside = self._candidates.inside(below, np.array(is_first[1:]))
+        below = np.array(depths[1:], dtype=int)
+        inside = self._candidates.inside(below, np.array(is_first[1:], dtype=bool))
         values = np.where(inside, np.array(tree.values[1:]), 0).sum(1)
-        return np.array([values, inside.sum(1), np.where(inside, below, 0).max(1)])
+        return np.array([values, inside.sum(1), np.where(inside, below, 0).max(1, initial=0)])

@@ -1,0 +1,203 @@
+"""Measured control in a simulated world: given times, given acceptance, no clock and no model."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from treespec import BestFirst, Chain, Control
+from treespec.errors import ConfigError
+from treespec.policies import as_policy
+from treespec.policies.control import Call
+from treespec.policies.heap import grow_best_first
+from treespec.protocols import Scores, VerifiedStep
+from treespec.tree import TreeBatch, Verdict
+
+GOOD, RANDOM = (0.6, 0.2, 0.1), (0.0, 0.0, 0.0)
+FLAT, STEEP = {1: 30.0, 16: 36.0, 64: 60.0}, {1: 30.0, 2: 50.0, 16: 260.0, 64: 900.0}
+
+
+class World:
+    """Runs a control: `right` is the true chance of a child by rank, `claimed` what the drafter says of it."""
+
+    def __init__(self, control, right=GOOD, claimed=GOOD, profile=FLAT, level_ms=1.0, rows=1, seed=0, share=0.03):
+        self.control, self.right, self.claimed, self.level_ms, self.rows = control, right, claimed, level_ms, rows
+        self.profile, self.rng = profile, np.random.default_rng(seed)
+        self.ms = self.tokens = 0.0
+        self.names, self.sizes = [], []
+        control.begin(Call(self, draft_share=share, pass_ms=profile))
+
+    def step(self, slowdown=1.0):
+        draft_ms, control = 0.0, self.control
+        trees = TreeBatch(torch.zeros(self.rows, 1, dtype=torch.int64), torch.full((self.rows, 1), -1))
+        if control.choose(self.rows, 100):
+            trees = self._draft()
+            draft_ms = 0.2 + self.level_ms * int(trees.depths.max())
+            trees = control.trim(trees)
+        verdicts, emitted = zip(*map(self._verify, trees.trees), strict=True)
+        control.update(VerifiedStep(trees, list(verdicts), Scores(torch.zeros(0)), list(emitted)))
+        nodes, times = list(self.profile), list(self.profile.values())
+        pass_ms = float(np.interp(self.rows * trees.max_nodes, nodes, times))
+        control.measure(trees, slowdown * draft_ms, slowdown * pass_ms)
+        self.ms += draft_ms + pass_ms
+        self.tokens += sum(map(len, emitted))
+        self.names.append(control.choice.name)
+        self.sizes.append(trees.max_nodes)
+
+    def run(self, count):
+        for _ in range(count):
+            self.step()
+        return self
+
+    def _draft(self):
+        policy = self.control.current
+        is_chain = isinstance(policy, Chain)
+        ranks = self.claimed[:1] if is_chain else self.claimed
+        children = [(max(prob, 1e-3 / (1 + rank)), rank, None) for rank, prob in enumerate(ranks)]
+        depth = policy.k if is_chain else policy.depth or 99
+        tree = grow_best_first(0, None, lambda _: children, policy.max_nodes, depth)
+        columns = torch.tensor([tree.tokens, tree.parents]).unsqueeze(1).expand(-1, self.rows, -1)
+        return TreeBatch(columns[0], columns[1], values=torch.tensor([tree.values]).expand(self.rows, -1))
+
+    def _verify(self, tree):
+        path, tokens = [0], []
+        while True:
+            rank = int(self.rng.choice(4, p=[*self.right, 1 - sum(self.right)]))
+            right = [child for child in tree.children(path[-1]) if tree.token(child) == rank]
+            tokens.append(rank)
+            if not right:
+                return Verdict(tuple(path), rank, False), tokens
+            path.append(right[0])
+
+
+def fixed_choice(number, *_):
+    return number, "fixed"
+
+
+def best_name(world):
+    return max(set(world.names[-40:]), key=world.names[-40:].count)
+
+
+def test_auto_is_a_control():
+    assert isinstance(as_policy("auto"), Control)
+    assert isinstance(Control().current, (BestFirst, Chain))
+
+
+def test_flat_passes_get_trees_and_steep_ones_chains_or_nothing():
+    flat = World(Control()).run(80)
+    assert best_name(flat).startswith("tree")
+    assert np.mean(flat.sizes[-40:]) > 8
+    steep = World(Control(), profile=STEEP).run(80)
+    assert np.mean(steep.sizes[-40:]) < 2.5
+    plain_ms = 30.0
+    assert flat.ms / flat.tokens < 0.5 * plain_ms
+    assert steep.ms / steep.tokens < 1.05 * plain_ms
+
+
+@pytest.mark.parametrize("level_ms", [0.0, 12.0])
+def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
+    """Within five percent of what is best in hindsight, whatever a level costs."""
+    world = World(Control(), level_ms=level_ms, share=level_ms / 30).run(200)
+    rates = []
+    for name in ("chain of 1", "chain of 3", "tree of 8, depth 2", "tree of 12, depth 4", "tree of 32"):
+        fixed = World(Control(), level_ms=level_ms, share=level_ms / 30)
+        books = fixed.control._now
+        books.decide = partial(fixed_choice, books.candidates.names.index(name))
+        rates.append(fixed.run(80).tokens / fixed.ms)
+    assert world.tokens / world.ms > 0.95 * max(rates), (rates, best_name(world))
+
+
+@pytest.mark.parametrize("claimed", [GOOD, RANDOM])
+def test_random_drafts_cost_little(claimed):
+    """It backs off to plain decoding and tries again more and more rarely, whatever the drafter claims."""
+    world = World(Control(), right=RANDOM, claimed=claimed, level_ms=4.0, share=0.13).run(600)
+    assert world.ms / world.tokens < 1.03 * 30
+    assert 2 <= 600 - world.names.count("plain") < 24
+    if claimed == GOOD:
+        world.right = GOOD
+        assert best_name(world.run(600)).startswith("tree")
+
+
+def test_an_outlier_does_not_move_the_choice():
+    calm, shaken = World(Control()), World(Control())
+    for number in range(120):
+        calm.step()
+        shaken.step(slowdown=20.0 if number % 30 == 29 else 1.0)
+        for world in (calm, shaken):
+            world.rng = np.random.default_rng(number)
+    assert calm.names == shaken.names
+
+
+def test_it_follows_times_that_change():
+    world = World(Control(), level_ms=1.0).run(60)
+    world.level_ms = 60.0
+    world.run(120)
+    assert best_name(world) in ("plain", "chain of 1")
+
+
+def test_limits_on_nodes_and_on_latency():
+    few = World(Control(max_nodes=5)).run(60)
+    assert max(few.sizes) <= 5 == few.control.max_nodes
+    quick = World(Control(max_latency_ms=34.5)).run(60)
+    assert max(quick.sizes) <= 12
+    assert max(quick.sizes) > 1
+    none = World(Control(max_latency_ms=5.0)).run(5)
+    assert set(none.names) == {"plain"}
+    assert "max_latency_ms" in none.control.choice.reason
+    assert set(World(Control(max_nodes=1)).run(3).names) == {"plain"}
+    assert {name.split()[0] for name in World(Control(max_nodes=2)).run(9).names} <= {"plain", "chain"}
+
+
+def test_chains_only():
+    control = Control()
+    world = World(control)
+    control.begin(Call(world, pass_ms=FLAT, is_chain_only=True))
+    assert {name.split()[0] for name in world.run(30).names} == {"chain"}
+
+
+def test_batches_pay_for_all_rows():
+    profile = {1: 30.0, 16: 60.0, 64: 200.0, 128: 400.0}
+    single = World(Control(), profile=profile).run(60)
+    batch = World(Control(), profile=profile, rows=8).run(60)
+    assert np.mean(batch.sizes[-30:]) < np.mean(single.sizes[-30:])
+
+
+def test_what_was_learned_stays_with_its_drafter():
+    control = Control()
+    world = World(control, right=RANDOM, level_ms=4.0).run(40)
+    control.begin(Call(world, draft_share=0.03, pass_ms=FLAT))
+    assert not control.choose(1, 100)
+    control.begin(Call("another drafter", draft_share=0.03, pass_ms=FLAT))
+    assert control.choose(1, 100)
+
+
+def test_a_repeatable_call_chooses_by_nothing_but_its_own_texts():
+    control = Control()
+    repeatable = Call("drafter", draft_share=0.03, pass_ms=FLAT, is_sampling=True, is_repeatable=True)
+    runs = []
+    for seed in range(3):
+        world = World(control, seed=1)
+        control.begin(repeatable)
+        rng = np.random.default_rng(seed)
+        for _ in range(40):
+            world.step(slowdown=rng.uniform(0.2, 20.0))
+        runs.append(world.names)
+        World(control, right=RANDOM).run(20)
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_choices_say_why():
+    world = World(Control()).run(30)
+    choice = world.control.choice
+    assert choice.name in choice.tokens_per_second
+    assert choice.tokens_per_second[choice.name] == max(choice.tokens_per_second.values()) > 1e3 / 30
+    assert "times plain" in choice.reason
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_nodes": 0}, {"max_latency_ms": 0.0}, {"pass_ms": {0: 1.0}}, {"pass_ms": {1: -1.0}}]
+)
+def test_wrong_limits(options):
+    with pytest.raises(ConfigError):
+        Control(**options)
