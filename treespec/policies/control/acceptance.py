@@ -7,6 +7,7 @@ Axis letters: C candidates, n nodes below the root.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +19,12 @@ from treespec.policies.heap import grow_best_first
 NUM_DEPTHS, NUM_RANKS, NUM_BINS = 6, 6, 8
 UNKNOWN, ALL = NUM_BINS, NUM_BINS + 1
 """The bins of nodes without a confidence, and of all nodes."""
+_CELLS = NUM_RANKS * (NUM_BINS + 2)
 PRIOR_TRIALS = 12.0
 MEMORY = 0.995
 """The factor on a cell's counts per trial."""
 STEP_MEMORY = 0.97
 """The factor on what candidates have shown per step."""
-PRIOR_BY_RANK = 0.5 * 0.35 ** np.arange(NUM_RANKS)
 EXTRAPOLATION_STEPS = 2.0
 """The weight of what acceptance by depth and rank predicts, in steps."""
 
@@ -49,30 +50,51 @@ class Calibration:
     """P(child is accepted | its parent is) by rank and confidence, then by depth too.
 
     A cell's estimate is (hits + PRIOR_TRIALS x prior) / (trials + PRIOR_TRIALS); the finer cells' prior is the coarser
-    one's estimate, and the coarser ones' the confidence itself.
+    one's estimate, and the coarser ones' the confidence itself. Plain lists: a step reads and counts single cells.
     """
 
     def __init__(self) -> None:
-        self._coarse = np.zeros((2, NUM_RANKS, NUM_BINS + 2))
-        self._fine = np.zeros((2, NUM_DEPTHS, NUM_RANKS, NUM_BINS + 2))
+        size = (NUM_DEPTHS + 1) * _CELLS
+        self._hits, self._trials = [0.0] * size, [0.0] * size
 
-    def estimate(self, depths: np.ndarray, ranks: np.ndarray, confidences: np.ndarray, bins: np.ndarray) -> np.ndarray:
-        for hits, trials in (self._coarse[:, ranks, bins], self._fine[:, depths, ranks, bins]):
-            confidences = (hits + PRIOR_TRIALS * confidences) / (trials + PRIOR_TRIALS)
-        return confidences
+    def estimate(self, depth: int, rank: int, confidence: float) -> float:
+        """Of a child at this depth (1: the root's), the r-th, with the drafter's confidence; below 0: it gave none."""
+        prob, coarse = (
+            (confidence, _cell(rank, confidence)) if confidence >= 0 else (_prior(rank), _cell(rank, UNKNOWN))
+        )
+        return self._refine(prob, coarse, depth)
 
-    def record(self, depth: int, rank: int, number: int, is_hit: bool) -> None:
-        """Count one trial in the cells of a bin."""
-        for cell in (self._coarse[:, rank, number], self._fine[:, depth, rank, number]):
-            cell *= MEMORY
-            cell += (is_hit, 1.0)
+    def record(self, depth: int, rank: int, confidence: float, is_hit: bool) -> None:
+        """Count one trial, also in the cells of all confidences."""
+        below = min(depth, NUM_DEPTHS) * _CELLS
+        for coarse in (_cell(rank, confidence if confidence >= 0 else UNKNOWN), _cell(rank, ALL)):
+            for cell in (coarse, below + coarse):
+                self._hits[cell] = MEMORY * self._hits[cell] + is_hit
+                self._trials[cell] = MEMORY * self._trials[cell] + 1.0
 
     def table(self) -> list[list[float]]:
         """Acceptance by depth and rank, [NUM_DEPTHS][NUM_RANKS], falling with rank."""
-        depths, ranks = np.divmod(np.arange(NUM_DEPTHS * NUM_RANKS), NUM_RANKS)
-        found = self.estimate(depths, ranks, PRIOR_BY_RANK[ranks], np.full_like(ranks, ALL))
-        table = np.minimum.accumulate(found.reshape(NUM_DEPTHS, NUM_RANKS), 1)
-        return (table * np.minimum(1, 0.98 / table.sum(1, keepdims=True))).tolist()
+        rows = []
+        for depth in range(1, NUM_DEPTHS + 1):
+            found = [self._refine(_prior(rank), _cell(rank, ALL), depth) for rank in range(NUM_RANKS)]
+            row, total = list(accumulate(found, min)), sum(found)
+            rows.append([prob * min(1.0, 0.98 / total) for prob in row])
+        return rows
+
+    def _refine(self, prob: float, coarse: int, depth: int) -> float:
+        for cell in (coarse, min(depth, NUM_DEPTHS) * _CELLS + coarse):
+            prob = (self._hits[cell] + PRIOR_TRIALS * prob) / (self._trials[cell] + PRIOR_TRIALS)
+        return prob
+
+
+def _cell(rank: int, confidence: float) -> int:
+    """The number of a coarse cell; `UNKNOWN` and `ALL` stand for no confidence and for all of them."""
+    column = int(confidence * NUM_BINS) if confidence < 1 else NUM_BINS - 1 if confidence == 1 else int(confidence)
+    return min(rank, NUM_RANKS - 1) * (NUM_BINS + 2) + column
+
+
+def _prior(rank: int) -> float:
+    return 0.5 * 0.35**rank
 
 
 class Acceptance:
@@ -103,11 +125,10 @@ class Acceptance:
             is_first[node] = is_first[above] and ranks[node] == 0
             if values is not None:
                 confidences[node] = min(max(values[node] / values[above], 0.0), 1.0) if values[above] > 0 else 0.0
-        probs = self._calibrated(depths[1:], ranks[1:], confidences[1:])
-        paths = [1.0]
-        for node, prob in enumerate(probs, start=1):
-            paths.append(paths[parents[node]] * prob)
-        return DraftedTree(tokens, parents, depths, ranks, is_first, confidences, np.array(paths[1:]))
+        probs, estimate = [1.0], self.calibration.estimate
+        for node in range(1, len(tokens)):
+            probs.append(probs[parents[node]] * estimate(depths[node], ranks[node], confidences[node]))
+        return DraftedTree(tokens, parents, depths, ranks, is_first, confidences, np.array(probs[1:]))
 
     def forget(self) -> None:
         """One step has passed."""
@@ -132,15 +153,6 @@ class Acceptance:
         if self._age % 16 == 0:
             self._prior = self._extrapolate()
 
-    def _calibrated(self, depths: Sequence[int], ranks: Sequence[int], confidences: Sequence[float]) -> list[float]:
-        if not depths:
-            return []
-        columns = np.minimum(depths, NUM_DEPTHS) - 1, np.minimum(ranks, NUM_RANKS - 1)
-        given = np.array(confidences, float)
-        bins = np.where(given < 0, UNKNOWN, np.minimum((given * NUM_BINS).astype(int), NUM_BINS - 1))
-        prior = np.where(given < 0, PRIOR_BY_RANK[columns[1]], given)
-        return self.calibration.estimate(*columns, prior, bins).tolist()
-
     def _record(self, tree: DraftedTree, emitted: Sequence[int]) -> list[int]:
         """Count every child whose parent was accepted; returns the nodes on the emitted path."""
         path, node = [], 0
@@ -148,11 +160,7 @@ class Acceptance:
             children = [child for child in range(node + 1, len(tree.tokens)) if tree.parents[child] == node]
             right = next((child for child in children if tree.tokens[child] == token), None)
             for child in children:
-                depth, rank = min(tree.depths[child], NUM_DEPTHS) - 1, min(tree.ranks[child], NUM_RANKS - 1)
-                confidence = tree.confidences[child]
-                number = UNKNOWN if confidence < 0 else min(int(confidence * NUM_BINS), NUM_BINS - 1)
-                for cell in (number, ALL):
-                    self.calibration.record(depth, rank, cell, child == right)
+                self.calibration.record(tree.depths[child], tree.ranks[child], tree.confidences[child], child == right)
             if right is None:
                 break
             path.append(right)

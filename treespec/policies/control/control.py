@@ -7,7 +7,7 @@ they are verified, to the nodes that are worth their time: which ones depends on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from treespec.policies.control.acceptance import Acceptance, DraftedTree
 from treespec.policies.control.candidates import ACCELERATOR_SIZE, PLAIN, TREE_SIZES, Candidates
 from treespec.policies.control.times import MOST_NODES, DraftTimes, PassTimes
 from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 
 LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
@@ -180,11 +180,7 @@ class Control:
         best = int((gains - len(orders) * self._worth * cost).argmax())
         if best == most:
             return trees
-        keep = np.zeros(trees.tokens.shape, dtype=bool)
-        keep[:, 0] = True
-        for row, order in enumerate(orders):
-            keep[row, 1 + order[:best]] = True
-        return trees.keep_nodes(torch.from_numpy(keep))
+        return _subtrees(self._drafted, [sorted((1 + order[:best]).tolist()) for order in orders])
 
     def update(self, step: VerifiedStep) -> None:
         """See `LearningPolicy`."""
@@ -247,3 +243,18 @@ class _Books:
             return best, "probed again after plain steps"
         self._plain_steps += 1
         return PLAIN, f"the best draft is {gain:.2f} times plain"
+
+
+def _subtrees(trees: Sequence[DraftedTree], kept: Sequence[Sequence[int]]) -> TreeBatch:
+    """The trees of the kept nodes below the roots, in rising order, of selected children on the host."""
+    width = 1 + max(map(len, kept))
+    tokens, parents = [], []
+    for tree, nodes in zip(trees, kept, strict=True):
+        number = {0: 0} | {node: new for new, node in enumerate(nodes, start=1)}
+        padding = width - len(number)
+        tokens.append([tree.tokens[node] for node in number] + [0] * padding)
+        above = [number[tree.parents[node]] for node in nodes]
+        parents.append([ROOT_PARENT, *above, *[PADDING_PARENT] * padding])
+    batch = TreeBatch(torch.tensor(tokens), torch.tensor(parents))
+    batch.keep_trees(tokens, parents)
+    return batch
