@@ -86,9 +86,11 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         # A node of depth d has the position of the d-th token after the root.
         all_nodes = lengths[0].unsqueeze(1) - 1 + frontier.expanded_depths.to(device)
         nodes = all_nodes[:, -num_nodes:]
-        committed = self._sees(nodes, slots) & (slots < lengths[0].unsqueeze(1))[:, None, None]
-        pending = self._sees(nodes, all_nodes[:, 1:]) & frontier.ancestors[:, None, :, 1:].to(device)
-        mask, positions = torch.cat([committed, pending], -1), nodes + lengths[1].unsqueeze(1)
+        committed = (slots < lengths[0].unsqueeze(1))[:, None, None].expand(-1, -1, num_nodes, -1)
+        mask = torch.cat([committed, frontier.ancestors[:, None, :, 1:].to(device)], -1)
+        if self.head.config.layer.window is not None:
+            mask = mask & self._sees(nodes, torch.cat([slots, all_nodes[:, 1:]], 1))
+        positions = nodes + lengths[1].unsqueeze(1)
         return self.head.read(self.head.run(frontier.tokens.to(device), features, positions, mask, self._keys))
 
     def _sees(self, queries: Int[Tensor, "B F"], keys: Int[Tensor, "B S"]) -> Bool[Tensor, "B 1 F S"]:

@@ -9,6 +9,7 @@ from treespec.drafters.path_probs import path_probs
 from treespec.errors import LogitsError
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import Frontier, Proposal, Session, TreePolicy
+from treespec.sampling import NoProcessors
 from treespec.tree import SELECTED
 
 
@@ -31,10 +32,18 @@ def head_proposal(
     """
     if num_candidates is not None:
         return candidates(logits, target_ids, num_candidates, session.device)
-    if len(target_ids) < session.vocab_size:
-        shape = (*logits.shape[:-1], session.vocab_size)
-        logits = logits.new_full(shape, -torch.inf).index_copy_(-1, target_ids, logits)
+    if isinstance(session.processors, NoProcessors):
+        probs = logits.softmax(-1, dtype=torch.float32)
+        return Proposal(_spread(probs, target_ids, session.vocab_size, 0.0).to(session.device))
+    logits = _spread(logits, target_ids, session.vocab_size, -torch.inf)
     return Proposal(path_probs(session, logits.to(session.device), frontier))
+
+
+def _spread(values: Float[Tensor, "B F W"], ids: Int[Tensor, "W"], vocab_size: int, rest: float) -> Tensor:
+    """Values at the target's ids [B, F, V], `rest` at tokens that are not drafted."""
+    if len(ids) == vocab_size:
+        return values
+    return values.new_full((*values.shape[:-1], vocab_size), rest).index_copy_(-1, ids, values)
 
 
 def candidates(

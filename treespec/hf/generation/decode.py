@@ -32,6 +32,7 @@ from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
 from treespec.policies import Control
 from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
+from treespec.sampling import NoProcessors
 
 Output = Tensor | GenerateDecoderOnlyOutput
 
@@ -111,7 +112,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         stopping=stopping,
         policy=options.policy,
         verification=options.verification,
-        processors=TreeProcessors(call.processors, call.num_rows),
+        processors=TreeProcessors(call.processors, call.num_rows) if call.processors else NoProcessors(),
         is_sampling=bool(call.config.do_sample),
         seed=options.seed,
         on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
