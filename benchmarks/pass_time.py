@@ -28,7 +28,6 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
-from benchmarks.common import smollm2
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -41,6 +40,7 @@ from benchmarks.common.settings import (
 from treespec.hf import tree_attention_mask
 from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.loading import smollm2
 from treespec.tree import TokenTree
 
 NUM_NODES = (1, 2, 4, 8, 16, 32)

@@ -31,7 +31,6 @@ from transformers import PreTrainedModel
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
 from benchmarks.ablation.report import draw, report
-from benchmarks.common import smollm2
 from benchmarks.common.acceptance import TREES, CachedTree, Context, grow, inner_contexts, mean_accepted
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.recorded import ModelDistributions, Text, sample_texts, without_layers
@@ -39,6 +38,7 @@ from benchmarks.common.settings import RESULTS, load_average, parser, settings, 
 from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.generation.processors import TreeProcessors
+from treespec.hf.loading import smollm2
 from treespec.protocols import CausalScorer
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import RULES

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from benchmarks.common.smollm2 import NAME
 from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.hf.loading.smollm2 import NAME
 from treespec.protocols import CausalScorer, Drafter
 
 DRAFT, EXIT = "draft", "exit"

@@ -7,7 +7,7 @@ from statistics import median
 
 from rich.table import Table
 
-from benchmarks.common.reference import Agreement
+from treespec.hf.selftest.agreement import Agreement
 from treespec.viz import Measured
 
 PLAIN = "plain generate"

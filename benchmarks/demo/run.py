@@ -26,15 +26,16 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from benchmarks.common import prompts, smollm2
+from benchmarks.common import prompts
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt
-from benchmarks.common.reference import TIE, Agreement, Plain, compare, plain_greedy
 from benchmarks.common.settings import load_average, parser, settings, write_json
 from benchmarks.demo.picture import node_probs, telling_step, terminal_tree
 from benchmarks.demo.report import PLAIN, Agreements, Run, Runs, measured_of, prompt_table, speeds, summary_table
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.loading import smollm2
+from treespec.hf.selftest.agreement import TIE, Agreement, Plain, compare, plain_greedy
 from treespec.viz import draw_tree, plot_comparison
 
 QUICK = ("chat", "code", "maths", "summary")

@@ -17,7 +17,6 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.common import smollm2
 from benchmarks.common.prompts import DEMO, encode
 from benchmarks.common.settings import (
     RESULTS,
@@ -30,6 +29,7 @@ from benchmarks.common.settings import (
 )
 from treespec.drafters import EarlyExit
 from treespec.hf import TreeSpeculation
+from treespec.hf.loading import smollm2
 from treespec.policies import Chain
 
 EXITS = (5, 10, 15, 20, 25, 28)

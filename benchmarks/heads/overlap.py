@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.common import smollm2
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from benchmarks.heads.trained_heads import held_out
+from treespec.hf.loading import smollm2
 from treespec.training.text.texts import read_folder
 
 LONG = 8

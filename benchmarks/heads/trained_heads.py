@@ -26,18 +26,18 @@ from rich.console import Console
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
-from benchmarks.common import smollm2
 from benchmarks.common.drafters import warm_start
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spec_bench, spread
-from benchmarks.common.reference import Plain, compare, plain_greedy, strip_padding
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.common.store import Store, digest
 from benchmarks.heads.trained_report import PLAIN, Measurement, Runs, picture, report
 from treespec import Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.hf import make_scorer
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
+from treespec.hf.selftest.agreement import Plain, compare, plain_greedy, strip_padding
 
 CHAIN, MERGED, ASSISTED = "chain of 4", "recycling + suffix", "transformers' assisted generation"
 SHAPES: dict[str, Any] = {CHAIN: Chain(4), "tree of 16": 16, "tree of 32": 32}

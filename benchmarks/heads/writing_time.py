@@ -16,7 +16,6 @@ import time
 
 import torch
 
-from benchmarks.common import smollm2
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -28,6 +27,7 @@ from benchmarks.common.settings import (
 )
 from treespec.hf import make_scorer
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.loading import smollm2
 
 LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 KEPT = {

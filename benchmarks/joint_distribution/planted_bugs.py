@@ -224,25 +224,25 @@ def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.Children:
     return _select(proposal, k)._replace(draft_probs=proposal.probs, num_sampled=k)
 
 
-def _empty_paths(probs: TargetProbs) -> list[list[Path]]:
+def empty_paths(probs: TargetProbs) -> list[list[Path]]:
     return [[()] * tree.num_nodes for tree in probs.trees.trees]
 
 
-def _keys_without_ancestors(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tensor:
+def keys_without_ancestors(slots: CachedSlots, ancestors: Tensor, num_new: int) -> Tensor:
     return _attended_keys(slots, torch.zeros_like(ancestors), num_new)
 
 
-def _slot_positions(slots: CachedSlots, parents: Tensor, num_new: int, *args: Any) -> TreeAttention:
+def slot_positions(slots: CachedSlots, parents: Tensor, num_new: int, *args: Any) -> TreeAttention:
     attention = _pending_attention(slots, parents, num_new, *args)
     numbers = torch.arange(parents.shape[1] - num_new, parents.shape[1])
     return replace(attention, position_ids=slots.lengths.unsqueeze(1) + numbers)
 
 
-def _keep_first_slots(layers: Any, num_slots: int, paths: Any) -> None:
+def keep_first_slots(layers: Any, num_slots: int, paths: Any) -> None:
     _keep_paths(layers, num_slots, [range(len(path)) for path in paths])
 
 
-def _one_noise(seed: int | None, device: torch.device) -> Streams:
+def one_noise(seed: int | None, device: torch.device) -> Streams:
     streams = _from_seed(seed, device)
     return streams._replace(draws=torch.Generator(device).manual_seed(streams.coins.initial_seed()))
 
@@ -280,16 +280,16 @@ def _engine_bugs(rule: str) -> list[Case]:
     """Mistakes that stand in for a function: (bug, trees, options, owner, name, stand-in)."""
     swaps: list[tuple[str, str, dict[str, Any], Any, str, Any]] = [
         ("top-k children treated as sampled", "selected", PLAIN, children_module, "_select", _select_as_if_drawn),
-        ("processors see the root's ids", "iid", WARPED, TargetProbs, "_paths", _empty_paths),
-        ("tree mask without ancestors", "iid", PLAIN, mask_module, "_attended_keys", _keys_without_ancestors),
-        ("positions by slot, not by depth", "iid", PLAIN, causal_lm_module, "pending_attention", _slot_positions),
-        ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", _one_noise),
+        ("processors see the root's ids", "iid", WARPED, TargetProbs, "_paths", empty_paths),
+        ("tree mask without ancestors", "iid", PLAIN, mask_module, "_attended_keys", keys_without_ancestors),
+        ("positions by slot, not by depth", "iid", PLAIN, causal_lm_module, "pending_attention", slot_positions),
+        ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", one_noise),
     ]
     cases = [
         Case(rule, kary(kind), kind, options, bug=bug, planted=partial(swapped, *swap))
         for bug, kind, options, *swap in swaps
     ]
-    forgotten = partial(swapped, slot_cache_module, "keep_paths", _keep_first_slots)
+    forgotten = partial(swapped, slot_cache_module, "keep_paths", keep_first_slots)
     kind = "without_replacement"
     cases.append(Case(rule, wide(kind), f"wide {kind}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
     raw = "draft distribution stored before its processors"

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from scipy.stats import chi2
 
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import (
@@ -59,6 +58,7 @@ from benchmarks.joint_distribution.cases import (
 )
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.planted_bugs import planted_bugs
+from treespec.hf.selftest.g_test import g_test
 
 FOUND = 1e-6
 """A planted bug counts as found below this p-value."""
@@ -68,23 +68,6 @@ SMALL = 0.01
 """Planted bugs of a total variation below this need not be found."""
 MIN_BUG_BATCHES = 4
 """A bug that is found at once runs for as many batches, so that its total variation can be estimated."""
-
-
-def g_test(counts: np.ndarray, probs: np.ndarray, num_prompts: int = 1) -> float:
-    """p-value of a G-test of counts int64 [512] against a distribution float64 [512].
-
-    With several prompts there are 512 cells for each, and the counts of each prompt have a fixed sum. Cells that expect
-    fewer than five are pooled; an impossible continuation that came gives zero.
-    """
-    if counts[probs == 0].any():
-        return 0.0
-    expected = probs * counts.sum()
-    is_small = expected < 5
-    observed = np.append(counts[~is_small], counts[is_small].sum()).astype(float)
-    wanted = np.append(expected[~is_small], expected[is_small].sum())
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    terms = np.where(observed > 0, observed * np.log(np.maximum(observed, 1) / wanted), 0.0)
-    return float(chi2.sf(2 * terms.sum(), len(wanted) - num_prompts))
 
 
 def cross_fitted_distance(halves: np.ndarray, probs: np.ndarray) -> tuple[float, float]:

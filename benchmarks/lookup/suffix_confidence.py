@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from benchmarks.common import prompts, smollm2
+from benchmarks.common import prompts
 from benchmarks.common.drafters import warm_store
 from benchmarks.common.settings import (
     RESULTS,
@@ -31,6 +31,7 @@ from benchmarks.common.settings import (
 from benchmarks.tree_vs_chain.cells import Models
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText, TrieNode
+from treespec.hf.loading import smollm2
 
 MAX_MATCH, MAX_LENGTH, NUM_LEVELS = 16, 6, 8
 """The longest ending looked up; longer ones than `MAX_LENGTH` count together; levels below every position."""

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import smollm2
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -28,6 +27,7 @@ from benchmarks.common.settings import (
     write_json,
 )
 from treespec import SuffixLookup, SuffixStore, WarmStart
+from treespec.hf.loading import smollm2
 from treespec.policies import BestFirst
 from treespec.protocols import History, Scores, Session, VerifiedStep
 from treespec.sampling import NoProcessors

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.common import prompts, smollm2
+from benchmarks.common import prompts
 from benchmarks.common.drafters import DRAFTERS
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
@@ -28,6 +28,7 @@ from benchmarks.tree_vs_chain import acceptance as tree_acceptance
 from benchmarks.tree_vs_chain import cells as tree_cells
 from benchmarks.tree_vs_chain import report as tree_report
 from benchmarks.tree_vs_chain import wall_clock as tree_time
+from treespec.hf.loading import smollm2
 
 ACCEPTANCE, TIME = "acceptance", "time"
 NUM_MEASURING, NUM_PILOT = 4, 3

@@ -24,7 +24,6 @@ import torch
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.common import smollm2
 from benchmarks.common.acceptance import (
     TREES,
     Context,
@@ -51,6 +50,7 @@ from benchmarks.common.store import Store, digest
 from benchmarks.verification.report import BOUND, OPTIMUM, draw, report
 from benchmarks.verification.times import measure_times
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.loading import smollm2
 from treespec.policies import KAry
 from treespec.sampling import normalise, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT

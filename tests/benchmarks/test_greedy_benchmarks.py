@@ -6,12 +6,13 @@ import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
 
-from benchmarks.common import prompts, smollm2
-from benchmarks.common.reference import Agreement, compare, plain_greedy, strip_padding
+from benchmarks.common import prompts
 from benchmarks.demo.picture import node_probs
 from benchmarks.demo.report import PLAIN, Run, measured_of, speeds, verdict
 from benchmarks.greedy_identity import report, summary
 from treespec import TokenTree
+from treespec.hf.loading import smollm2
+from treespec.hf.selftest.agreement import Agreement, compare, plain_greedy, strip_padding
 from treespec.tree import Verdict
 
 

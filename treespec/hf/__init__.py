@@ -12,12 +12,16 @@ from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head, shipped_head
 from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
+from treespec.hf.selftest.check import check
+from treespec.hf.selftest.report import CheckReport
 
 __all__ = [
+    "CheckReport",
     "OptimizedModel",
     "SpeculativeDecoder",
     "TreeScorer",
     "TreeSpeculation",
+    "check",
     "commit_cache",
     "cpu",
     "from_config",

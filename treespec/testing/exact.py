@@ -1,6 +1,6 @@
 """The distribution that a rule really emits, summed over its runs: one for every way coins and draws can fall."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -196,10 +196,10 @@ def assert_lossless_everywhere(rule: VerificationRule, is_exact: bool = False) -
 
 
 def supported_cases(
-    rule: VerificationRule, is_exact: bool = False
+    rule: VerificationRule, is_exact: bool = False, cases: Iterable[Case] | None = None
 ) -> Iterator[tuple[Case, ToyDrafter, ConditionalProbs]]:
-    """The cases whose trees the rule supports, all of them, with a drafter and a target distribution for each."""
-    for case in (Case(*names) for names in product(TOY_SCHEMES, SHAPES, distribution_pairs(2))):
+    """Of the given cases (None: all) those whose trees the rule supports, with drafter and target distribution."""
+    for case in cases or (Case(*names) for names in product(TOY_SCHEMES, SHAPES, distribution_pairs(2))):
         drafter, target = toy_case(case, is_exact)
         batches = (TreeBatch.from_trees([tree.to_token_tree()]) for _, tree in enumerate_traces(drafter))
         if all(rule.reason_against(trees) is None for trees in batches):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers.doc_snippets import run_snippet
 from helpers.drafter_loop import VOCAB, Loop
-from helpers.planted import Planted
 from helpers.toy_models import TableLM, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from treespec.drafters.merge.opinion_pool import (
     vote_cells,
 )
 from treespec.errors import ConfigError, InvalidTreeError
+from treespec.hf.selftest.planted import Planted
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
 from treespec.policies.heap import HostTree
 from treespec.protocols import FeatureDrafter

@@ -4,7 +4,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from helpers.planted import Planted
 from helpers.tiny import prompt
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
@@ -12,6 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 import treespec
 from treespec.drafters import SuffixLookup, TokenRecycling
 from treespec.errors import UnsupportedModeError
+from treespec.hf.selftest.planted import Planted
 from treespec.policies import BestFirst, Chain, KAry
 
 NUM_NEW = 24

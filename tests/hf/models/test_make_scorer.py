@@ -11,13 +11,13 @@ import warnings
 
 import pytest
 import torch
-from helpers.planted import Planted
 from helpers.zoo import ARCHITECTURES, MIN_LOGIT_STD, VOCAB_SIZE, WINDOW, Architecture, build, prompts
 
 import treespec
 from treespec.errors import TreespecWarning
 from treespec.hf import make_scorer
 from treespec.hf.models import capability as capability_module
+from treespec.hf.selftest.planted import Planted
 from treespec.protocols import Capability, CausalScorer
 from treespec.tree import TokenTree
 

