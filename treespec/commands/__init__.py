@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 try:
     import typer
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
+from treespec.commands import check
+from treespec.commands.console import CONSOLE
 from treespec.commands.train import export, train
 from treespec.commands.writing import warm_up, write
-from treespec.errors import TreespecError
+from treespec.errors import TreespecError, TreespecWarning
 
 app = typer.Typer(
-    help="Tree speculative decoding: prepare drafters for a model.",
+    help="Tree speculative decoding: test a model with it, and prepare drafters for the model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+for module in (check,):
+    app.command(module.__name__.rpartition(".")[2], epilog=module.EXAMPLES)(module.run)
 for name, command in {"warm-up": warm_up, "write": write, "train": train, "export": export}.items():
     app.command(name)(command)
 
 
 def main() -> None:
-    """The entry point; errors of treespec become messages."""
+    """The entry point; errors of treespec and of files become messages with exit code 2."""
     # With large pages growing caches and gradients cause half as many page faults (see docs/training.md).
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    warnings.showwarning = _show_warning
     try:
         app()
-    except TreespecError as error:
-        sys.exit(f"treespec: {error}")
+    except (TreespecError, OSError) as error:
+        CONSOLE.print(f"treespec: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    """Treespec's own warnings in a line; those of other libraries speak of their code and are left out."""
+    if issubclass(category, TreespecWarning):
+        CONSOLE.print(f"treespec: warning: {message}", markup=False, highlight=False, soft_wrap=True)

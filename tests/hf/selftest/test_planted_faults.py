@@ -14,16 +14,14 @@ from treespec.engine.target_probs import TargetProbs
 from treespec.hf import make_scorer
 from treespec.hf.attention import mask
 from treespec.hf.cache import slot_cache
+from treespec.hf.cache.caches import filled_layers
+from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.models import tree_scorer
 
 swapped = bugs.swapped
 COUNT = count()
-attended_keys, keep_paths, keep_rows, ids_of = (
-    mask._attended_keys,
-    slot_cache.keep_paths,
-    slot_cache.keep_rows,
-    TargetProbs._ids,
-)
+attended_keys, ids_of = mask._attended_keys, TargetProbs._ids
+keep_paths, select_rows = slot_cache.keep_paths, SlotCache.select_rows
 residual = bugs.MistakenRejection("recursive", lambda probs, rest, above, is_leaf: probs)
 bonus = bugs.MistakenRejection(
     "recursive", lambda probs, rest, above, is_leaf: above if is_leaf and above is not None else rest
@@ -38,8 +36,10 @@ def backwards(layers, num_slots, paths):
     keep_paths(layers, num_slots, [list(path)[::-1] for path in paths])
 
 
-def first_rows(layers, rows):
-    keep_rows(layers, torch.arange(len(rows)))
+def stale_rows(self, rows):
+    for layer in filled_layers(self.cache):
+        layer.keys[list(rows)] = layer.keys[: len(rows)].clone()
+    select_rows(self, rows)
 
 
 def seedless(seed, device):
@@ -72,7 +72,7 @@ ENGINE = {
         "keep_paths",
         backwards,
     ),
-    "stale rows": ("batch, rows leave", "after a row has left", slot_cache, "keep_rows", first_rows),
+    "stale rows": ("batch, rows leave", "after a row has left", SlotCache, "select_rows", stale_rows),
     "a processor's ids, dense": ("processors along paths", "wrong ids", TargetProbs, "_paths", bugs.empty_paths),
     "a processor's ids": ("processors along paths", "wrong ids", TargetProbs, "_ids", root_ids),
 }

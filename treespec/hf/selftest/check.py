@@ -66,7 +66,7 @@ def check(
         speculation: how it is to speculate: a `TreeSpeculation`, whose drafter, tree and rule are tested (its streamer
             and stop strings are left out), or a drafter. None tests the model only.
         tokenizer: for prompts that are strings; with it the own prompts are text, without it random ids.
-        prompts: strings or int64 [P], at least two; the last one is sampled from and should be short.
+        prompts: strings or int64 [P], at least two; what follows the last one's beginning is sampled.
         num_new: tokens of each greedy text, at least 8.
         num_samples: continuations per G-test, at most.
         seconds: of sampling per G-test, at most; as long again where a result is confirmed.

@@ -20,7 +20,7 @@ from treespec.engine.stats import StepRecord
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.selftest.exact_table import Context, ExactTable, TableDrafter
 from treespec.hf.selftest.g_test import g_test
-from treespec.hf.selftest.report import FAILED, OK, SKIPPED, Finding
+from treespec.hf.selftest.report import FAILED, OK, SKIPPED, WARNING, Finding
 from treespec.hf.selftest.subject import Subject
 from treespec.policies import Chain, KAry
 from treespec.protocols import TreePolicy
@@ -30,6 +30,9 @@ NUM_TOKENS = 3
 SUSPECT = 1e-3
 OPTIONS: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_k": 4, "top_p": 1.0, "repetition_penalty": 1.3}
 MIN_PER_CONTEXT = 20
+PROMPT_LENGTH = 4
+"""Of the tokens before the samples: every row of a batch pays for them."""
+FEW = 200
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws continuations of the subject's shortest prompt.
+    """Draws continuations of the beginning of the subject's last prompt.
 
     Args:
         num_samples: at most so many, and as many again where a p-value is suspect.
@@ -84,8 +87,11 @@ class Sampler:
     seconds: float
     advance: Callable[[float], None] = lambda share: None
 
+    @property
+    def prompt(self) -> Tensor:
+        return self.subject.prompts[-1][:PROMPT_LENGTH]
+
     def table(self) -> ExactTable:
-        prompt = self.subject.prompts[-1]
         caught: list[Any] = []
 
         def catch(model: Any, input_ids: Tensor, logits_processor: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -93,7 +99,7 @@ class Sampler:
             return input_ids
 
         self.generate(1, catch)
-        return ExactTable(self.subject.model, prompt, caught[0], NUM_TOKENS)
+        return ExactTable(self.subject.model, self.prompt, caught[0], NUM_TOKENS)
 
     def draw(self, speculation: TreeSpeculation, seed: int) -> Tally:
         tally, start, batch = Tally(), perf_counter(), 0
@@ -102,14 +108,14 @@ class Sampler:
             changes = {"seed": seed + batch, "record_steps": True}
             speculation.options = replace(speculation.options, **changes)
             out = self.generate(num_rows, speculation)
-            new = out[:, len(self.subject.prompts[-1]) :].tolist()
+            new = out[:, len(self.prompt) :].tolist()
             tally.add([tuple(row) for row in new], speculation.steps)
             batch += 1
             self.advance(max(tally.texts.total() / self.num_samples, (perf_counter() - start) / self.seconds))
         return tally
 
     def generate(self, num_rows: int, speculation: Any) -> Tensor:
-        inputs = self.subject.inputs(self.subject.prompts[-1], num_rows)
+        inputs = self.subject.inputs(self.prompt, num_rows)
         lengths = {"min_new_tokens": NUM_TOKENS, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0}
         return self.subject.model.generate(**inputs, **lengths, **OPTIONS, custom_generate=speculation)
 
@@ -133,6 +139,8 @@ def check_sampling(sampler: Sampler, speculation: TreeSpeculation | None, name: 
     numbers = ", ".join(f"{part} p = {value:.2g}" for part, value in values.items())
     numbers = f"{tally.texts.total()} continuations of {NUM_TOKENS} tokens, {len(table.joint())} possible: {numbers}"
     if min(values.values()) >= SUSPECT:
+        if tally.texts.total() < FEW:
+            return [Finding(name, WARNING, f"too few samples to find much, give it more seconds ({numbers})")]
         return [Finding(name, OK, numbers)]
     return [Finding(name, FAILED, f"{cause(values, tally)} ({numbers})")]
 

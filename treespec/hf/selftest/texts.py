@@ -107,10 +107,10 @@ def check_processors(subject: Subject) -> list[Finding]:
 
 def check_seeds(subject: Subject) -> list[Finding]:
     """Two calls with one seed, and one with another."""
-    drawn = []
+    drawn, options = [], {"num_new": 10, "do_sample": True, "temperature": 2.0, "top_k": 50}
     for seed in (subject.seed, subject.seed, subject.seed + 1):
         speculation = planted(subject, [subject.plains[0]], seed=3, call_seed=seed)
-        drawn.append(_decode(subject, subject.prompts[0], speculation, do_sample=True, temperature=2.0, top_k=50))
+        drawn.append(_decode(subject, subject.prompts[0], speculation, **options))
     if drawn[0] != drawn[1]:
         return [Finding("seeds", FAILED, "two calls with the same seed and the same drafts gave different texts")]
     if drawn[0] == drawn[2]:

@@ -1,0 +1,84 @@
+"""`treespec check`: verdict, report, exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.joint_distribution.planted_bugs import keep_first_slots, swapped
+from treespec.commands import app, main
+from treespec.errors import CheckpointError, ConfigError, InvalidTreeError
+from treespec.hf import make_scorer
+from treespec.hf.cache import slot_cache
+from treespec.hf.selftest import check as module
+
+QUICK = ["--only", "tree logits", "--only", "greedy texts, given drafter"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["check", *map(str, arguments)])
+
+
+def test_the_verdict_is_printed(saved):
+    done = invoke(saved, *QUICK, "--drafter", "suffix", "--drafter", "recycling", "--tree", "6")
+    assert done.exit_code == 0, done.output
+    assert "Exact as far as tested: 2 checks passed" in done.output
+
+
+def test_reports_and_json(saved, tmp_path):
+    for name in ("check.md", "check.json"):
+        done = invoke(saved, "--only", "tree logits", "--report", tmp_path / name, "--json")
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert (found["is_right"], found["findings"][0]["name"]) == (True, "tree logits")
+    assert json.loads((tmp_path / "check.json").read_text())["about"]["dtype"] == "float32"
+    assert "| tree logits | ok | agree with path logits" in (tmp_path / "check.md").read_text()
+
+
+def test_a_failed_check_is_exit_code_1(saved, monkeypatch):
+    make = module.check_passes
+
+    def after_its_first_use(subject):
+        make_scorer(subject.facts)
+        with swapped(slot_cache, "keep_paths", keep_first_slots):
+            return make(subject)
+
+    monkeypatch.setattr(module, "check_passes", after_its_first_use)
+    done = invoke(saved, "--only", "tree logits")
+    assert done.exit_code == 1
+    assert "NOT EXACT: 1 checks failed (tree logits)" in done.output
+
+
+def test_vllms_configuration(saved):
+    config = {"method": "ngram", "num_speculative_tokens": 3, "speculative_token_tree": "[(0,), (1,), (0, 0)]"}
+    done = invoke(saved, *QUICK, "--speculative-config", json.dumps(config))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["--report", "check.txt"], ConfigError, "must be a *.md or *.json file"),
+        (["--only", "everything"], ConfigError, "no check is called everything"),
+        (["--drafter", "head"], ConfigError, "ships for SmolLM2-135M-Instruct only"),
+        (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
+        (["--drafter", "suffix", "--tree", "many"], InvalidTreeError, "rank paths such as"),
+        (["--rule", "best"], ConfigError, "no verification rule is called 'best'"),
+        (["--speculative-config", "ngram"], ConfigError, "must be JSON"),
+        (["--speculative-config", "3"], ConfigError, "must be a mapping"),
+        (["--dtype", "int8"], ConfigError, "int8"),
+        (["--device", "abacus"], ConfigError, "abacus"),
+    ],
+)
+def test_wrong_options_are_named(saved, arguments, error, words):
+    found = invoke(saved, *arguments).exception
+    assert isinstance(found, error), found
+    assert words in str(found)
+
+
+def test_errors_have_exit_code_2_and_no_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["treespec", "check", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "treespec: cannot load" in capsys.readouterr().err
