@@ -88,6 +88,11 @@ def test_every_method_of_from_config_has_its_row() -> None:
     assert {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)} == methods
 
 
+def test_snippets_of_commands_run_in_order(capsys) -> None:
+    run_page("commands.md")
+    assert "Exact as far as tested" in capsys.readouterr().out
+
+
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("prompts", "openings"):
@@ -95,7 +100,7 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
-    assert {name for name, *_ in commands} == {"warm-up", "write", "train"}
+    assert {name for name, *_ in commands} == {"check", "warm-up", "write", "train"}
     group: Any = typer.main.get_command(app)
     for name, *arguments in commands:
         given = group.commands[name].make_context(name, arguments).params

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from treespec.commands.console import CONSOLE
@@ -56,10 +57,11 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None) 
     with CONSOLE.status(f"loading {name or smollm2.NAME}"), smollm2.quiet_transformers():
         if name is None:
             model, tokenizer = smollm2.load(say=CONSOLE.print)
-            model = model.to(**options)
+            torch.nn.Module.to(model, **options)
         else:
             model, tokenizer = load_model(name, **options).eval(), load_tokenizer(name)
-    return Loaded(model.to(processor), tokenizer, name or smollm2.NAME)
+    torch.nn.Module.to(model, processor)
+    return Loaded(model, tokenizer, name or smollm2.NAME)
 
 
 def speculation_of(
@@ -95,7 +97,8 @@ def _drafters(loaded: Loaded, name: str) -> list[Any]:
         try:
             return [load_drafter(name, loaded.model)]
         except CheckpointError:  # No head; the error of loading a model says what there is.
-            draft = load_model(name).eval().to(loaded.model.device)
+            draft: Any = load_model(name).eval()
+            draft.to(loaded.model.device)
         if draft.config.get_text_config().vocab_size == loaded.model.config.get_text_config().vocab_size:
             return [draft]
         tokenizer = load_tokenizer(name)

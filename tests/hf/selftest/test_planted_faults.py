@@ -97,17 +97,11 @@ def ruled_by(rule, models):
     return TreeSpeculation(models[1], tree=KAry((2, 2), children="iid"), verification=rule)
 
 
-def altered(alter, kind, models):
-    return TreeSpeculation(models[1], tree=bugs.Altered(KAry((4, 2), children=kind), alter))
-
-
 DISTRIBUTIONS = {
     "draft probabilities without temperature": (drafting_raw, GIVEN, "draft probabilities"),
     "residual of the target": (partial(ruled_by, residual), SAMPLING, "acceptance or residual"),
-    "residual of the target, given drafter": (partial(ruled_by, residual), GIVEN, "acceptance or residual"),
     "residual of the target, enumerated": (partial(ruled_by, residual), "rule, by enumeration", "rule 'recursive' on"),
     "bonus from the parent": (partial(ruled_by, bonus), SAMPLING, "bonus tokens"),
-    "unlikely siblings pruned": (partial(altered, bugs.drop_unlikely, "iid"), GIVEN, "draft probabilities"),
 }
 
 
