@@ -57,7 +57,7 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None) 
     with CONSOLE.status(f"loading {name or smollm2.NAME}"), smollm2.quiet_transformers():
         if name is None:
             model, tokenizer = smollm2.load(say=CONSOLE.print)
-            torch.nn.Module.to(model, **options)
+            torch.nn.Module.to(model, options.get("dtype", model.dtype))
         else:
             model, tokenizer = load_model(name, **options).eval(), load_tokenizer(name)
     torch.nn.Module.to(model, processor)
