@@ -1,17 +1,27 @@
 """Prompts with images and sounds: greedy output is plain greedy output, with every way to read and to draft."""
 
+from collections import Counter
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from helpers.multimodal import BY_NAME, FAMILIES, MEDIA, START, build, prompts
 from helpers.tiny import tiny_llama
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 import treespec
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from benchmarks.joint_distribution.run import g_test
+from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import EarlyExit
-from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
+from treespec.errors import ConfigError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.protocols import Capability
 
@@ -128,3 +138,84 @@ def test_encoder_decoder_models_are_refused_by_that_name():
         model.generate(ids, **OPTIONS, custom_generate=lookups())
     with pytest.raises(UnsupportedModelError, match="is an encoder-decoder model"):
         treespec.generate(model, ids, lookups())
+
+
+def extended(inputs, tokens):
+    """A prompt of one row with some tokens of text after it."""
+    more = {"input_ids": torch.tensor([tokens]), "attention_mask": torch.ones(1, len(tokens), dtype=torch.long)}
+    more["mm_token_type_ids"] = torch.zeros_like(more["attention_mask"])
+    return inputs | {name: torch.cat([inputs[name], extra], dim=1) for name, extra in more.items()}
+
+
+def exact_distribution(model, inputs, options, depth):
+    """Every continuation of `depth` tokens and its probability, by plain decoding of one token after each prefix."""
+    known = {(): 1.0}
+    for _ in range(depth):
+        longer = {}
+        for prefix, probability in known.items():
+            one = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+            scores = model.generate(**extended(inputs, list(prefix)) if prefix else inputs, **options | one).scores[0][
+                0
+            ]
+            probs = scores.double().softmax(-1)
+            longer |= {(*prefix, t): probability * float(probs[t]) for t in probs.nonzero().flatten().tolist()}
+        known = longer
+    return known
+
+
+def test_sampled_text_after_an_image_follows_the_targets_distribution(qwen):
+    inputs = images(1, length=6)
+    options = {"do_sample": True, "top_k": 3, "temperature": 1.3, "eos_token_id": None}
+    exact = exact_distribution(qwen, inputs, options, depth=3)
+    speculation = TreeSpeculation(build(BY_NAME["qwen2_vl"]), tree=KAry((2, 2), children="iid"), seed=1)
+    rows = {"max_new_tokens": 3, "num_return_sequences": 1500}
+    out = qwen.generate(**inputs, **options | rows, custom_generate=speculation)
+    found = Counter(map(tuple, out[:, inputs["input_ids"].shape[1] :].tolist()))
+    assert sum(exact.values()) == pytest.approx(1)
+    assert g_test(np.array([found[tokens] for tokens in exact]), np.array(list(exact.values()))) > 1e-3
+    assert found.total() == sum(found[tokens] for tokens in exact)
+    assert speculation.stats.num_accepted_tokens > 100
+
+
+def test_layers_that_attend_to_images_alone_are_refused_by_name():
+    """Mllama caches an image's keys in layers of their own."""
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "vocab_size": 96, "cross_attention_layers": [1], "pad_token_id": 0}
+    text |= {"bos_token_id": 1, "eos_token_id": 2}
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_global_layers": 1}
+    vision |= {"attention_heads": 2, "image_size": 8, "patch_size": 4, "max_num_tiles": 1, "vision_output_dim": 32}
+    vision |= {"supported_aspect_ratios": [[1, 1]], "intermediate_layers_indices": [0]}
+    model = MllamaForConditionalGeneration(
+        MllamaConfig(vision_config=vision, text_config=text, image_token_index=95)
+    ).eval()
+    inputs = {"input_ids": torch.tensor([[95, 5, 6, 7]]), "pixel_values": torch.randn(1, 1, 1, 3, 8, 8)}
+    inputs |= {"aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long), "aspect_ratio_mask": torch.ones(1, 1, 1).long()}
+    inputs["cross_attention_mask"] = torch.ones(1, 4, 1, 1, dtype=torch.long)
+    with pytest.raises(UnsupportedModelError, match="MllamaForConditionalGeneration"):
+        model.generate(**inputs, **OPTIONS, custom_generate=lookups())
+
+
+def test_models_with_states_take_text_and_refuse_images():
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 96,
+    }
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes |= {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    }
+    family = BY_NAME["qwen3_vl"]
+    vision = {name: value for name, value in family.vision.items() if name != "deepstack_visual_indexes"}
+    config = Qwen3_5Config(text_config=sizes, vision_config=vision, **family.options)
+    model = Qwen3_5ForConditionalGeneration(config).eval()
+    model.generation_config.pad_token_id = 0
+    with pytest.warns(TreespecWarning, match="by chains"):
+        out = model.generate(**prompts(family, [0]), **OPTIONS, custom_generate=lookups())
+    assert torch.equal(out, model.generate(**prompts(family, [0]), **OPTIONS))
+    with pytest.raises(UnsupportedModelError, match="text only"):
+        model.generate(**prompts(family, [1]), **OPTIONS, custom_generate=lookups())
