@@ -6,6 +6,7 @@ from treespec.hf.cache.caches import new_cache
 from treespec.hf.cache.slot_cache import commit_cache
 from treespec.hf.cpu.optimized_model import OptimizedModel, optimize, restore
 from treespec.hf.generation.decoder import SpeculativeDecoder
+from treespec.hf.generation.grammar import GrammarProcessor, GrammarState
 from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.generation.vllm_config import from_config
 from treespec.hf.loading.drafters import make_draft_model
@@ -17,6 +18,8 @@ from treespec.hf.selftest.report import CheckReport
 
 __all__ = [
     "CheckReport",
+    "GrammarProcessor",
+    "GrammarState",
     "OptimizedModel",
     "SpeculativeDecoder",
     "TreeScorer",

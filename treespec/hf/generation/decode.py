@@ -24,6 +24,7 @@ from treespec.engine.request import Request, Result
 from treespec.errors import ConfigError, TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
+from treespec.hf.generation.grammar import after_prompt
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
@@ -121,7 +122,8 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         has_records=options.record_steps,
     )
     try:
-        result = speculate(target, options.drafter, request)
+        with after_prompt(call.processors, call.input_ids.shape[1]):
+            result = speculate(target, options.drafter, request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
         if call.num_rows == 1:

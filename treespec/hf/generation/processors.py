@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation import logits_process as library
 
 from treespec.errors import LogitsError, UnsupportedModeError
+from treespec.hf.generation.grammar import GrammarProcessor
 
 _PATH_FREE = (
     library.TemperatureLogitsWarper,
@@ -46,6 +47,9 @@ _ROW_FREE = (
 _STATEFUL = (library.UnbatchedClassifierFreeGuidanceLogitsProcessor, library.SynthIDTextWatermarkLogitsProcessor)
 """Processors with state from call to call, which cannot be applied to several branches."""
 
+_STATEFUL_PACKAGES = ("xgrammar", "outlines")
+"""Packages whose processors have state: they follow one text by counting their calls."""
+
 
 class TreeProcessors:
     """`PathProcessors` over a list of transformers logits processors.
@@ -63,12 +67,7 @@ class TreeProcessors:
 
     def __init__(self, processors: Sequence[library.LogitsProcessor], num_rows: int) -> None:
         for processor in processors:
-            if isinstance(processor, _STATEFUL):
-                name = type(processor).__name__
-                raise UnsupportedModeError(
-                    f"{name} keeps state between calls and cannot be applied along the branches of a tree; switch it "
-                    "off (guidance_scale, watermarking_config) or decode without speculation"
-                )
+            _check_has_no_state(processor)
         self._processors = [FastTopP(p) if type(p) is library.TopPLogitsWarper else p for p in processors]
         self._num_rows = num_rows
         self.is_path_free = all(type(p) in _PATH_FREE for p in processors)
@@ -92,6 +91,20 @@ class TreeProcessors:
             return processor(batch_ids, batch_scores)[row]  # pyright: ignore[reportArgumentType]
 
         return torch.stack([one(i) for i in range(len(ids))])
+
+
+def _check_has_no_state(processor: library.LogitsProcessor) -> None:
+    kind = type(processor)
+    if isinstance(processor, _STATEFUL):
+        instead = "switch it off (guidance_scale, watermarking_config) or decode without speculation"
+    elif kind.__module__.split(".")[0] in _STATEFUL_PACKAGES:
+        instead = "give the grammar to treespec.hf.GrammarProcessor instead, which follows every branch"
+    else:
+        return
+    name = f"{kind.__module__}.{kind.__name__}"
+    raise UnsupportedModeError(
+        f"{name} keeps state between calls and cannot be applied along the branches of a tree; {instead}"
+    )
 
 
 class FastTopP(library.LogitsProcessor):
@@ -132,4 +145,4 @@ class FastTopP(library.LogitsProcessor):
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
-    return isinstance(processor, FastTopP) or (type(processor) in _ROW_FREE and not has_row_lengths)
+    return isinstance(processor, (FastTopP, GrammarProcessor)) or (type(processor) in _ROW_FREE and not has_row_lengths)
