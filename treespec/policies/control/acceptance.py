@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treespec.policies.control.candidates import Candidates
+from treespec.policies.control.candidates import Candidate, Candidates
 from treespec.policies.control.times import MOST_NODES
 from treespec.policies.heap import grow_best_first
 
@@ -144,7 +144,8 @@ class Acceptance:
         """
         path = self._record(tree, emitted)
         shown = self._replay(tree, path, loss, curve)
-        known = self._candidates.known(run, tree, path)
+        self._complete_chains(shown[0], tree, path, self._candidates[run])
+        known = self._candidates.known(run)
         self._sums[:, known] += shown[:, known]
         self._weights[known] += 1
         self._ratio[0] = STEP_MEMORY * self._ratio[0] + shown[0, run]
@@ -184,9 +185,19 @@ class Acceptance:
         is_any = inside.any(1)
         return np.array([right[rows, last] * is_any, nodes[rows, last] * is_any, levels])
 
+    def _complete_chains(self, accepted: np.ndarray, tree: DraftedTree, path: Sequence[int], run: Candidate) -> None:
+        """Add to chains longer than what was drafted, where all of that was right, what they would probably accept."""
+        length = sum(tree.is_first) - 1
+        is_cut = length == run.depth or len(tree.tokens) == run.num_nodes
+        if is_cut and sum(tree.is_first[node] for node in path) == length:
+            for number in np.flatnonzero(self._candidates.chains & (self._candidates.depths > length)):
+                below = self._first[length + 1 : self._candidates[number].depth + 1]
+                accepted[number] += below.sum() / self._first[length]
+
     def _extrapolate(self) -> np.ndarray:
         """Accepted tokens, nodes and levels of every candidate if acceptance depended on depth and rank alone."""
         table = self.calibration.table()
+        self._first = np.cumprod([1.0, *(row[0] for row in table)])
 
         def children_of(depth: int) -> list[tuple[float, int, int]]:
             return [(prob, rank, depth + 1) for rank, prob in enumerate(table[min(depth, NUM_DEPTHS - 1)])]

@@ -1,18 +1,12 @@
 """What may be drafted in a step: nothing, a chain, or a best-first tree of some budget and depth."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from treespec.policies.best_first import BestFirst
 from treespec.policies.chain import Chain
 from treespec.protocols import TreePolicy
-
-if TYPE_CHECKING:
-    from treespec.policies.control.acceptance import DraftedTree
 
 PLAIN = 0
 """The number of the candidate that drafts nothing."""
@@ -68,19 +62,12 @@ class Candidates(list[Candidate]):
         allowed = (depths <= self.depths[:, None]) & (is_first | ~self.chains[:, None])
         return allowed & (np.cumsum(allowed, 1) <= self.nodes[:, None])
 
-    def known(self, run: int, tree: DraftedTree, path: Sequence[int]) -> np.ndarray:
-        """Of which candidates it is known what they would have accepted where number `run` drafted `tree`, bool [C].
+    def known(self, run: int) -> np.ndarray:
+        """Of which candidates a tree that number `run` drafted says what they would have accepted, bool [C].
 
-        `path` are the tree's nodes that were emitted.
+        It depends on no tree: to learn of large candidates only where little was drafted would underestimate them.
+        Chains are always known, see `Acceptance`.
         """
-        wanted, num_drafted, deepest = self[run], len(tree.tokens) - 1, max(tree.depths)
-        # A tree smaller than its budget and depth allow is what larger candidates would have drafted too.
-        is_small = num_drafted < wanted.num_nodes - 1 and not wanted.is_chain
-        found = (self.nodes <= num_drafted) | is_small
-        found &= (self.depths <= wanted.depth) | (deepest < wanted.depth)
-        if wanted.is_chain:
-            found &= self.chains
-        # A chain is known where it is in the tree, or where the text left it.
-        first = [node for node in range(1, num_drafted + 1) if tree.is_first[node]]
-        right = sum(tree.is_first[node] for node in path)
-        return np.where(self.chains, (self.depths <= len(first)) | (right < len(first)), found)
+        wanted = self[run]
+        is_within = (self.nodes < wanted.num_nodes) & (self.depths <= wanted.depth) & (not wanted.is_chain)
+        return is_within | self.chains | (np.arange(len(self)) == run)

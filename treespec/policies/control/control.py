@@ -26,7 +26,7 @@ LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
-MOST_LEARNED_ROWS = 2
+MOST_LEARNED_ROWS = 1
 """Rows of a batch that a step is learned from, in turn: so that large batches cost no more."""
 
 

@@ -19,6 +19,8 @@ FIRST_WEIGHT = 6.0
 UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
 """A pass's time by nodes, relative to one node, where nothing was measured."""
 FORGETTING = 0.97
+DETAIL_MEMORY = 0.98
+"""The factor per step on what is known beyond the profile about a number of nodes."""
 
 _BITS = np.array([n.bit_length() for n in range(MOST_NODES + 1)])
 
@@ -52,6 +54,8 @@ class PassTimes:
         error = log(max(ms, 1e-6) / float(self._shape(np.array([num_rows * num_nodes]))[0])) - sum(known)
         level = self._levels.setdefault(_key(num_rows, context), _Factor(known[0], self._weight))
         detail = self._details.setdefault(_key(num_rows, num_nodes), _Factor(known[1], FIRST_WEIGHT))
+        for factor in self._details.values():
+            factor.value *= DETAIL_MEMORY  # What was measured long ago, at another load, is not believed for good.
         level.move(error)
         detail.move(error / 2)
 
@@ -75,12 +79,12 @@ class DraftTimes:
     """The time of drafting: a start, a pass per level and a little per node, by regression on the rounds served.
 
     Args:
-        level_ms: what a level is expected to take before anything was observed.
+        level_ms: what a level is expected to take before anything was observed; 0: drafting takes no pass per level.
     """
 
     def __init__(self, level_ms: float = 0.0) -> None:
         self._prior = np.array([0.2, level_ms, 0.01])
-        self._precision = np.diag([1.0, 4.0, 100.0])
+        self._precision = np.diag([1.0, 4.0 if level_ms > 0 else 400.0, 400.0])
         self._moments, self._products = np.zeros((3, 3)), np.zeros(3)
         self._ratios: deque[float] = deque(maxlen=3)
         self.coefficients = self._prior

@@ -1,0 +1,51 @@
+"""Pass times are measured once, kept, and read again; damaged files are written anew."""
+
+import json
+
+import pytest
+from helpers.tiny import tiny_llama
+
+import treespec
+from treespec.errors import TreespecWarning
+from treespec.hf.models import pass_times as module
+from treespec.hf.models.pass_times import pass_times
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "NUM_ROUNDS", 1)
+    return tmp_path / "treespec" / "passes"
+
+
+def test_measured_once_and_kept(folder, monkeypatch):
+    found = pass_times(tiny_llama())
+    assert sorted(found) == sorted(module.NUM_NODES)
+    assert min(found.values()) > 0
+    (file,) = folder.iterdir()
+    assert {int(n): ms for n, ms in json.loads(file.read_text())["pass_ms"].items()} == found
+    monkeypatch.setattr(module, "measure", lambda facts: {1: 7.0})
+    assert pass_times(tiny_llama()) == found  # Another object of the same shapes.
+    assert pass_times(tiny_llama(), is_remeasured=True) == {1: 7.0}
+    assert pass_times(tiny_llama(num_layers=3)) == {1: 7.0}
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_optimised_layers_have_times_of_their_own(monkeypatch):
+    model, times = tiny_llama(), iter([{1: 7.0}, {1: 5.0}])
+    monkeypatch.setattr(module, "measure", lambda facts: next(times))
+    assert pass_times(model) == {1: 7.0}
+    with treespec.optimize(model):
+        assert pass_times(model) == {1: 5.0}
+    assert pass_times(model) == {1: 7.0}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1, "pass_ms": {}}', '{"format": 1, "pass_ms": {"1": "x"}}'])
+def test_damaged_files(folder, monkeypatch, text):
+    monkeypatch.setattr(module, "measure", lambda facts: {1: 7.0})
+    pass_times(tiny_llama())
+    (file,) = folder.iterdir()
+    file.write_text(text)
+    with pytest.warns(TreespecWarning, match="is ignored and written again"):
+        assert pass_times(tiny_llama()) == {1: 7.0}
+    assert json.loads(file.read_text())["pass_ms"] == {"1": 7.0}
