@@ -1,4 +1,4 @@
-"""`tree="auto"` through `generate`: the same output, choices with reasons, seeds that repeat whatever the clock says."""
+"""`tree="auto"` through `generate`: the same output, choices with reasons, seeds that repeat at any times."""
 
 from itertools import count
 
