@@ -1,4 +1,4 @@
-"""Pass times are measured once, kept, and read again; damaged files are written anew."""
+"""Pass times are measured once, kept, and read again; damaged files are replaced."""
 
 import json
 

@@ -38,7 +38,7 @@ class OfStep:
 
 
 def decode(rng, scheme, rule, shapes, is_peeking=False):
-    """Three tokens; the times that the control is told depend on the tokens so far, so its choices do too."""
+    """Three tokens; the times that the control receives depend on the tokens so far, so its choices do too."""
     control, text, step = Control(max_nodes=4, pass_ms=PASS_MS), (), 0
     control.begin(Call("drafter", is_sampling=True))
     while len(text) < 3:
