@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treespec.policies.best_first import BestFirst
+from treespec.policies.best_first import CHILD_SHARE, BestFirst
 from treespec.policies.chain import Chain
 from treespec.protocols import TreePolicy
 
@@ -35,7 +35,8 @@ class Candidate(NamedTuple):
     def policy(self) -> TreePolicy:
         if self.is_chain:
             return Chain(self.depth)
-        return BestFirst(self.num_nodes, depth=None if self.depth == ANY_DEPTH else self.depth)
+        depth = None if self.depth == ANY_DEPTH else self.depth
+        return BestFirst(self.num_nodes, depth=depth, child_share=CHILD_SHARE)
 
 
 class Candidates(list[Candidate]):
