@@ -23,7 +23,7 @@ _CELLS = NUM_RANKS * (NUM_BINS + 2)
 PRIOR_TRIALS = 12.0
 MEMORY = 0.995
 """The factor on a cell's counts per trial."""
-STEP_MEMORY = 0.97
+STEP_MEMORY = 0.985
 """The factor on what candidates have shown per step."""
 EXTRAPOLATION_STEPS = 2.0
 """The weight of what acceptance by depth and rank predicts, in steps."""
