@@ -53,6 +53,12 @@ class Candidates(list[Candidate]):
         self.depths = np.array([c.depth for c in self])
         self.chains = np.array([c.is_chain for c in self])
         self.most_nodes = int(self.nodes.max())
+        self.known = [self._known(run) for run in range(len(self))]
+        """By candidate: of which ones a tree that it drafted says what they would have accepted, bool [C].
+
+        It depends on no tree: to learn of large candidates only where little was drafted would underestimate them.
+        Chains are always known, see `Acceptance`.
+        """
 
     def inside(self, depths: np.ndarray, is_first: np.ndarray) -> np.ndarray:
         """Which of n nodes in order of falling value each candidate drafts, bool [C, n].
@@ -63,12 +69,7 @@ class Candidates(list[Candidate]):
         allowed = (depths <= self.depths[:, None]) & (is_first | ~self.chains[:, None])
         return allowed & (np.cumsum(allowed, 1) <= self.nodes[:, None])
 
-    def known(self, run: int) -> np.ndarray:
-        """Of which candidates a tree that number `run` drafted says what they would have accepted, bool [C].
-
-        It depends on no tree: to learn of large candidates only where little was drafted would underestimate them.
-        Chains are always known, see `Acceptance`.
-        """
+    def _known(self, run: int) -> np.ndarray:
         wanted = self[run]
         is_within = (self.nodes < wanted.num_nodes) & (self.depths <= wanted.depth) & (not wanted.is_chain)
         return is_within | self.chains | (np.arange(len(self)) == run)
