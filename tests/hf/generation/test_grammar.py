@@ -2,13 +2,17 @@
 
 import json
 import re
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 
+import treespec
+from benchmarks.joint_distribution.run import g_test
 from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import DraftModel
 from treespec.errors import ConfigError, UnsupportedModeError
@@ -148,6 +152,48 @@ def all_drafts_are_rising(speculation, num_rows):
             is_right = is_right and all(is_rising(texts[row] + path) for path in paths)
             texts[row] += emitted
     return is_right
+
+
+class SometimesRising(Rising):
+    """Rising texts in which 11 is followed by 13 and 13 by 17."""
+
+    def fork(self):
+        return SometimesRising(self.last)
+
+    def mask(self):
+        following = {11: 13, 13: 17}.get(self.last)
+        return super().mask() if following is None else torch.arange(60) == following
+
+
+@torch.no_grad()
+def constrained_distribution(model, ids, state, depth):
+    """Every allowed continuation and its probability under top-k 3 and temperature 2, from plain passes."""
+    if depth == 0:
+        return {(): 1.0}
+    logits = model(ids).logits[0, -1].double()[:60].masked_fill(~state.mask(), -torch.inf) / 2
+    logits[logits < logits.topk(3).values[-1]] = -torch.inf
+    found = {}
+    for token in logits.isfinite().nonzero().flatten().tolist():
+        fork, probability = state.fork(), float(logits.softmax(-1)[token])
+        fork.advance(token)
+        rest = constrained_distribution(model, torch.cat([ids, torch.tensor([[token]])], 1), fork, depth - 1)
+        found |= {(token, *tokens): probability * p for tokens, p in rest.items()}
+    return found
+
+
+@pytest.mark.parametrize("has_draft_model", [False, True])
+def test_sampled_text_follows_the_targets_constrained_distribution(target, draft, has_draft_model):
+    processor, inputs = GrammarProcessor(SometimesRising(9)), {"input_ids": prompt(1, length=5)}
+    options = {"do_sample": True, "top_k": 3, "temperature": 2.0, "logits_processor": LogitsProcessorList([processor])}
+    exact = constrained_distribution(target, inputs["input_ids"], SometimesRising(9), 4)
+    speculation, found = TreeSpeculation(draft if has_draft_model else TokenRecycling(), tree=6), Counter()
+    for seed in (1, 2):
+        rows = {"max_new_tokens": 4, "num_return_sequences": 400, "seed": seed}
+        out = treespec.generate(target, speculation=speculation, **inputs, **options, **rows)
+        found += Counter(map(tuple, out[:, 5:].tolist()))
+    assert found.total() == sum(found[tokens] for tokens in exact)
+    assert g_test(np.array([found[tokens] for tokens in exact]), np.array(list(exact.values()))) > 1e-3
+    assert speculation.stats.num_accepted_tokens > 100
 
 
 def byte_tokenizer():

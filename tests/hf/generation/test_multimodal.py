@@ -2,10 +2,12 @@
 
 from collections import Counter
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from helpers.continuations import exact_distribution
 from helpers.multimodal import BY_NAME, FAMILIES, MEDIA, START, build, prompts
 from helpers.tiny import tiny_llama
 from transformers import (
@@ -140,33 +142,10 @@ def test_encoder_decoder_models_are_refused_by_that_name():
         treespec.generate(model, ids, lookups())
 
 
-def extended(inputs, tokens):
-    """A prompt of one row with some tokens of text after it."""
-    more = {"input_ids": torch.tensor([tokens]), "attention_mask": torch.ones(1, len(tokens), dtype=torch.long)}
-    more["mm_token_type_ids"] = torch.zeros_like(more["attention_mask"])
-    return inputs | {name: torch.cat([inputs[name], extra], dim=1) for name, extra in more.items()}
-
-
-def exact_distribution(model, inputs, options, depth):
-    """Every continuation of `depth` tokens and its probability, by plain decoding of one token after each prefix."""
-    known = {(): 1.0}
-    for _ in range(depth):
-        longer = {}
-        for prefix, probability in known.items():
-            one = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
-            scores = model.generate(**extended(inputs, list(prefix)) if prefix else inputs, **options | one).scores[0][
-                0
-            ]
-            probs = scores.double().softmax(-1)
-            longer |= {(*prefix, t): probability * float(probs[t]) for t in probs.nonzero().flatten().tolist()}
-        known = longer
-    return known
-
-
 def test_sampled_text_after_an_image_follows_the_targets_distribution(qwen):
     inputs = images(1, length=6)
     options = {"do_sample": True, "top_k": 3, "temperature": 1.3, "eos_token_id": None}
-    exact = exact_distribution(qwen, inputs, options, depth=3)
+    exact = exact_distribution(partial(qwen.generate, **options), inputs, depth=3)
     speculation = TreeSpeculation(build(BY_NAME["qwen2_vl"]), tree=KAry((2, 2), children="iid"), seed=1)
     rows = {"max_new_tokens": 3, "num_return_sequences": 1500}
     out = qwen.generate(**inputs, **options | rows, custom_generate=speculation)
