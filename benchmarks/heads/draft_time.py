@@ -28,7 +28,6 @@ import torch
 from torch import nn
 
 import treespec
-from benchmarks.common import smollm2
 from benchmarks.common.prompts import DEMO
 from benchmarks.common.settings import (
     RESULTS,
@@ -41,6 +40,7 @@ from benchmarks.common.settings import (
 )
 from treespec.drafters import Eagle3
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.loading import smollm2
 from treespec.policies import as_policy
 from treespec.protocols import History, Session, VerifiedStep
 from treespec.sampling import NoProcessors
