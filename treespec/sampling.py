@@ -94,8 +94,8 @@ def race_of_blocks(probs: Tensor, k: int, size: int, generator: torch.Generator)
     """`race` with clocks for the blocks of `size` tokens, then for the tokens of the first k blocks.
 
     The first arrival of a block has its sum as rate, and the first k tokens are in the first k blocks. Which token of a
-    block arrives first does not depend on when, and the others' clocks start again at that moment: times are those of
-    clocks of the block's own, moved so that the first rings when the block does.
+    block arrives first does not depend on when, and the others' clocks start again at that moment. So each of the k
+    blocks draws one clock per token, and all of them are moved so that the first one rings when the block's does.
     """
     missing = -probs.shape[-1] % size
     blocks = (torch.nn.functional.pad(probs, (0, missing)) if missing else probs).unflatten(-1, (-1, size))

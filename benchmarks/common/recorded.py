@@ -35,7 +35,7 @@ MANY_PENDING = 128
 
 
 def without_layers(model: PreTrainedModel, left_out: Sequence[int] = LEFT_OUT) -> PreTrainedModel:
-    """A model of the llama family without some of its layers; the weights are shared with the given one."""
+    """A Llama model without some of its layers; the weights are shared with the given one."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers -= len(left_out)
     given: Any = model

@@ -14,7 +14,7 @@ from treespec.engine.stats import StepRecord
 from treespec.tree import TokenTree, Verdict
 
 
-def telling_step(steps: Sequence[StepRecord]) -> int:
+def most_instructive_step(steps: Sequence[StepRecord]) -> int:
     """The index of the step whose accepted path leaves the first children most often; the first third, when the
     drafters know little of the text, and chains are left out where possible."""
     eligible = [i for i, step in enumerate(steps) if not step.trees[0].is_chain and i >= len(steps) // 3]

@@ -30,7 +30,7 @@ from benchmarks.common import prompts
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.settings import load_average, parser, settings, write_json
-from benchmarks.demo.picture import node_probs, telling_step, terminal_tree
+from benchmarks.demo.picture import most_instructive_step, node_probs, terminal_tree
 from benchmarks.demo.report import PLAIN, Agreements, Run, Runs, measured_of, prompt_table, speeds, summary_table
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
 from treespec.hf.cpu import prepack_linears
@@ -182,7 +182,7 @@ def picture_step(bench: Bench, path: Path, console: Console) -> None:
     """Show a real step in the terminal and draw it to `path`."""
     speculation = TreeSpeculation(bench.drafters(), tree=PICTURED_NODES, record_steps=True)
     bench.decode(PICTURED_PROMPT, {"custom_generate": speculation})
-    index = telling_step(speculation.steps)
+    index = most_instructive_step(speculation.steps)
     tree, verdict = speculation.steps[index].trees[0], speculation.steps[index].verdicts[0]
     before = [token for earlier in speculation.steps[:index] for token in earlier.emitted[0]]
     prefix = torch.cat([bench.inputs[PICTURED_PROMPT]["input_ids"][0], torch.tensor(before, dtype=torch.int64)])

@@ -111,7 +111,7 @@ _GEMMA_N = _MIXED | {
 }
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48}
 
-FAMILIES: tuple[Multimodal, ...] = (
+KINDS: tuple[Multimodal, ...] = (
     Multimodal(
         "qwen2_vl",
         _MROPE,
@@ -330,15 +330,15 @@ FAMILIES: tuple[Multimodal, ...] = (
         "mm_token_type_ids",
     ),
 )
-BY_NAME = {family.model_type: family for family in FAMILIES}
+BY_NAME = {kind.model_type: kind for kind in KINDS}
 
 
-def build(family: Multimodal, attention: str | None = None) -> PreTrainedModel:
+def build(kind: Multimodal, attention: str | None = None) -> PreTrainedModel:
     """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
-    options = dict(family.options) | {family.tower: dict(family.vision), "tie_word_embeddings": False}
-    if family.text is not None:
-        options["text_config"] = _TEXT | dict(family.text)
-    config = AutoConfig.for_model(family.model_type, **options)
+    options = dict(kind.options) | {kind.tower: dict(kind.vision), "tie_word_embeddings": False}
+    if kind.text is not None:
+        options["text_config"] = _TEXT | dict(kind.text)
+    config = AutoConfig.for_model(kind.model_type, **options)
     chosen = attention or "sdpa"
     with torch.random.fork_rng(devices=[]), _without_timm():
         torch.manual_seed(0)
@@ -348,10 +348,10 @@ def build(family: Multimodal, attention: str | None = None) -> PreTrainedModel:
     return model
 
 
-def prompts(family: Multimodal, num_images: Sequence[int], length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
+def prompts(kind: Multimodal, num_images: Sequence[int], length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
     """Arguments of `generate`: one row for each number of images, left-padded; each image is followed by some text."""
     generator = torch.Generator().manual_seed(seed)
-    placeholder = VOCAB_SIZE if family.options.get("image_token_index") == VOCAB_SIZE else MEDIA
+    placeholder = VOCAB_SIZE if kind.options.get("image_token_index") == VOCAB_SIZE else MEDIA
 
     def text(count: int) -> list[int]:
         return torch.randint(3, 83, (count,), generator=generator).tolist()
@@ -360,16 +360,16 @@ def prompts(family: Multimodal, num_images: Sequence[int], length: int = 12, see
     for row, count in enumerate(num_images):
         ids = text(length - 2 * row)
         for _ in range(count):
-            ids += [START, *[placeholder] * family.num_tokens, END, *text(3)]
+            ids += [START, *[placeholder] * kind.num_tokens, END, *text(3)]
         rows.append(ids)
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     inputs = {"input_ids": ids, "attention_mask": mask}
     if sum(num_images):
-        inputs |= family.features(sum(num_images))
-    if family.token_types:
-        inputs[family.token_types] = (ids == placeholder).long()
+        inputs |= kind.features(sum(num_images))
+    if kind.token_types:
+        inputs[kind.token_types] = (ids == placeholder).long()
     return inputs
 
 

@@ -115,7 +115,7 @@ def shifted(probs: np.ndarray, distance: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("distance", [0.0, 0.02, 0.1])
-def test_statistics_tell_a_shifted_distribution(distance):
+def test_statistics_find_a_shifted_distribution(distance):
     random = np.random.default_rng(0)
     probs = random.dirichlet(np.ones(512))
     halves = random.multinomial(100_000, shifted(probs, distance), size=2)

@@ -113,7 +113,7 @@ def test_policies_that_sample_refuse_candidates(target, inputs, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_auto_admits_what_every_policy_samples(target, inputs, draft, policy):
+def test_auto_verifies_the_trees_of_every_policy(target, inputs, draft, policy):
     """`verification="auto"` names a lossless rule for the trees, and the policy's children are what it says."""
     options = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
     speculation = treespec.TreeSpeculation(DraftModel(draft), tree=POLICIES[policy](), seed=1, record_steps=True)

@@ -293,7 +293,7 @@ def test_simulate_round_agrees_with_an_independent_loop(seed):
     assert out == {"accepted_tokens": expected, "num_generated": len(expected), "acceptance_rate": round(kept / 4, 4)}
 
 
-def test_explain_round_tells_both_readings():
+def test_explain_round_reports_both_readings():
     round_ = explain_round([0.3, 0.2, 0.1, 0.5], [0.2, 0.4, 0.5, 0.5], [0.99, 0.4, 0.6, 0.0])
     assert [step.verdict for step in round_.steps] == ["accepted", "accepted", "rejected", "discarded"]
     assert [step.ratio for step in round_.steps] == pytest.approx([1.5, 0.5, 0.2, 1.0])

@@ -26,7 +26,7 @@ from treespec.testing import (
 from treespec.verification import RULES
 from treespec.verification.dense.scans import scan_rejection, scan_traversal
 
-# Family, vocabulary and branching: with `make test-all` 1,000 pairs of distributions are spread over these.
+# Sampling scheme, vocabulary size and branching: 1,000 pairs (`make test-all`) are spread over these.
 CONFIGURATIONS = [
     (IID, 3, (2, 1)),
     (IID, 2, (2, 2)),

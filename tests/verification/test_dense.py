@@ -235,7 +235,7 @@ def test_nan_of_the_draft_raises_from_the_copy() -> None:
 @pytest.mark.parametrize(
     "probs", [[torch.nan, 0.5, 0.5], [torch.inf, 0, 0], [0.5, 0.5, 0.5], [1.5, -0.5, 0], [0, 0, 0]]
 )
-def test_distributions_that_are_none_raise_from_the_copy(name: str, probs: list[float]) -> None:
+def test_invalid_distributions_raise_from_the_copy(name: str, probs: list[float]) -> None:
     trees, target_probs = two_rows()
     uniforms = torch.full((2, 3), 0.5)
     for row, node in ((0, 0), (0, 2), (1, 0)):
@@ -246,7 +246,7 @@ def test_distributions_that_are_none_raise_from_the_copy(name: str, probs: list[
 
 
 @pytest.mark.parametrize("score", [torch.nan, torch.inf, -torch.inf])
-def test_greedy_scores_that_are_none_raise_from_the_copy(score: float) -> None:
+def test_invalid_greedy_scores_raise_from_the_copy(score: float) -> None:
     trees, target_probs = two_rows()
     scores = target_probs.nan_to_num(torch.nan)
     scores[0, 1] = score

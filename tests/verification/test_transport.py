@@ -32,11 +32,11 @@ from treespec.verification.comparison.transport import best_transport, pair_supp
 from treespec.verification.optimum import optimum_iid, optimum_without_replacement
 
 RULES = [OptimalTransport(), TransportTraversal()]
-FAMILIES = [IID, WITHOUT_REPLACEMENT]
+SCHEMES = [IID, WITHOUT_REPLACEMENT]
 PAIR_SHAPES = ["chain", "2x2", "unbalanced", "adaptive depth"]
 
 by_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-by_family = pytest.mark.parametrize("scheme", FAMILIES)
+by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 def random_fractions(rng: np.random.Generator, size: int, num_zeros: int = 0) -> list[Fraction]:
@@ -66,7 +66,7 @@ def is_feasible(accepted, demand, supply, slack=0) -> bool:
     )
 
 
-@by_family
+@by_scheme
 def test_the_flow_is_feasible_and_as_large_as_networkx_finds(scheme):
     rng = np.random.default_rng(4)
     for _ in range(60):
@@ -83,7 +83,7 @@ def test_the_flow_is_feasible_and_as_large_as_networkx_finds(scheme):
         assert sum(map(sum, floats)) == pytest.approx(float(sum(map(sum, accepted))), abs=1e-12)
 
 
-@by_family
+@by_scheme
 def test_the_flow_is_optimal_at_the_widest_support(scheme):
     rng = np.random.default_rng(9)
     for _ in range(20):
@@ -96,7 +96,7 @@ def test_the_flow_is_optimal_at_the_widest_support(scheme):
 
 
 @by_rule
-@by_family
+@by_scheme
 @pytest.mark.parametrize("shape", PAIR_SHAPES)
 @pytest.mark.parametrize("vocab_size", [1, 2, 3])
 def test_exact_distribution_in_float64(rule, scheme, shape, vocab_size, record_property):
@@ -108,7 +108,7 @@ def test_exact_distribution_in_float64(rule, scheme, shape, vocab_size, record_p
 
 
 @by_rule
-@by_family
+@by_scheme
 @pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
 def test_exact_distribution_in_rational_arithmetic(rule, scheme, name, record_property):
     target, drafts = distribution_pairs(3, is_exact=True)[name]
@@ -120,7 +120,7 @@ def test_exact_distribution_in_rational_arithmetic(rule, scheme, name, record_pr
 
 
 @by_rule
-@by_family
+@by_scheme
 @pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive depth"])
 @pytest.mark.parametrize("name", list(distribution_pairs(3, is_exact=True)))
 def test_exact_distribution_of_every_pair_shape_in_rational_arithmetic(rule, scheme, shape, name, record_property):
@@ -131,7 +131,7 @@ def test_exact_distribution_of_every_pair_shape_in_rational_arithmetic(rule, sch
 
 
 @by_rule
-@by_family
+@by_scheme
 def test_exact_distribution_of_a_two_by_two_tree_over_three_tokens(rule, scheme, record_property):
     target, drafts = distribution_pairs(3, is_exact=True, seed=2)["generic"]
     assert assert_lossless(rule, ToyDrafter(scheme, FixedShape.kary(2, 2), drafts), target).error == 0
@@ -139,7 +139,7 @@ def test_exact_distribution_of_a_two_by_two_tree_over_three_tokens(rule, scheme,
 
 
 @by_rule
-@by_family
+@by_scheme
 def test_the_per_node_optimum_is_attained(rule, scheme):
     for seed in range(40):
         vocab = 2 + seed % 5

@@ -38,7 +38,7 @@ def test_tokens_match_by_what_they_spell_special_ones_by_name_or_role():
     assert shared_tokens(ToyCodec(["<a>"]), ToyCodec(["a"])).tolist() == [-1], "a special token is no text"
 
 
-def test_texts_are_told_one_to_one_and_the_rest_by_its_spelling():
+def test_shared_tokens_translate_one_to_one_and_the_rest_by_spelling():
     translate = Translator(TARGET, DRAFT, torch.tensor(DRAFT_IDS))
     assert translate([1, 4, 3, 7]) == [3, 3, 2, 1, 5], "ab becomes a and b"
     assert translate([4, 5, 6]) == [3, 2, 2, 1, 0], "special tokens have one meaning in both"

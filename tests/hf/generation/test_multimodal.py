@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.continuations import exact_distribution
-from helpers.multimodal import BY_NAME, FAMILIES, MEDIA, START, build, prompts
+from helpers.multimodal import BY_NAME, KINDS, MEDIA, START, build, prompts
 from helpers.tiny import tiny_llama
 from transformers import (
     BartConfig,
@@ -29,7 +29,7 @@ from treespec.protocols import Capability
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
 RARE = ("llava_next", "smolvlm", "ovis2", "gemma3n", "glm4v", "aya_vision")
-ZOO = [pytest.param(f, marks=[pytest.mark.slow] * (f.model_type in RARE), id=str(f)) for f in FAMILIES]
+ZOO = [pytest.param(f, marks=[pytest.mark.slow] * (f.model_type in RARE), id=str(f)) for f in KINDS]
 
 
 def lookups() -> TreeSpeculation:
@@ -50,17 +50,17 @@ def images(*num_images, name="qwen2_vl", **options):
     return prompts(BY_NAME[name], num_images, **options)
 
 
-@pytest.mark.parametrize("family", ZOO)
-def test_greedy_equals_plain(family):
+@pytest.mark.parametrize("kind", ZOO)
+def test_greedy_equals_plain(kind):
     """Text alone, then a left-padded batch of several images, none and one; the images matter."""
-    model, speculation = build(family), lookups()
-    text, mixed = prompts(family, [0]), prompts(family, [2, 0, 1] if family.can_batch else [1])
+    model, speculation = build(kind), lookups()
+    text, mixed = prompts(kind, [0]), prompts(kind, [2, 0, 1] if kind.can_batch else [1])
     for inputs in (text, mixed, mixed):
         plain = model.generate(**inputs, **OPTIONS)
         assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
     assert speculation.stats.num_accepted_tokens > 0  # It has seen these texts before.
     changed = {
-        name: x.flip(-1) if name in family.features(1) and x.is_floating_point() else x for name, x in mixed.items()
+        name: x.flip(-1) if name in kind.features(1) and x.is_floating_point() else x for name, x in mixed.items()
     }
     assert not torch.equal(model.generate(**changed, **OPTIONS), plain)
 
@@ -188,13 +188,13 @@ def test_models_with_states_take_text_and_refuse_images():
         "linear_value_head_dim": 8,
         "layer_types": ["linear_attention", "full_attention"],
     }
-    family = BY_NAME["qwen3_vl"]
-    vision = {name: value for name, value in family.vision.items() if name != "deepstack_visual_indexes"}
-    config = Qwen3_5Config(text_config=sizes, vision_config=vision, **family.options)
+    kind = BY_NAME["qwen3_vl"]
+    vision = {name: value for name, value in kind.vision.items() if name != "deepstack_visual_indexes"}
+    config = Qwen3_5Config(text_config=sizes, vision_config=vision, **kind.options)
     model = Qwen3_5ForConditionalGeneration(config).eval()
     model.generation_config.pad_token_id = 0
     with pytest.warns(TreespecWarning, match="by chains"):
-        out = model.generate(**prompts(family, [0]), **OPTIONS, custom_generate=lookups())
-    assert torch.equal(out, model.generate(**prompts(family, [0]), **OPTIONS))
+        out = model.generate(**prompts(kind, [0]), **OPTIONS, custom_generate=lookups())
+    assert torch.equal(out, model.generate(**prompts(kind, [0]), **OPTIONS))
     with pytest.raises(UnsupportedModelError, match="text only"):
-        model.generate(**prompts(family, [1]), **OPTIONS, custom_generate=lookups())
+        model.generate(**prompts(kind, [1]), **OPTIONS, custom_generate=lookups())
