@@ -31,6 +31,11 @@ def test_measured_once_and_kept(folder, monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
+def test_slow_models_are_measured_at_two_sizes(monkeypatch):
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    assert sorted(pass_times(tiny_llama())) == [1, 16]
+
+
 def test_optimised_layers_have_times_of_their_own(monkeypatch):
     model, times = tiny_llama(), iter([{1: 7.0}, {1: 5.0}])
     monkeypatch.setattr(module, "measure", lambda facts: next(times))
@@ -40,7 +45,7 @@ def test_optimised_layers_have_times_of_their_own(monkeypatch):
     assert pass_times(model) == {1: 7.0}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1, "pass_ms": {}}', '{"format": 1, "pass_ms": {"1": "x"}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "pass_ms": {}}', '{"format": 2, "pass_ms": {"1": "x"}}'])
 def test_damaged_files(folder, monkeypatch, text):
     monkeypatch.setattr(module, "measure", lambda facts: {1: 7.0})
     pass_times(tiny_llama())

@@ -37,6 +37,9 @@ class PassTimes:
 
     def __init__(self, profile_ms: Mapping[int, float] | None = None) -> None:
         profile = dict(sorted((profile_ms or UNMEASURED).items()))
+        if len(profile) == 1:  # One number has no shape.
+            ((count, ms),) = profile.items()
+            profile = {count * nodes: ms * factor for nodes, factor in UNMEASURED.items()}
         self._nodes, self._ms = np.array(list(profile), float), np.array(list(profile.values()), float)
         self._weight = FIRST_WEIGHT if profile_ms else 0.0
         self._levels: dict[tuple[int, int], _Factor] = {}
