@@ -46,8 +46,13 @@ def check_share(name: str, value: Any) -> None:
 
 def are_distributions(probs: Float[Tensor, "*rows V"], tolerance: float = 1e-3) -> Bool[Tensor, "*rows"]:
     """Whether the entries are finite, not negative, and sum to one within `tolerance`, by default a softmax's."""
-    # Least entries, for comparing all of them takes a CPU ten times as long; NaN fails either comparison.
-    return (probs.amin(-1) >= 0) & ((probs.sum(-1) - 1).abs() <= tolerance)
+    # Least entries, for comparing all of them takes a CPU ten times as long.
+    return are_totals(probs.amin(-1), probs.sum(-1), tolerance)
+
+
+def are_totals(least: Tensor, total: Tensor, tolerance: float = 1e-3) -> Tensor:
+    """`are_distributions`, given the least entries and the sums; NaN fails either comparison."""
+    return (least >= 0) & ((total - 1).abs() <= tolerance)
 
 
 def check_distributions(name: str, probs: Tensor, may_be_empty: bool = False) -> None:

@@ -54,7 +54,7 @@ class CausalScorer(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it takes tokens and returns logits."""
+        """Where it returns logits."""
 
     @property
     def max_positions(self) -> int | None:
@@ -71,7 +71,10 @@ class CausalScorer(Protocol):
         """
 
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
-        """Score F new pending nodes in one pass. Parents are pending ids; -1: the last cached token, -2: padding."""
+        """Score F new pending nodes, given on the host, in one pass.
+
+        Parents are pending ids; -1: the last cached token, -2: padding.
+        """
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, per row, the pending nodes on `paths[b]` (in this order) in the cache and drop the others."""
@@ -103,6 +106,19 @@ class PathProcessors(Protocol):
     def is_row_free(self) -> bool:
         """True when a row's number means nothing, so that paths of several rows may be stacked."""
 
+    @property
+    def can_remove_all(self) -> bool:
+        """False when one of the tokens with a logit above -inf always keeps a score above it."""
+
+    @property
+    def ignores_padding(self) -> bool:
+        """True when texts are to be shown without their left padding."""
+
+    @property
+    def is_order_free(self) -> bool:
+        """True when processors see only which tokens a text has, so that texts of several lengths may be stacked, with
+        tokens of theirs repeated."""
+
     def __call__(self, ids: Int[Tensor, "M L"], logits: Float[Tensor, "M V"], row: int) -> Float[Tensor, "M V"]:
         """Processed scores in float32 from raw logits after M texts; `row` is the row in the caller's batch."""
 
@@ -132,7 +148,7 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Frontier:
-    """The F nodes per row that one draft pass expands; `TreeBuilder` makes it.
+    """The F nodes per row that one draft pass expands, on the host; `TreeBuilder` makes it.
 
     Expanded nodes are numbered by column in the order of expansion, padding included: the root, which is expanded first
     and alone, is 0, and these are the last F of E. A parent has a lower number than its child.
@@ -165,13 +181,15 @@ class Frontier:
         return self.expanded_tokens.shape[1] == 1
 
     def path_tokens(self) -> list[list[Path | None]]:
-        """Per row and node the tokens on its path below the root, None for padding; waits for the device."""
-        # One read: the tokens, and of each node its parent and which of the nodes below the root are on its path.
-        nodes = torch.cat([self.parents.unsqueeze(2), self.ancestors[..., 1:]], 2)
-        rows = torch.cat([self.expanded_tokens.unsqueeze(1), nodes], 1).tolist()
+        """Per row and node the tokens on its path below the root, None for padding."""
+        columns = self.expanded_tokens[:, 1:], self.parents, self.ancestors[..., 1:]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
-            [None if parent == PADDING_PARENT else tuple(compress(tokens, flags)) for parent, *flags in row_nodes]
-            for (_, *tokens), *row_nodes in rows
+            [
+                None if parent == PADDING_PARENT else tuple(compress(tokens, flags))
+                for parent, flags in zip(*nodes, strict=True)
+            ]
+            for tokens, *nodes in rows
         ]
 
 
@@ -180,7 +198,7 @@ class DraftSource(Protocol):
 
     @property
     def root_tokens(self) -> Int[Tensor, "B"]:
-        """The last committed tokens."""
+        """The last committed tokens, on the host."""
 
     @property
     def is_sampling(self) -> bool:
@@ -191,7 +209,7 @@ class DraftSource(Protocol):
         """The draft's own random stream."""
 
     def expand(self, frontier: Frontier) -> Proposal:
-        """Next-token distributions of the frontier's nodes, computed in one pass; any for padding."""
+        """Next-token distributions of the frontier's nodes, computed in one pass on any device; any for padding."""
 
 
 class TreePolicy(Protocol):

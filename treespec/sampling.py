@@ -6,12 +6,14 @@ Nothing here touches a global random state.
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.protocols import History, PathProcessors
 from treespec.tree import Path
+from treespec.tree.transfer import upload
 
 LEAST_SPLIT = 1024
 """Smaller vocabularies are drawn from token by token; larger ones on a CPU by blocks first."""
@@ -117,7 +119,8 @@ def _clocks(rates: Tensor, generator: torch.Generator) -> Tensor:
 class NoProcessors:
     """The empty list of logits processors: scores are the logits in float32."""
 
-    is_path_free = is_row_free = True
+    is_path_free = is_row_free = is_order_free = True
+    can_remove_all = ignores_padding = False
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         return logits.float()
@@ -130,26 +133,39 @@ def path_scores(
     logits: Float[Tensor, "B N V"],
     read_paths: Callable[[], Sequence[Sequence[Path | None]]],
 ) -> Float[Tensor, "B N V"]:
-    """Processed scores in float32 after N nodes per row; paths of one length go to the processors together.
+    """Processed scores in float32 after N nodes per row; texts of one length go to the processors together.
 
     The history's tokens end with the root; `row_ids` are the caller's batch rows. `read_paths` gives, per row and node,
-    the tokens on its path below the root, or None for padding, whose scores are zero; it is called only where the
+    the tokens on its path below the root, or None for padding, which gets the root's text; it is called only where the
     processors look at tokens.
     """
+    flat = logits.flatten(0, 1)
     if processors.is_path_free:
-        no_ids = torch.zeros(logits.shape[0] * logits.shape[1], 1, dtype=torch.int64, device=logits.device)
-        return processors(no_ids, logits.flatten(0, 1), row_ids[0]).view(logits.shape)
-    groups: dict[tuple[int, int, int], list[tuple[int, int, Path]]] = {}
-    for row, paths in enumerate(read_paths()):
-        row_id = 0 if processors.is_row_free else row_ids[row]
-        for node, path in enumerate(paths):
-            if path is not None:
-                groups.setdefault((row_id, history.lengths[row], len(path)), []).append((row, node, path))
-    scores = torch.zeros_like(logits, dtype=torch.float32)
-    for (row_id, _, _), members in groups.items():
-        # One upload per group: rows, nodes and paths as the columns of one tensor.
-        columns = torch.tensor([(row, node, *path) for row, node, path in members]).to(logits.device)
-        at = tuple(columns[:, :2].unbind(1))
-        ids = torch.cat([history.rows([row for row, _, _ in members]), columns[:, 2:]], 1)
-        scores[at] = processors(ids, logits[at], row_id)
-    return scores
+        no_ids = torch.zeros(len(flat), 1, dtype=torch.int64, device=logits.device)
+        return processors(no_ids, flat, row_ids[0]).view(logits.shape)
+    padded = ([*paths, *[None] * (logits.shape[1] - len(paths))] for paths in read_paths())
+    texts = [(row, path or ()) for row, paths in enumerate(padded) for path in paths]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, (row, path) in enumerate(texts):
+        length = 0 if processors.is_order_free else history.lengths[row] + len(path)
+        groups.setdefault((0 if processors.is_row_free else row_ids[row], length), []).append(number)
+    show = history.tokens if processors.ignores_padding else history.row
+    ids = [_stack_texts(show, [texts[number] for number in members]) for members in groups.values()]
+    if len(groups) == 1:
+        return processors(upload(logits.device, *ids)[0], flat, row_ids[0]).view(logits.shape)
+    order = torch.tensor([number for members in groups.values() for number in members])
+    first, *uploaded = upload(logits.device, torch.stack([order, order.argsort()]), *ids)
+    parts = zip(groups, first[0].split([len(part) for part in ids]), uploaded, strict=True)
+    scores = [processors(part_ids, flat[numbers], row_id) for (row_id, _), numbers, part_ids in parts]
+    return torch.cat(scores)[first[1]].view(logits.shape)
+
+
+def _stack_texts(show: Callable[[int], Tensor], texts: Sequence[tuple[int, Path]]) -> Int[Tensor, "M L"]:
+    """Texts of rows, each continued by a path; shorter ones repeat their first token before it."""
+    rows = {row: show(row).numpy() for row in {row for row, _ in texts}}
+    width = max(len(rows[row]) + len(path) for row, path in texts)
+    stacked = np.empty((len(texts), width), np.int64)
+    for target, (row, path) in zip(stacked, texts, strict=True):
+        start, end = width - len(path) - len(rows[row]), width - len(path)
+        target[:start], target[start:end], target[end:] = rows[row][0], rows[row], path
+    return torch.from_numpy(stacked)

@@ -7,7 +7,8 @@ accelerator path and computes the right numbers. As on a real device:
 - an operation over tensors of different devices raises (0-dimensional CPU tensors are allowed);
 - a value read on the host (`item`, `tolist`, `bool`, `.cpu()`, `nonzero`, boolean masks) waits: counted in `reads`;
 - a copy from ordinary host memory (`torch.tensor(..., device=)`, `.to(device)`, list indices) waits too: PyTorch
-  synchronises the stream after it unless the source is pinned and `non_blocking=True`: counted in `uploads`;
+  synchronises the stream after it: counted in `uploads`. From pinned memory (`pin_memory()`, `non_blocking=True`) it
+  does not, which is counted in `pinned`;
 - `launches` counts operations on the device that are not mere views: each costs some 5 to 10 microseconds of host time
   in eager mode.
 
@@ -22,7 +23,7 @@ memory, streams, graph capture. Device names need an index ("pretend:0").
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections import Counter
 from typing import Any
 
@@ -79,6 +80,7 @@ class PretendAccelerator(TorchDispatchMode):
         self._watched = f"/{watched}/"
         self.reads: Counter[str] = Counter()
         self.uploads: Counter[str] = Counter()
+        self.pinned: Counter[str] = Counter()
         self.launches: Counter[str] = Counter()
 
     def __enter__(self) -> PretendAccelerator:
@@ -97,14 +99,18 @@ class PretendAccelerator(TorchDispatchMode):
 
     def clear(self) -> None:
         """Forget all counts."""
-        for counter in (self.reads, self.uploads, self.launches):
+        for counter in (self.reads, self.uploads, self.pinned, self.launches):
             counter.clear()
 
     def count(self, counter: Counter[str]) -> None:
         """Add one at the innermost line of the watched package."""
-        frames = [f for f in traceback.extract_stack() if self._watched in f.filename]
-        last = frames[-1] if frames else None
-        counter[f"{last.filename.rsplit(self._watched, 1)[1]}:{last.lineno}" if last else "elsewhere"] += 1
+        frame = sys._getframe(1)
+        while frame is not None and self._watched not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is None:
+            counter["elsewhere"] += 1
+        else:
+            counter[f"{frame.f_code.co_filename.rsplit(self._watched, 1)[1]}:{frame.f_lineno}"] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -128,7 +134,8 @@ class PretendAccelerator(TorchDispatchMode):
         elif func is aten._to_copy.default and wanted is not None:
             is_here = wanted.type == DEVICE.type
             if is_here != bool(here):
-                self.count(self.uploads if is_here else self.reads)
+                is_pinned = kwargs.get("non_blocking") and getattr(args[0], "is_pinned_here", False)
+                self.count(self.pinned if is_pinned else self.uploads if is_here else self.reads)
         else:
             is_here = bool(here) if wanted is None else wanted.type == DEVICE.type
             if here and any(x.dim() for x in host):
@@ -157,6 +164,10 @@ class _Literals(TorchFunctionMode):
                 return out
             device.count(device.uploads)
             return DeviceTensor(out)
+        if func is torch.Tensor.pin_memory:
+            pinned = first.clone()
+            pinned.is_pinned_here = True
+            return pinned
         if func is torch.Tensor.tolist and isinstance(first, DeviceTensor):
             device.count(device.reads)
             return first.inner.tolist()

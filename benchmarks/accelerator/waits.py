@@ -2,18 +2,22 @@
 
     python -m benchmarks.accelerator.waits
 
-A tiny model, a batch of three ragged rows. Kernels of the models' own passes are counted apart, as
-treespec cannot change them. What is left is treespec's own share of a step.
+A tiny model, a batch of three ragged rows; the prompt's pass is left out. Kernels of the models' own passes are counted
+apart, as treespec cannot change them. What is left is treespec's own share of a step. The table stands beside the one
+of `before.json`, counted by this command (with the prompt's pass) when trees still lived on the device.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -23,9 +27,11 @@ import treespec
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
 from benchmarks.common.settings import RESULTS, markdown_table, settings, settings_lines, write_json
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.engine import loop
+from treespec.policies import TreeBuilder
 
-MODEL_PASSES = ("hf/models/base.py",)
-"""Lines below which a model runs."""
+MODEL_PASSES = ("hf/models/base.py", "hf/cache/growing.py", "hf/attention/folded.py")
+"""Files whose lines run within a model's pass."""
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.9}
 PENALTY = {**SAMPLED, "top_p": 0.9, "repetition_penalty": 1.2}
@@ -74,6 +80,24 @@ def prompts() -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+@contextmanager
+def counting_from_the_first_tree(device: PretendAccelerator) -> Iterator[list[int]]:
+    """Forget what happens before the first step; yields a list that gets an entry per level of a tree."""
+    draft, expand, levels = loop._Run.draft, TreeBuilder.expand, []
+
+    def first(run: Any) -> Any:
+        if not run.stats.num_target_passes:
+            device.clear()
+        return draft(run)
+
+    def counted(builder: Any, nodes: Any) -> Any:
+        levels.append(1)
+        return expand(builder, nodes)
+
+    with patch.object(loop._Run, "draft", first), patch.object(TreeBuilder, "expand", counted):
+        yield levels
+
+
 def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_tokens: int) -> dict[str, Any]:
     """Waits and launches per step of one case; models and device as `PretendAccelerator` wants them."""
     name, make, extra = case
@@ -82,11 +106,11 @@ def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_to
     given = {"inputs": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
     model.generate(**given, custom_generate=make(draft), **options)  # What happens once per model is not counted.
     speculation = make(draft)
-    device.clear()
-    output = model.generate(**given, custom_generate=speculation, **options)
+    with counting_from_the_first_tree(device) as levels:
+        output = model.generate(**given, custom_generate=speculation, **options)
     steps = speculation.stats.num_target_passes
-    row: dict[str, Any] = {"name": name, "steps": steps, "output": output.inner.tolist()}
-    for kind in ("reads", "uploads", "launches"):
+    row: dict[str, Any] = {"name": name, "steps": steps, "levels": len(levels) / steps, "output": output.inner.tolist()}
+    for kind in ("reads", "uploads", "pinned", "launches"):
         counts: Counter[str] = getattr(device, kind)
         passes = sum(n for line, n in counts.items() if line.startswith(MODEL_PASSES))
         row[kind] = (sum(counts.values()) - passes) / steps
@@ -110,29 +134,40 @@ def main() -> None:
         for case in cases():
             rows.append(count(case, model, draft, device, args.tokens))
             print(f"{rows[-1]['name']}: {rows[-1]['reads']:.1f} reads, {rows[-1]['uploads']:.1f} uploads, "
+                  f"{rows[-1]['pinned']:.1f} pinned uploads, "
                   f"{rows[-1]['launches']:.0f} launches", flush=True)  # fmt: skip
     data = {**settings(treespec=treespec.__version__), "rows": rows}
     write_json(args.folder / "waits.json", data)
-    header = ["per step", "reads", "uploads", "launches", "launches of the models"]
-    table = [
-        [
-            r["name"],
-            f"{r['reads']:.1f}",
-            f"{r['uploads']:.1f}",
-            f"{r['launches']:.0f}",
-            f"{r['launches of models']:.0f}",
-        ]
-        for r in rows
-    ]
-    text = (
+    (args.folder / "waits.md").write_text(report(data, json.loads((args.folder / "before.json").read_text())))
+
+
+def report(data: dict[str, Any], before: dict[str, Any]) -> str:
+    """The table of both counts, in Markdown."""
+    old = {row["name"]: row for row in before["rows"]}
+    columns = ["levels", "waits", "pinned uploads", "launches", "waits before", "launches before", "of the models"]
+    table = []
+    for row in data["rows"]:
+        then = old[row["name"]]
+        table.append(
+            [
+                row["name"],
+                f"{row['levels']:.1f}",
+                f"{row['reads'] + row['uploads']:.1f}",
+                f"{row['pinned']:.1f}",
+                f"{row['launches']:.0f}",
+                f"{then['reads'] + then['uploads']:.1f}",
+                f"{then['launches']:.0f}",
+                f"{row['launches of models']:.0f}",
+            ]
+        )
+    return (
         "# Waits and launches per step\n\n"
-        "On a pretended accelerator, a batch of three, a model of two layers. Reads and uploads wait for the device;\n"
-        "launches are kernels outside the models' own passes.\n\n"
-        + markdown_table(header, table)
+        "On a pretended accelerator, a batch of three, models of two layers. Reads and uploads from ordinary memory\n"
+        "wait for the device, those from pinned memory do not. Launches are kernels outside the models' own passes.\n\n"
+        + markdown_table(["per step", *columns], table)
         + "\n"
         + settings_lines(data)
     )
-    (args.folder / "waits.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ def read_values(probs, drawn, children, ranking):
     return reached * sum(rest(len(drawn)) * chances), [reached * chance for chance in chances]
 
 
+def drawn_children(distribution, tokens):
+    """Children of one node, drawn from `distribution` [V]."""
+    probs, squares = distribution[tokens], np.square(distribution).sum(keepdims=True)
+    return Children(tokens[None, None], probs[None, None], probs[None, None] > 0, squares=squares[None, None])
+
+
 @given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 5), st.sampled_from(SCHEMES), st.sampled_from(RANKINGS))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking):
@@ -65,9 +71,7 @@ def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking)
     distribution = rng.dirichlet(np.full(vocab_size, rng.choice([0.1, 1.0])))
     k = k if children == IID else min(k, vocab_size)
     drawn = rng.choice(vocab_size, k, replace=children == IID).tolist()
-    probs = torch.tensor(distribution[drawn]).view(1, 1, k)
-    chosen = Children(torch.tensor(drawn).view(1, 1, k), probs, probs > 0, torch.tensor(distribution).view(1, 1, -1), k)
-    values = draw_values(chosen, children, ranking)
+    values = draw_values(drawn_children(distribution, np.array(drawn)), children, ranking)
     for rank, token in enumerate(drawn):
         if children != IID and 1 - distribution[drawn[:rank]].sum() < 1e-6:
             break
@@ -79,26 +83,23 @@ def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking)
 
 
 def test_a_draws_value_does_not_depend_on_its_token():
-    probs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    probs = np.array([0.5, 0.3, 0.15, 0.05])
     for children in SCHEMES:
         for ranking in RANKINGS:
             draws = []
             for last in (2, 3):
-                tokens = torch.tensor([[[1, last]]])
-                chosen = Children(tokens, probs[tokens], tokens >= 0, probs.view(1, 1, -1), 2)
+                chosen = drawn_children(probs, np.array([1, last]))
                 draws.append(draw_values(chosen, children, ranking).draws)
-            assert torch.equal(*draws)
+            assert np.array_equal(*draws)
 
 
 def test_no_distribution_gives_nan():
     """Distributions whose mass is gone after the first draw, of float32 noise, or not of sum one."""
     for distribution in ([1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]):
-        probs = torch.tensor(distribution).view(1, 1, -1)
+        chosen = drawn_children(np.array(distribution, np.float32), np.arange(3))
         for children in SCHEMES:
             for ranking in RANKINGS:
-                values = draw_values(
-                    Children(torch.arange(3).view(1, 1, 3), probs, probs > 0, probs, 3), children, ranking
-                )
+                values = draw_values(chosen, children, ranking)
                 assert all(0 <= value <= 1 for part in values for value in part.flatten().tolist())
 
 

@@ -1,7 +1,6 @@
 """Trees grown on the host, and their way into a batch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from typing import TypeGuard
 
 import torch
@@ -36,24 +35,15 @@ def grow_on_host(
     return grow_best_first(root_token, root, children_of, policy.num_nodes, depth)
 
 
-def stack_trees(trees: Sequence[HostTree], device: torch.device) -> TreeBatch:
-    """Host trees of selected children, padded to one batch on `device`."""
+def stack_trees(trees: Sequence[HostTree]) -> TreeBatch:
+    """Host trees of selected children, padded to one batch."""
     width = max(len(tree.tokens) for tree in trees)
 
     def pad(rows: Sequence[Sequence[float]], filler: int, dtype: torch.dtype) -> Tensor:
-        padded = [[*row, *[filler] * (width - len(row))] for row in rows]
-        return torch.tensor(padded, dtype=dtype).to(device, non_blocking=True)
+        return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows], dtype=dtype)
 
     return TreeBatch(
         tokens=pad([t.tokens for t in trees], 0, torch.int64),
         parents=pad([t.parents for t in trees], PADDING_PARENT, torch.int64),
         values=pad([t.values for t in trees], 0, torch.float32),
     )
-
-
-def to_device(batch: TreeBatch, device: torch.device) -> TreeBatch:
-    """The batch with all its tensors on `device`."""
-    if batch.device == device:
-        return batch
-    tensors = {f.name: getattr(batch, f.name) for f in fields(batch) if isinstance(getattr(batch, f.name), Tensor)}
-    return replace(batch, **{name: tensor.to(device) for name, tensor in tensors.items()})

@@ -14,14 +14,14 @@ def path_probs(
     """The distributions in float32 that children are drawn from.
 
     `logits` are raw, -inf where the draft has no token. `frontier` may be None for processors that look at no path.
-    Padding, and nodes after which the processors leave none of the draft's tokens, get the uniform distribution over
-    these: any distribution is lossless.
+    Nodes after which the processors leave none of the draft's tokens get the uniform distribution over these: any
+    distribution is lossless.
     """
     read_paths = list if frontier is None else frontier.path_tokens
     scores = path_scores(session.processors, session.history, session.row_ids, logits, read_paths)
+    if not session.processors.can_remove_all:
+        return scores.softmax(-1, dtype=torch.float32)
     is_unknown = scores.amax(-1, keepdim=True) == -torch.inf
-    if frontier is not None:
-        is_unknown = is_unknown | frontier.is_padding.unsqueeze(-1)
     # On a CPU a look at a few flags is cheaper than a copy of all scores.
     if scores.device.type != "cpu" or bool(is_unknown.any()):
         scores = torch.where(is_unknown, torch.where(logits == -torch.inf, -torch.inf, 0.0), scores)

@@ -146,12 +146,10 @@ class _Run:
         return trees
 
     def _check(self, trees: TreeBatch) -> None:
-        """Refuse what cannot be scored; on an accelerator values are not read before the verdicts are."""
+        """Refuse what cannot be scored."""
         if not isinstance(trees, TreeBatch) or trees.num_rows != len(self.rows):
             got = f"{trees.num_rows} trees" if isinstance(trees, TreeBatch) else type(trees).__name__
             raise InvalidTreeError(f"the drafter must propose a TreeBatch of {len(self.rows)} trees, got {got}")
-        if trees.device.type != "cpu":
-            return
         if not torch.equal(trees.tokens[:, 0], self.history.last_tokens):
             raise InvalidTreeError("the drafter's roots must be the last committed tokens, history.last_tokens")
         if not bool(((trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)).all()):
@@ -167,7 +165,7 @@ class _Run:
             return verify_greedy(trees, probs)
         shape = trees.tokens.shape
         coins, draws = (
-            torch.rand(shape, dtype=torch.float64, device=trees.device, generator=stream)
+            torch.rand(shape, dtype=torch.float64, generator=stream)
             for stream in (self.streams.coins, self.streams.draws)
         )
         return verify_batch(rule, trees, probs, coins, draws)

@@ -45,7 +45,8 @@ class Streams(NamedTuple):
             seed = int(torch.randint(2**62, ()).item())
         parent = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**62, (3,), generator=parent).tolist()
-        return cls(*(torch.Generator(device).manual_seed(s) for s in seeds))
+        # Coins and draws come from the host, so that they are the same on every device.
+        return cls(*(torch.Generator(on).manual_seed(s) for on, s in zip((device, "cpu", "cpu"), seeds, strict=True)))
 
 
 @dataclass(frozen=True)

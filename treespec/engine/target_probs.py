@@ -10,6 +10,7 @@ from treespec.errors import LogitsError
 from treespec.protocols import History, PathProcessors
 from treespec.sampling import path_scores
 from treespec.tree import Path, TreeBatch
+from treespec.tree.transfer import upload
 
 
 class TargetProbs:
@@ -31,12 +32,17 @@ class TargetProbs:
     ) -> None:
         self.trees, self.logits, self.is_sampling = trees, logits, is_sampling
         self._history, self._processors, self._row_ids = history, processors, row_ids
+        self._show = history.tokens if processors.ignores_padding else history.row
         self._scores: dict[tuple[int, int], Tensor] = {}
         self._probs: dict[tuple[int, int], Tensor] = {}
 
     @property
     def vocab_size(self) -> int:
         return self.logits.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.logits.device
 
     def scores(self, row: int, node: int) -> Float[Tensor, " V"]:
         """Processed scores after a node, float32.
@@ -86,9 +92,16 @@ class TargetProbs:
     def _ids(self, row: int, node: int) -> Tensor:
         """The path's tokens as plain decoding would hold them, int64 [1, L]; the root's alone where none is read."""
         if self._processors.is_path_free:
-            return self.trees.tokens[row, :1].unsqueeze(0)
-        path = list(self.trees.trees[row].path_to(node)[1:])
-        return torch.cat([self._history.row(row), self.trees.tokens[row, path]]).unsqueeze(0)
+            ids = self.trees.tokens[row, :1]
+        else:
+            path = list(self.trees.trees[row].path_to(node)[1:])
+            ids = torch.cat(
+                [
+                    self._show(row),
+                    self.trees.tokens[row, path],
+                ]
+            )
+        return upload(self.device, ids.unsqueeze(0))[0]
 
 
 def _check_scores(top: Tensor, row: int, node: int) -> None:

@@ -8,9 +8,7 @@ below every node, ranked by how likely verification is to reach it and to accept
 Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes so far.
 """
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+import numpy as np
 
 from treespec.checks import AUTO, check_children, check_count, check_number
 from treespec.errors import ConfigError
@@ -19,9 +17,6 @@ from treespec.policies.draw_values import ACCEPTANCE, VISIT, DrawValues, draw_va
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
-
-CHILD_SHARE = 0.4
-"""See `BestFirst`; with the shipped head it saves a third of a draft's time and loses 0.01 of 2.6 tokens per step."""
 
 DENSE_DEPTH = 8
 """The deepest level by default where a level costs a draft pass."""
@@ -39,9 +34,6 @@ class BestFirst:
         branching: the most children of a node; None: as many as are among the best.
         min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
             of the best nodes' ranking values, by more; for selected children only.
-        child_share: of selected children; a node is expanded while a child with this share of its value would be among
-            the best. 1, the default, leaves out only what cannot gain; less saves passes that hardly gain: `tree=16`
-            stands for `BestFirst(16, child_share=CHILD_SHARE)`, 0.4.
         ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to reach a
             draw, accepted or not).
 
@@ -52,8 +44,8 @@ class BestFirst:
     the parent's value, the distribution and the earlier siblings, which neither its own token nor the nodes below it
     change; the value is capped by the least one on the way to it, so that it never rises towards a child or a next
     sibling. So the best draws (of equal ones the higher level's first) are those that a heap would have made one by
-    one, and the others count as never made. `min_gain` takes no sampled children, and `child_share` leaves them alone,
-    because whether a draw has a rival among the others' children would depend on the token that it drew.
+    one, and the others count as never made. `min_gain` takes no sampled children because whether there is another level
+    would depend on the tokens drawn in this one.
     """
 
     def __init__(
@@ -65,7 +57,6 @@ class BestFirst:
         branching: int | None = None,
         min_gain: float = 0.0,
         ranking: str = ACCEPTANCE,
-        child_share: float = 1.0,
     ) -> None:
         self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
@@ -78,13 +69,12 @@ class BestFirst:
         if ranking not in (ACCEPTANCE, VISIT):
             raise ConfigError(f"ranking must be {ACCEPTANCE!r} or {VISIT!r}, got {ranking!r}")
         self.ranking = ranking
-        self.child_share = check_number("child_share", child_share, lambda x: 0 < x <= 1, "be above 0 and at most 1")
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """See `TreePolicy`."""
         builder = TreeBuilder(source)
         budget = self.num_nodes - 1
-        children, ranks = self.children, torch.full_like(builder.values, torch.inf)
+        children, ranks = self.children, np.full_like(builder.values, np.inf)
         nodes, depth, limit = builder.root, 0, min(budget, max_depth)
         while depth < limit:
             proposal = builder.expand(nodes)
@@ -93,39 +83,33 @@ class BestFirst:
                 is_dense = proposal.tokens is None
                 limit = min(limit, self.depth or (DENSE_DEPTH if is_dense else limit))
             width = min(budget, self.branching or budget, proposal.probs.shape[-1])
-            chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator)
+            has_squares = self.ranking == ACCEPTANCE
+            chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator, has_squares)
             values = draw_values(chosen, children, self.ranking)
             level, level_ranks = add_best(builder, nodes, chosen, values, ranks, budget)
-            grown, depth = torch.cat([ranks, level_ranks], 1), depth + 1
-            nodes = self._frontier(
-                builder, level, level_ranks, grown, self.child_share if children == SELECTED else 1.0
-            )
+            grown, depth = np.concatenate([ranks, level_ranks], 1), depth + 1
+            nodes = self._frontier(builder, level, level_ranks, grown)
             if self.min_gain > 0:
                 is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
-                nodes = torch.where(is_gaining, nodes, PADDING_PARENT)
+                nodes = np.where(is_gaining, nodes, PADDING_PARENT)
             ranks = grown
             if builder.is_exhausted(nodes):
                 break
         keep = is_among_best(ranks, self.num_nodes)
-        return builder.build(keep, self.num_nodes, is_width_fixed=children == SELECTED)
+        return builder.build(keep, is_width_fixed=children == SELECTED)
 
     def _frontier(
-        self,
-        builder: TreeBuilder,
-        level: Int[Tensor, "B w"],
-        level_ranks: Float[Tensor, "B w"],
-        ranks: Float[Tensor, "B M"],
-        share: float,
-    ) -> Int[Tensor, "B F"]:
-        """The columns of `level` that are to be expanded, best first, then padding.
+        self, builder: TreeBuilder, level: np.ndarray, level_ranks: np.ndarray, ranks: np.ndarray
+    ) -> np.ndarray:
+        """The columns of `level` [B, w] that are to be expanded, best first, then padding: [B, F].
 
         A node's children rank at most as high as its draw and its own value, and behind earlier levels in a tie.
         """
-        values = torch.minimum(builder.take(builder.values, level), level_ranks)
+        values = np.minimum(builder.take(builder.values, level), level_ranks)
         if ranks.shape[1] >= self.num_nodes:
-            worst = ranks.topk(self.num_nodes, dim=1).values[:, -1:]
-            values = torch.where(share * values > worst, values, 0.0)
-        return best_nodes(builder, level, values, self.beam or level.shape[1])
+            worst = np.partition(ranks, -self.num_nodes, axis=1)[:, -self.num_nodes, None]
+            values = np.where(values > worst, values, 0.0)
+        return best_nodes(level, values, self.beam or level.shape[1])
 
 
 class SpecExec:
@@ -153,67 +137,60 @@ class SpecExec:
         """See `TreePolicy`."""
         builder = TreeBuilder(source)
         budget, nodes = self.max_nodes - 1, builder.root
-        ranks = torch.full_like(builder.values, torch.inf)
-        is_open = torch.zeros_like(nodes, dtype=torch.bool)
+        ranks = np.full_like(builder.values, np.inf)
+        is_open = np.zeros(nodes.shape, np.bool_)
         for _ in range(self.num_passes if budget else 0):
             proposal = builder.expand(nodes)
             width = min(budget, proposal.probs.shape[-1])
             chosen = choose_children(proposal, [width] * nodes.shape[1], SELECTED, source.generator)
             added, added_ranks = add_best(builder, nodes, chosen, DrawValues(chosen.probs, chosen.probs), ranks, budget)
-            ranks = torch.cat([ranks, added_ranks], 1)
-            is_open = torch.cat([is_open, torch.ones_like(added, dtype=torch.bool)], 1) & (builder.depths < max_depth)
-            open_ranks = torch.where(is_open & is_among_best(ranks, self.max_nodes), ranks, 0.0)
-            columns = torch.arange(ranks.shape[1], device=ranks.device).expand_as(ranks)
-            nodes = best_nodes(builder, columns, open_ranks, self.beam)
+            ranks = np.concatenate([ranks, added_ranks], 1)
+            is_open = np.concatenate([is_open, np.ones(added.shape, np.bool_)], 1) & (builder.depths < max_depth)
+            open_ranks = np.where(is_open & is_among_best(ranks, self.max_nodes), ranks, 0.0)
+            columns = np.broadcast_to(np.arange(ranks.shape[1]), ranks.shape)
+            nodes = best_nodes(columns, open_ranks, self.beam)
             # Padding closes the root, which is closed already.
-            is_open = is_open.scatter(1, nodes.clamp(min=0), False)
+            np.put_along_axis(is_open, np.maximum(nodes, 0), False, 1)
             if builder.is_exhausted(nodes):
                 break
-        return builder.build(is_among_best(ranks, self.max_nodes), self.max_nodes)
+        return builder.build(is_among_best(ranks, self.max_nodes))
 
 
-def best_nodes(
-    builder: TreeBuilder, nodes: Int[Tensor, "B w"], values: Float[Tensor, "B w"], num_best: int
-) -> Int[Tensor, "B F"]:
-    """The nodes of the `num_best` highest values above zero, best first, then padding."""
-    order = values.sort(dim=1, descending=True, stable=True)
-    width = min(num_best, nodes.shape[1])
-    if builder.is_on_host:
-        width = min(width, max(int((order.values > 0).sum(1).max()), 1))
-    best = nodes.gather(1, order.indices[:, :width])
-    return torch.where(order.values[:, :width] > 0, best, PADDING_PARENT)
+def best_nodes(nodes: np.ndarray, values: np.ndarray, num_best: int) -> np.ndarray:
+    """The nodes [B, w] of the `num_best` highest values above zero, best first, then padding: [B, F]."""
+    width = min(num_best, max(int((values > 0).sum(1).max()), 1))
+    order = falling(values)[:, :width]
+    is_best = np.take_along_axis(values, order, 1) > 0
+    return np.where(is_best, np.take_along_axis(nodes, order, 1), PADDING_PARENT)
+
+
+def falling(values: np.ndarray) -> np.ndarray:
+    """The order [B, w] in which values fall; of equal ones the first comes first."""
+    return np.argsort(-values, axis=1, kind="stable")
 
 
 def add_best(
-    builder: TreeBuilder,
-    nodes: Int[Tensor, "B F"],
-    chosen: Children,
-    values: DrawValues,
-    ranks: Float[Tensor, "B M"],
-    budget: int,
-) -> tuple[Int[Tensor, "B w"], Float[Tensor, "B w"]]:
-    """Add the best `budget` of the F * k children to those of ranking values `ranks`: their columns and ranking values.
+    builder: TreeBuilder, nodes: np.ndarray, chosen: Children, values: DrawValues, ranks: np.ndarray, budget: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Add the best `budget` of the F * k children to those of ranking values `ranks` [B, M]: their columns and ranks.
 
     A draw ranks no higher than what has to be drawn before it: its parent and its earlier siblings.
     """
-    above, ceiling = (
-        torch.where(nodes >= 0, builder.take(of, nodes), 0.0).unsqueeze(-1) for of in (builder.values, ranks)
-    )
-    draws = torch.minimum((above * values.draws).to(ranks.dtype), ceiling).cummin(-1).values
-    level = torch.where(chosen.is_real, draws, 0.0).flatten(1)
-    best = level.sort(dim=1, descending=True, stable=True)
-    columns, best_ranks = best.indices[:, :budget], best.values[:, :budget]
+    above, ceiling = (np.where(nodes >= 0, builder.take(of, nodes), 0.0)[..., None] for of in (builder.values, ranks))
+    draws = np.minimum.accumulate(np.minimum((above * values.draws).astype(ranks.dtype), ceiling), -1)
+    level = np.where(chosen.is_real, draws, 0.0).reshape(len(nodes), -1)
+    columns = falling(level)[:, :budget]
     ids = builder.add(nodes, chosen._replace(is_real=chosen.is_real & (draws > 0)), above * values.nodes, columns)
-    return ids, best_ranks
+    return ids, np.take_along_axis(level, columns, 1)
 
 
-def _best_sum(ranks: Float[Tensor, "B M"], budget: int) -> Float[Tensor, "B 1"]:
-    """The sum of the `budget` highest ranking values below the root."""
-    below = ranks[:, 1:]
-    return below.topk(min(budget, below.shape[1]), dim=1).values.sum(1, keepdim=True)
+def _best_sum(ranks: np.ndarray, budget: int) -> np.ndarray:
+    """The sum of the `budget` highest ranking values [B, M] below the root: [B, 1]."""
+    return -np.sort(-ranks[:, 1:], axis=1)[:, :budget].sum(1, keepdims=True)
 
 
-def is_among_best(ranks: Float[Tensor, "B M"], num_nodes: int) -> Bool[Tensor, "B M"]:
-    """The `num_nodes` highest values above zero; of equal ones the first, so parents before children."""
-    order = ranks.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
-    return torch.zeros_like(ranks, dtype=torch.bool).scatter(1, order, True) & (ranks > 0)
+def is_among_best(ranks: np.ndarray, num_nodes: int) -> np.ndarray:
+    """The `num_nodes` highest values above zero, bool [B, M]; of equal ones the first, so parents before children."""
+    is_best = np.zeros(ranks.shape, np.bool_)
+    np.put_along_axis(is_best, falling(ranks)[:, :num_nodes], True, 1)
+    return is_best & (ranks > 0)

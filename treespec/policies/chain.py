@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,7 +17,7 @@ from treespec.protocols import DraftSource, VerifiedStep
 from treespec.tree import TreeBatch
 
 StopRule = Callable[[Tensor], Tensor]
-"""Maps the draft's probabilities of a chain's tokens, float [B, L], to whether it ends there, bool [B].
+"""Maps the draft's probabilities of a chain's tokens, float [B, L] on the host, to whether it ends there, bool [B].
 
 A rule decides about the *next* token, so the last one stays whatever its probability: dropping it would select drawn
 tokens by their probability and change the output distribution.
@@ -39,8 +40,8 @@ class LowConfidence:
 class Chain:
     """k draft tokens, one after the other.
 
-    `children` as for `Paths`; all that are sampled mean one draw here. `stop` ends rows early, e.g. `LowConfidence()`;
-    its flag is read once per draft pass, on accelerators too, to save the passes that follow.
+    `children` as for `Paths`; all that are sampled mean one draw here. `stop` ends rows early, e.g. `LowConfidence()`,
+    which saves the draft passes that follow.
 
     Raises ConfigError: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
     """
@@ -67,21 +68,21 @@ def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSour
     on earlier tokens only.
     """
     builder = TreeBuilder(source)
-    nodes, is_open = builder.root, torch.ones_like(builder.root, dtype=torch.bool)
+    nodes, is_open = builder.root, np.ones(builder.root.shape, np.bool_)
     keep, token_probs = [is_open], builder.values[:, :0]
     for _ in range(num_tokens):
         proposal = builder.expand(nodes)
         resolved = resolve_children(children, proposal, source.is_sampling)
         chosen = choose_children(proposal, [1], resolved, source.generator)
-        probs: Tensor = chosen.probs[..., 0]
+        probs = chosen.probs[..., 0]
         values = builder.take(builder.values, nodes) * probs
-        nodes = builder.add(nodes, chosen, values.unsqueeze(-1), torch.zeros(1, dtype=torch.int64, device=nodes.device))
+        nodes = builder.add(nodes, chosen, values[..., None], np.zeros(1, np.int64))
         keep.append(is_open)
-        token_probs = torch.cat([token_probs, probs.to(token_probs.dtype)], 1)
-        is_open = is_open & ~_is_ended(stop, token_probs).unsqueeze(1)
-        if builder.is_exhausted(nodes) or not bool(is_open.any()):
+        token_probs = np.concatenate([token_probs, probs.astype(token_probs.dtype)], 1)
+        is_open = is_open & ~_is_ended(stop, torch.from_numpy(token_probs)).numpy()[:, None]
+        if builder.is_exhausted(nodes) or not is_open.any():
             break
-    return builder.build(torch.cat(keep, 1), num_tokens + 1)
+    return builder.build(np.concatenate(keep, 1))
 
 
 def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor, "B"]:

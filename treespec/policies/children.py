@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from treespec.checks import AUTO
@@ -12,21 +12,24 @@ from treespec.errors import ConfigError
 from treespec.protocols import Proposal
 from treespec.sampling import draw_independent, draw_without_replacement, normalise
 from treespec.tree import MIXED, SELECTED, WITHOUT_REPLACEMENT
+from treespec.tree.transfer import download, upload
 
 
 class Children(NamedTuple):
-    """Children of F nodes per row, in verification order.
+    """Children of F nodes per row, in verification order: arrays on the host, distributions on the draft's device.
 
     `tokens` int64, `probs` float (the draft's) and `is_real` bool (False where there is no such child), each [B, F, k];
-    `draft_probs` float [B, F, V], what the first `num_sampled` of a node's children were drawn from.
+    `draft_probs` float [B, F, V], what the first `num_sampled` of a node's children were drawn from; `squares` float
+    [B, F, 1], the sums of the squares of these.
     """
 
-    tokens: Tensor
-    probs: Tensor
-    is_real: Tensor
+    tokens: np.ndarray
+    probs: np.ndarray
+    is_real: np.ndarray
     draft_probs: Tensor | None = None
     num_sampled: int = 0
     is_without_replacement: bool = False
+    squares: np.ndarray | None = None
 
 
 def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> str:
@@ -42,35 +45,37 @@ def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> st
     return children
 
 
-def choose_children(proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator) -> Children:
+def choose_children(
+    proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator, has_squares: bool = False
+) -> Children:
     """Choose `widths[f]` children of every node f (a single width stands for all), not by "auto".
 
-    Widths are fixed before anything is drawn and draws keep their order, so the stored distributions stay exact.
+    Widths are fixed before anything is drawn and draws keep their order, so the stored distributions stay exact. One
+    copy brings the children to the host, with `squares` if these are wanted.
     """
     k = max(widths)
     if children == SELECTED:
         chosen = _select(proposal, k)
     elif children == MIXED:
         chosen = _mix(proposal.probs, widths, generator)
-    elif children == WITHOUT_REPLACEMENT and k > 1:
-        tokens, is_drawn = draw_without_replacement(proposal.probs, k, generator)
-        probs = proposal.probs.gather(-1, tokens)
-        chosen = Children(tokens, probs, is_drawn, proposal.probs, k, is_without_replacement=True)
     else:
-        tokens = draw_independent(proposal.probs, k, generator)
-        probs = proposal.probs.gather(-1, tokens)
-        chosen = Children(tokens, probs, torch.ones_like(tokens, dtype=torch.bool), proposal.probs, k)
+        chosen = _draw(proposal.probs, k, children == WITHOUT_REPLACEMENT and k > 1, generator, has_squares)
     missing = k - chosen.tokens.shape[-1]
     if missing > 0:  # The distribution or the candidates had fewer.
-        tokens, probs, is_real = (torch.nn.functional.pad(x, (0, missing)) for x in chosen[:3])
+        tokens, probs, is_real = (np.pad(x, ((0, 0), (0, 0), (0, missing))) for x in chosen[:3])
         chosen = chosen._replace(tokens=tokens, probs=probs, is_real=is_real)
-    return chosen._replace(is_real=chosen.is_real & _is_within(widths, chosen.tokens))
+    return chosen._replace(is_real=chosen.is_real & _is_within(widths, k))
 
 
-def _is_within(widths: Sequence[int], like: Tensor) -> Bool[Tensor, "F k"]:
-    """Whether a rank is below its node's width."""
-    limits = torch.tensor(widths, device=like.device).unsqueeze(-1)
-    return torch.arange(like.shape[-1], device=like.device) < limits
+def on_host(*tensors: Tensor) -> list[np.ndarray]:
+    """Arrays of tensors, by one copy; NumPy has no bfloat16."""
+    copies = download(*tensors)
+    return [copy.float().numpy() if copy.dtype == torch.bfloat16 else copy.numpy() for copy in copies]
+
+
+def _is_within(widths: Sequence[int], k: int) -> np.ndarray:
+    """Whether a rank is below its node's width, bool [F or 1, k]."""
+    return np.arange(k) < np.array(widths)[:, None]
 
 
 def _select(proposal: Proposal, k: int) -> Children:
@@ -78,22 +83,37 @@ def _select(proposal: Proposal, k: int) -> Children:
         probs, tokens = proposal.probs.topk(min(k, proposal.probs.shape[-1]), dim=-1)
     else:
         probs, tokens = proposal.probs[..., :k], proposal.tokens[..., :k]
+    tokens, probs = on_host(tokens, probs)
     return Children(tokens, probs, probs > 0)
 
 
-def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> Children:
+def _draw(
+    probs: Tensor, k: int, is_without_replacement: bool, generator: torch.Generator, has_squares: bool
+) -> Children:
+    """Independent draws, or draws without replacement."""
+    if is_without_replacement:
+        tokens, is_drawn = draw_without_replacement(probs, k, generator)
+    else:
+        tokens = draw_independent(probs, k, generator)
+        is_drawn = torch.ones_like(tokens, dtype=torch.bool)
+    sums = [probs.square().sum(-1, keepdim=True)] if has_squares else []
+    drawn, chances, is_real, *squares = on_host(tokens, probs.gather(-1, tokens), is_drawn, *sums)
+    return Children(drawn, chances, is_real, probs, k, is_without_replacement, *squares[:1])
+
+
+def _mix(distribution: Tensor, widths: Sequence[int], generator: torch.Generator) -> Children:
     """One sample of the rest first, then the top: verified in that order the sample's distribution needs no change."""
     num_selected = min(max(widths), distribution.shape[-1]) - 1
     probs, tokens = distribution.topk(num_selected, dim=-1)
-    is_selected = (probs > 0) & _is_within([w - 1 for w in widths], tokens)
+    (is_wanted,) = upload(probs.device, torch.from_numpy(_is_within([w - 1 for w in widths], num_selected)))
+    is_selected = (probs > 0) & is_wanted
     rest = distribution.scatter(-1, tokens, torch.where(is_selected, 0.0, probs))
     has_rest = rest.sum(-1, keepdim=True) > 0
     rest = normalise(rest, fallback=distribution)
     sampled = draw_independent(rest, 1, generator)
-    return Children(
-        tokens=torch.cat([sampled, tokens], -1),
-        probs=torch.cat([distribution.gather(-1, sampled), probs], -1),
-        is_real=torch.cat([has_rest, is_selected], -1),
-        draft_probs=rest,
-        num_sampled=1,
+    arrays = on_host(
+        torch.cat([sampled, tokens], -1),
+        torch.cat([distribution.gather(-1, sampled), probs], -1),
+        torch.cat([has_rest, is_selected], -1),
     )
+    return Children(*arrays, draft_probs=rest, num_sampled=1)

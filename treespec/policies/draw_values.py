@@ -6,9 +6,7 @@ of the others. The child's own value may depend on its draw, for it decides only
 
 from typing import NamedTuple
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
+import numpy as np
 
 from treespec.policies.children import Children
 from treespec.tree import IID, SELECTED
@@ -25,8 +23,8 @@ class DrawValues(NamedTuple):
     The parent's value times `nodes` is the estimate that a child's whole path is accepted.
     """
 
-    draws: Tensor
-    nodes: Tensor
+    draws: np.ndarray
+    nodes: np.ndarray
 
 
 def draw_values(chosen: Children, children: str, ranking: str) -> DrawValues:
@@ -37,6 +35,7 @@ def draw_values(chosen: Children, children: str, ranking: str) -> DrawValues:
     return acceptance_values(chosen, is_iid) if ranking == ACCEPTANCE else visit_values(chosen.probs, is_iid)
 
 
+@np.errstate(over="ignore")  # Where rounding leaves next to nothing of a distribution, the quotients are capped.
 def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     """How likely verification is to reach a draw and to accept its token.
 
@@ -50,26 +49,25 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     siblings before it; before the draw, its expected acceptance is c_r + (1 - c_r) sum q^2.
     """
     probs = chosen.probs
-    assert chosen.draft_probs is not None
-    rest, squares = torch.ones_like(probs), chosen.draft_probs.square().sum(-1, keepdim=True)
+    assert chosen.squares is not None
+    rest, squares = np.ones_like(probs), chosen.squares
     if not is_iid:
-        rest = (rest - _before(probs)).clamp(min=torch.finfo(probs.dtype).tiny)
-        squares = (squares - _before(probs.square())).clamp(min=0)
-    gains = SAMPLING_GAIN ** torch.arange(1, probs.shape[-1] + 1, device=probs.device, dtype=probs.dtype)
-    accepted = gains + (1 - gains) * (probs / rest).clamp(max=1)
-    expected = gains + (1 - gains) * (squares / rest / rest).clamp(max=1)
-    missed = 1 - accepted
-    reached = torch.cat([torch.ones_like(missed[..., :1]), missed.cumprod(-1)[..., :-1]], -1)
+        rest = np.maximum(rest - _shifted(probs.cumsum(-1), 0), np.finfo(probs.dtype).tiny)
+        squares = np.maximum(squares - _shifted(np.square(probs).cumsum(-1), 0), 0)
+    gains = (SAMPLING_GAIN ** np.arange(1, probs.shape[-1] + 1)).astype(probs.dtype)
+    accepted = gains + (1 - gains) * np.minimum(probs / rest, 1)
+    expected = gains + (1 - gains) * np.minimum(squares / rest / rest, 1)
+    reached = _shifted((1 - accepted).cumprod(-1), 1)
     return DrawValues(reached * expected, reached * accepted)
 
 
-def visit_values(probs: Float[Tensor, "B F k"], is_iid: bool) -> DrawValues:
+def visit_values(probs: np.ndarray, is_iid: bool) -> DrawValues:
     """As in DySpec (Xiong et al. 2024): how likely verification is to reach a draw, if the target were the draft."""
-    missed = (1 - probs).cumprod(-1) if is_iid else (1 - probs.cumsum(-1)).clamp(min=0)
-    draws = torch.cat([torch.ones_like(missed[..., :1]), missed[..., :-1]], -1).cummin(-1).values
-    return DrawValues(draws, torch.minimum(draws * probs if is_iid else probs, draws))
+    missed = (1 - probs).cumprod(-1) if is_iid else np.maximum(1 - probs.cumsum(-1), 0)
+    draws = np.minimum.accumulate(_shifted(missed, 1), -1)
+    return DrawValues(draws, np.minimum(draws * probs if is_iid else probs, draws))
 
 
-def _before(values: Float[Tensor, "B F k"]) -> Float[Tensor, "B F k"]:
-    """Sums over the siblings before each one, without its own value."""
-    return torch.nn.functional.pad(values.cumsum(-1)[..., :-1], (1, 0))
+def _shifted(values: np.ndarray, first: float) -> np.ndarray:
+    """The values [B, F, k] of the sibling before each one, `first` for the first."""
+    return np.concatenate([np.full_like(values[..., :1], first), values[..., :-1]], -1)

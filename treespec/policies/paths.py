@@ -5,8 +5,6 @@ from itertools import accumulate, product
 from operator import mul
 from typing import NamedTuple
 
-import torch
-
 from treespec.checks import AUTO, check_children, check_count
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.growing import TreeBuilder
@@ -90,7 +88,7 @@ def grow_shape(levels: Sequence[Level], children: str, source: DraftSource, max_
     builder = TreeBuilder(source)
     nodes = builder.root
     for level in levels[:max_depth]:
-        expanded = nodes[:, torch.tensor(level.positions, device=nodes.device)]
+        expanded = nodes[:, list(level.positions)]
         if builder.is_exhausted(expanded):
             break
         nodes = builder.grow(expanded, level.widths, children)

@@ -8,12 +8,11 @@ probability. The paper's truncation, by which the best child inherits its parent
 then reads `parent's time + time - first sibling's time`: the children's clocks start when the first of them rings.
 """
 
+import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from treespec.checks import AUTO, check_children, check_count
-from treespec.policies.children import Children, choose_children, resolve_children
+from treespec.policies.children import Children, choose_children, on_host, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource, Proposal
 from treespec.sampling import race
@@ -39,42 +38,40 @@ class StochasticBeam:
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         builder = TreeBuilder(source)
-        nodes, times = builder.root, torch.zeros_like(builder.root, dtype=torch.float64)
+        nodes, times = builder.root, np.zeros(builder.root.shape)
         children = self._children
         for _ in range(min(self.depth, max_depth)):
             proposal = builder.expand(nodes)
             children = resolve_children(children, proposal, source.is_sampling)
-            above = torch.where(nodes >= 0, builder.take(builder.values, nodes), 0.0)
-            if children == SELECTED:
-                chosen = choose_children(proposal, [self.width] * nodes.shape[1], children, source.generator)
-                arrivals = 1 / (above.unsqueeze(-1) * chosen.probs)
-            else:
-                chosen, arrivals = draw_children(proposal, self.width, times, above, source.generator)
-            arrivals = torch.where(chosen.is_real & (nodes >= 0).unsqueeze(-1), arrivals, torch.inf).flatten(1)
-            first = arrivals.sort(dim=1, stable=True)
-            times, columns = first.values[:, : self.width], first.indices[:, : self.width]
-            chosen = chosen._replace(is_real=(arrivals < torch.inf).view_as(chosen.is_real))
-            ids = builder.add(nodes, chosen, above.unsqueeze(-1) * chosen.probs, columns)
-            nodes = torch.where(times < torch.inf, ids, PADDING_PARENT)
+            above = np.where(nodes >= 0, builder.take(builder.values, nodes), 0.0)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # What never arrives has rate zero.
+                if children == SELECTED:
+                    chosen = choose_children(proposal, [self.width] * nodes.shape[1], children, source.generator)
+                    arrivals = 1 / (above[..., None] * chosen.probs)
+                else:
+                    chosen, arrivals = draw_children(proposal, self.width, times, above, source.generator)
+            is_real = chosen.is_real & (nodes >= 0)[..., None]
+            arrivals = np.where(is_real, arrivals, np.inf).reshape(len(nodes), -1)
+            columns = np.argsort(arrivals, axis=1, kind="stable")[:, : self.width]
+            times = np.take_along_axis(arrivals, columns, 1)
+            chosen = chosen._replace(is_real=(arrivals < np.inf).reshape(is_real.shape))
+            ids = builder.add(nodes, chosen, above[..., None] * chosen.probs, columns)
+            nodes = np.where(times < np.inf, ids, PADDING_PARENT)
             if builder.is_exhausted(nodes):
                 break
-        return builder.build(max_nodes=self.max_nodes, is_width_fixed=children == SELECTED)
+        return builder.build(is_width_fixed=children == SELECTED)
 
 
 def draw_children(
-    proposal: Proposal,
-    width: int,
-    times: Float[Tensor, "B F"],
-    path_probs: Float[Tensor, "B F"],
-    generator: torch.Generator,
-) -> tuple[Children, Float[Tensor, "B F k"]]:
-    """The first `width` children of every node to arrive, and when they do (float64, rising along k).
+    proposal: Proposal, width: int, times: np.ndarray, path_probs: np.ndarray, generator: torch.Generator
+) -> tuple[Children, np.ndarray]:
+    """The first `width` children of every node to arrive, and when they do (float64 [B, F, k], rising along k).
 
     `times` says when the nodes arrived, `path_probs` how probable the paths to them are.
     """
-    tokens, speeds = race(proposal.probs, width, generator)
-    clocks = 1 / (speeds * path_probs.unsqueeze(-1))
-    arrivals = times.unsqueeze(-1) + (clocks - clocks[..., :1])
-    probs = proposal.probs.gather(-1, tokens)
-    is_drawn = arrivals < torch.inf
-    return Children(tokens, probs, is_drawn, proposal.probs, tokens.shape[-1], is_without_replacement=True), arrivals
+    drawn, drawn_speeds = race(proposal.probs, width, generator)
+    tokens, speeds, probs = on_host(drawn, drawn_speeds, proposal.probs.gather(-1, drawn))
+    clocks = 1 / (speeds * path_probs[..., None])
+    arrivals = times[..., None] + (clocks - clocks[..., :1])
+    chosen = Children(tokens, probs, arrivals < np.inf, proposal.probs, tokens.shape[-1], is_without_replacement=True)
+    return chosen, arrivals

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -59,14 +60,19 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
 
 
 def ancestor_mask(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
-    """Whether node j is node i itself or an ancestor of i, at (b, i, j); False in the rows of padding."""
+    """Whether node j is node i itself or an ancestor of i, at (b, i, j); False in the rows of padding.
+
+    `parents` is on the host, every parent before its children; ids outside of the tree count as no parent.
+    """
     num_rows, num_nodes = parents.shape
-    mask = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).repeat(num_rows, 1, 1)
-    mask &= (parents != PADDING_PARENT).unsqueeze(-1)
-    is_child = parents >= 0
-    # Pointer doubling: after step t every node knows its 2^t nearest ancestors, so depth costs log2(N) steps.
-    hop = parents.clamp(0, num_nodes - 1)
-    known = torch.zeros_like(mask).scatter_(2, hop.unsqueeze(-1), is_child.unsqueeze(-1)) | mask
-    for _ in range(max(num_nodes - 1, 1).bit_length()):
-        known = known | (known.to(torch.float32) @ known.to(torch.float32) > 0)
-    return known & mask.any(-1, keepdim=True)
+    num_bytes = -(-num_nodes // 8)
+    packed = bytearray()
+    for row in parents.tolist():  # A set of nodes is an int here: one operation per node.
+        sets: list[int] = []
+        for node, parent in enumerate(row):
+            above = sets[parent] if 0 <= parent < node else 0
+            sets.append(0 if parent == PADDING_PARENT else above | 1 << node)
+        packed += b"".join(nodes.to_bytes(num_bytes, "little") for nodes in sets)
+    bits = np.frombuffer(packed, np.uint8).reshape(num_rows, num_nodes, num_bytes)
+    mask = np.unpackbits(bits, axis=-1, count=num_nodes, bitorder="little")
+    return torch.from_numpy(mask.view(np.bool_))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -14,21 +15,26 @@ from treespec.errors import InvalidTreeError
 from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, TreeArrays, ancestor_mask, check_shapes
 from treespec.tree.checks import is_drafted
 from treespec.tree.token_tree import TokenTree
+from treespec.tree.transfer import download
+
+_HOST_ARRAYS = ("tokens", "parents", "draft_index", "is_without_replacement", "values")
 
 
 @dataclass(frozen=True, eq=False)
 class TreeBatch(TreeArrays):
-    """B trees side by side on the target's device: what the engine runs. Padding nodes stand last, parent -2.
+    """B trees side by side: what the engine runs. Padding nodes stand last, parent -2.
+
+    Everything but the distributions is on the host; what comes on a device is copied to it.
 
     Args:
         tokens, parents, draft_index, is_without_replacement: as those of `TokenTree`, [B, N].
-        draft_probs: float [R, V], shared by the rows, or None.
+        draft_probs: float [R, V], shared by the rows, on the device that drafted, or None.
         is_width_fixed: see `TokenTree`.
         values: float [B, N], the drafter's estimates that a node's whole path is accepted (the root's is 1), or None.
             Rules never look at them.
 
     Raises:
-        InvalidTreeError: wrong shapes or dtypes. Reading values would wait for the device, see `is_valid`.
+        InvalidTreeError: wrong shapes or dtypes; values are checked by `is_valid`.
     """
 
     values: Tensor | None = None
@@ -38,6 +44,10 @@ class TreeBatch(TreeArrays):
         shape, values = list(self.tokens.shape), self.values
         if values is not None and (list(values.shape) != shape or not values.is_floating_point()):
             raise InvalidTreeError(f"values must be float of tokens' shape {shape}, got {list(values.shape)}")
+        names = [name for name in _HOST_ARRAYS if getattr(self, name) is not None]
+        if any(getattr(self, name).device.type != "cpu" for name in names):
+            for name, copy in zip(names, download(*(getattr(self, name) for name in names)), strict=True):
+                object.__setattr__(self, name, copy)
 
     @classmethod
     def from_trees(cls, trees: Sequence[TokenTree]) -> TreeBatch:
@@ -58,10 +68,9 @@ class TreeBatch(TreeArrays):
             draft_rows.append(torch.where(row >= 0, row + offset, row))
             offset += 0 if tree.draft_probs is None else tree.draft_probs.shape[0]
         flags = [torch.tensor(tree.is_without_replacement_list) for tree in trees]
-        device = trees[0].tokens.device
 
         def pad(rows: list[Tensor], value: int) -> Tensor:
-            return torch.stack([torch.nn.functional.pad(r.to(device), (0, width - len(r)), value=value) for r in rows])
+            return torch.stack([torch.nn.functional.pad(r.cpu(), (0, width - len(r)), value=value) for r in rows])
 
         return cls(
             tokens=pad([t.tokens for t in trees], 0),
@@ -81,10 +90,6 @@ class TreeBatch(TreeArrays):
         """N: the width of the arrays, padding included."""
         return self.tokens.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        return self.tokens.device
-
     @cached_property
     def num_nodes(self) -> Int[Tensor, "B"]:
         """Nodes per row, padding not counted."""
@@ -102,14 +107,9 @@ class TreeBatch(TreeArrays):
 
     @cached_property
     def trees(self) -> list[TokenTree]:
-        """The rows as single trees, not checked (see `is_valid`): one host copy for all of them."""
-        tokens, parents = torch.stack([self.tokens, self.parents]).tolist()
-        return [self._row(*row) for row in zip(range(self.num_rows), tokens, parents, strict=True)]
-
-    def keep_trees(self, tokens: list[list[int]], parents: list[list[int]]) -> None:
-        """Build `trees` from lists [B][N] that the host has already, so that the device is not read again."""
-        if "trees" not in vars(self):
-            vars(self)["trees"] = [self._row(*row) for row in zip(range(self.num_rows), tokens, parents, strict=True)]
+        """The rows as single trees, not checked (see `is_valid`)."""
+        rows = zip(range(self.num_rows), self.tokens.tolist(), self.parents.tolist(), strict=True)
+        return [self._row(*row) for row in rows]
 
     def _row(self, row: int, tokens: list[int], parents: list[int]) -> TokenTree:
         tree, size = object.__new__(TokenTree), sum(parent != PADDING_PARENT for parent in parents)
@@ -130,13 +130,13 @@ class TreeBatch(TreeArrays):
         return all(tree.is_chain for tree in self.trees)
 
     @cached_property
-    def is_valid(self) -> Bool[Tensor, ""]:
-        """Whether the trees can have been drafted, see `is_drafted`: a flag to be read together with the verdicts."""
+    def is_valid(self) -> bool:
+        """Whether the trees can have been drafted, see `is_drafted`; waits for the device of the distributions."""
         return is_drafted(self)
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
         """Drop nodes of row b deeper than `max_depths[b]`, but no root. Lossless: depth depends on no drawn token."""
-        limit = torch.tensor(max_depths, device=self.device).clamp(min=0).unsqueeze(1)
+        limit = torch.tensor(max_depths).clamp(min=0).unsqueeze(1)
         return self.keep_nodes((self.parents != PADDING_PARENT) & (self.depths <= limit))
 
     def best_chains(self) -> TreeBatch:
@@ -147,25 +147,15 @@ class TreeBatch(TreeArrays):
             keep[row, list(tree.best_chain(values[row] if values else None))] = True
         return self.keep_nodes(keep)
 
-    def keep_nodes(self, keep: Bool[Tensor, "B N"], width: int | None = None) -> TreeBatch:
-        """The batch cut down to `keep`, which must hold every kept node's ancestors.
-
-        `width` is the new N, enough for every row; None takes the largest row's, which waits for the device.
-        """
-        width = max(int(keep.sum(1).max()), 1) if width is None else width
-        order = keep.logical_not().long().argsort(dim=1, stable=True)[:, :width]
-        kept = keep.gather(1, order)
-        new_id = (keep.long().cumsum(1) - 1).gather(1, self.parents.clamp(min=0))
-        parents = torch.where(self.parents >= 0, new_id, self.parents).gather(1, order)
-
-        def take(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.gather(1, order)
-
-        return replace(
-            self,
-            tokens=self.tokens.gather(1, order),
-            parents=torch.where(kept, parents, PADDING_PARENT),
-            draft_index=take(self.draft_index),
-            is_without_replacement=take(self.is_without_replacement),
-            values=take(self.values),
-        )
+    def keep_nodes(self, keep: Bool[Tensor, "B N"]) -> TreeBatch:
+        """The batch cut down to `keep`, which must hold every kept node's ancestors."""
+        kept, parents = keep.numpy(), self.parents.numpy()
+        counts = kept.sum(1)
+        order = np.argsort(~kept, axis=1, kind="stable")[:, : max(int(counts.max()), 1)]
+        rows = np.arange(len(kept))[:, None]
+        new_id = (kept.cumsum(1) - 1)[rows, np.maximum(parents, 0)]
+        parents = np.where(parents >= 0, new_id, parents)[rows, order]
+        parents[np.arange(order.shape[1]) >= counts[:, None]] = PADDING_PARENT
+        arrays = {name: getattr(self, name) for name in _HOST_ARRAYS if getattr(self, name) is not None}
+        taken = {name: torch.from_numpy(array.numpy()[rows, order]) for name, array in arrays.items()}
+        return replace(self, **{**taken, "parents": torch.from_numpy(parents)})

@@ -1,7 +1,6 @@
 """Whether arrays of the right shapes hold trees that can have been drafted: an error for one tree, a flag for many."""
 
-import torch
-from jaxtyping import Bool
+import numpy as np
 from torch import Tensor
 
 from treespec.checks import are_distributions
@@ -38,17 +37,26 @@ def check_drafted(tree: TreeArrays) -> None:
         raise InvalidTreeError(f"node {node} carries token {int(tree.tokens[node])}, which has draft probability zero")
 
 
-def is_drafted(trees: TreeArrays) -> Bool[Tensor, ""]:
-    """Whether every tree of a batch, arrays [B, N], would pass `check_drafted`: a flag, which waits for no device."""
-    column = torch.arange(trees.tokens.shape[1], device=trees.tokens.device)
-    is_node = trees.parents != PADDING_PARENT
-    in_order = ((trees.parents < column) & (trees.parents >= 0)) | ~is_node
-    good = in_order[:, 1:].all() & (trees.parents[:, 0] == ROOT_PARENT).all()
-    good = good & (is_node.long().diff(dim=1) <= 0).all()
+def is_drafted(trees: TreeArrays) -> bool:
+    """Whether every tree of a batch, arrays [B, N], would pass `check_drafted`; waits for the distributions' device."""
+    if not is_well_formed(trees):
+        return False
     if trees.draft_probs is None or trees.draft_index is None:
-        return good
-    is_drawn = _can_be_drawn(trees) | (trees.draft_index == POINT_MASS) | ~is_node
-    return good & are_distributions(trees.draft_probs, SUM_TOLERANCE).all() & is_drawn.all()
+        return True
+    is_drawn = _can_be_drawn(trees) | (trees.draft_index == POINT_MASS) | (trees.parents == PADDING_PARENT)
+    return bool(is_drawn.all()) and bool(are_distributions(trees.draft_probs, SUM_TOLERANCE).all())
+
+
+def is_well_formed(trees: TreeArrays) -> bool:
+    """What the host knows of that: a root, then children after their parents, then padding; draft rows that exist."""
+    parents, is_node = trees.parents.numpy(), trees.parents.numpy() != PADDING_PARENT
+    in_order = (parents[:, 0] == ROOT_PARENT).all() and not (is_node[:, 1:] & ~is_node[:, :-1]).any()
+    has_parents = ((parents >= 0) & (parents < np.arange(parents.shape[1])) | ~is_node)[:, 1:].all()
+    if trees.draft_probs is None or trees.draft_index is None:
+        return bool(in_order and has_parents)
+    rows = trees.draft_index.numpy()
+    has_rows = ((rows >= POINT_MASS) & (rows < len(trees.draft_probs)) | ~is_node).all()
+    return bool(in_order and has_parents and has_rows)
 
 
 def _check_parents(parents: list[int]) -> None:
@@ -68,9 +76,8 @@ def _can_be_drawn(trees: TreeArrays) -> Tensor:
     num_distributions, vocab_size = trees.draft_probs.shape
     in_range = (trees.draft_index >= POINT_MASS) & (trees.draft_index < num_distributions)
     in_range = in_range & (trees.tokens >= 0) & (trees.tokens < vocab_size)
-    # Forced into range, for an index outside of it would crash the device before the flag is read.
     row, token = trees.draft_index.clamp(0, num_distributions - 1), trees.tokens.clamp(0, vocab_size - 1)
-    can_be_drawn = in_range & (trees.draft_probs[row, token] > 0)
+    can_be_drawn = in_range & (trees.draft_probs[row, token].cpu() > 0)
     if trees.is_without_replacement is None:
         return can_be_drawn
 

@@ -1,4 +1,4 @@
-"""The committed tokens of every row. Axis letters: B rows, P prompt positions, M chosen rows."""
+"""The committed tokens of every row. Axis letters: B rows, P prompt positions, L length."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,21 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from treespec.tree.transfer import download
+
 
 class History:
-    """The committed tokens of every row, left padding included: what logits processors and drafters read.
+    """The committed tokens of every row on the host, left padding included: what processors and drafters read.
 
     Rows are ragged: `lengths[b]` tokens of row b are valid.
     """
 
     def __init__(self, prompt_ids: Int[Tensor, "B P"], prompt_mask: Bool[Tensor, "B P"]) -> None:
         """The mask is False on left padding."""
-        self._buffer = prompt_ids.clone()
-        self.lengths = [prompt_ids.shape[1]] * prompt_ids.shape[0]
-        self.num_padding: list[int] = (~prompt_mask).sum(1).tolist()
+        ids, mask = download(prompt_ids, prompt_mask)
+        self._buffer = ids.clone()
+        self.lengths = [ids.shape[1]] * ids.shape[0]
+        self.num_padding: list[int] = (~mask).sum(1).tolist()
 
     @property
     def num_rows(self) -> int:
@@ -26,16 +29,12 @@ class History:
     @property
     def last_tokens(self) -> Int[Tensor, "B"]:
         """The roots of the next trees."""
-        index = torch.tensor(self.lengths, device=self._buffer.device) - 1
+        index = torch.tensor(self.lengths) - 1
         return self._buffer.gather(1, index.unsqueeze(1)).squeeze(1)
 
     def row(self, row: int) -> Int[Tensor, "L"]:
         """One row, left padding included (as plain `generate` shows it to its processors)."""
         return self._buffer[row, : self.lengths[row]]
-
-    def rows(self, rows: Sequence[int]) -> Int[Tensor, "M L"]:
-        """Several rows of one length, left padding included."""
-        return self._buffer[list(rows), : self.lengths[rows[0]]]
 
     def tokens(self, row: int) -> Int[Tensor, "L"]:
         """One row without the left padding."""
@@ -47,8 +46,7 @@ class History:
         if end > self._buffer.shape[1]:
             room = max(end, 2 * self._buffer.shape[1])
             self._buffer = torch.nn.functional.pad(self._buffer, (0, room - self._buffer.shape[1]))
-        fresh = torch.tensor(list(tokens), dtype=torch.int64)
-        self._buffer[row, self.lengths[row] : end] = fresh.to(self._buffer.device, non_blocking=True)
+        self._buffer[row, self.lengths[row] : end] = torch.tensor(tokens, dtype=torch.int64)
         self.lengths[row] = end
 
     def truncate(self, row: int, length: int) -> None:
@@ -57,6 +55,6 @@ class History:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        self._buffer = self._buffer[torch.tensor(rows, device=self._buffer.device)]
+        self._buffer = self._buffer[list(rows)]
         self.lengths = [self.lengths[b] for b in rows]
         self.num_padding = [self.num_padding[b] for b in rows]

@@ -1,4 +1,4 @@
-"""How a batch is verified: all nodes at once with one host copy (dense), or tree by tree, visiting few nodes.
+"""How a batch is verified: all nodes at once on the device (dense), or tree by tree, visiting few nodes.
 
 `verify` is the same as one function, for decoding loops written by hand.
 """
@@ -18,13 +18,13 @@ from treespec.checks import AUTO, are_distributions
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import RandomSource, VerificationRule
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.tree.transfer import download
 from treespec.verification.dense.forms import (
     check_flags,
-    decode,
     has_dense_form,
     is_verifiable,
-    pack_greedy,
     verify_dense,
+    verify_scores,
 )
 from treespec.verification.dense.scans import Probs, Uniforms
 from treespec.verification.registry import resolve
@@ -44,6 +44,9 @@ class BatchProbs(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
     def dense(self) -> Probs: ...
@@ -54,6 +57,9 @@ class BatchScores(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
 
     def scores(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
@@ -67,34 +73,38 @@ def verify_batch(
 
     Rules with a dense form use it on accelerators and on small vocabularies. Otherwise the trees are verified one by
     one, and only the nodes that the rule visits get a distribution. Coins and draws as for `verify`; raises as
-    `check_flags`.
+    `check_flags`. Coins and draws are on the host.
     """
-    if _is_dense(rule, trees, target.vocab_size):
+    if _is_dense(rule, trees, target):
         return verify_dense(rule, trees, target.dense(), coins, draws)
     sources = map(GivenUniforms, coins.tolist(), draws.tolist())
-    return _verify_rows(rule, trees, target.probs, sources, target.vocab_size)
+    return _verify_rows(rule, trees, target.probs, sources, target)
 
 
 def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
     """Verify by the target walk that takes the highest score at every node; see `verify_batch`."""
     rule = TargetWalk()
-    if _is_dense(rule, trees, target.vocab_size):
-        return decode(pack_greedy(trees, target.dense_scores()), trees)
-    return _verify_rows(rule, trees, target.scores, (ArgmaxSource() for _ in trees.trees), target.vocab_size)
+    if _is_dense(rule, trees, target):
+        return verify_scores(trees, target.dense_scores())
+    return _verify_rows(rule, trees, target.scores, (ArgmaxSource() for _ in trees.trees), target)
 
 
-def _is_dense(rule: VerificationRule, trees: TreeBatch, vocab_size: int) -> bool:
-    is_small = trees.max_nodes * vocab_size <= DENSE_ON_CPU
-    return has_dense_form(rule) and (is_small or trees.device.type != "cpu")
+def _is_dense(rule: VerificationRule, trees: TreeBatch, target: BatchProbs | BatchScores) -> bool:
+    is_small = trees.max_nodes * target.vocab_size <= DENSE_ON_CPU
+    return has_dense_form(rule) and (is_small or target.device.type != "cpu")
 
 
 def _verify_rows(
-    rule: VerificationRule, trees: TreeBatch, target: _ProbsOfNode, sources: Iterator[RandomSource], vocab_size: int
+    rule: VerificationRule,
+    trees: TreeBatch,
+    values: _ProbsOfNode,
+    sources: Iterator[RandomSource],
+    target: BatchProbs | BatchScores,
 ) -> list[Verdict]:
-    with one_thread(trees.device):
-        check_flags(trees, bool(is_verifiable(trees, vocab_size)), True)
+    with one_thread(target.device):
+        check_flags(trees, is_verifiable(trees, target.vocab_size), True)
         rows = zip(trees.trees, sources, strict=True)
-        return [rule.verify(tree, partial(target, row), rng) for row, (tree, rng) in enumerate(rows)]
+        return [rule.verify(tree, partial(values, row), rng) for row, (tree, rng) in enumerate(rows)]
 
 
 @contextmanager
@@ -137,7 +147,7 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
         rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
         coins: float [N] (a batch: [B, N]) in [0, 1), one per node accepted or rejected; None: from `generator`.
         draws: likewise, one per node that a token is drawn from; must be independent of coins and drafting.
-        generator: on the device of `target_probs`; None is torch's global one.
+        generator: on any device; None is torch's global one of the CPU.
 
     Raises:
         InvalidTreeError: not a tree, one that does not fit `target_probs`, or values that no drafted tree has.
@@ -156,17 +166,17 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
     _check_shapes(trees, probs)
     chosen = resolve(rule, True, trees)
     coins, draws = (
-        torch.rand(trees.tokens.shape, dtype=torch.float64, device=probs.device, generator=generator)
+        torch.rand(trees.tokens.shape, dtype=torch.float64, device=generator and generator.device, generator=generator)
         if values is None
-        else _check_uniforms(name, _as_tensor(name, values, is_single), trees).to(probs.device)
+        else _check_uniforms(name, _as_tensor(name, values, is_single), trees)
         for name, values in (("coins", coins), ("draws", draws))
     )
     if probs.device.type == "cpu" or not has_dense_form(chosen):
         _check_values(trees, probs)  # Otherwise flags come with the verdicts, so that nothing waits for the device.
     table: Any = SimpleNamespace(
-        vocab_size=probs.shape[-1], probs=lambda row, node: probs[row, node], dense=lambda: probs
+        vocab_size=probs.shape[-1], device=probs.device, probs=lambda row, node: probs[row, node], dense=lambda: probs
     )
-    verdicts = verify_batch(chosen, trees, table, coins, draws)
+    verdicts = verify_batch(chosen, trees, table, *download(coins, draws))
     return verdicts[0] if is_single else verdicts
 
 
@@ -195,8 +205,8 @@ def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
     vocab_size = target_probs.shape[-1]
     if (((trees.tokens < 0) | (trees.tokens >= vocab_size)) & (trees.parents >= 0)).any():
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
-    check_flags(trees, bool(trees.is_valid), True)
-    is_wrong = ~are_distributions(target_probs) & (trees.parents != PADDING_PARENT)
+    check_flags(trees, trees.is_valid, True)
+    is_wrong = ~are_distributions(target_probs).cpu() & (trees.parents != PADDING_PARENT)
     if is_wrong.any():
         row, node = (int(i) for i in is_wrong.nonzero()[0])
         probs = target_probs[row, node]

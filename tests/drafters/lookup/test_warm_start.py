@@ -17,9 +17,6 @@ from treespec.drafters import SuffixStore, TokenRecycling, WarmStart
 from treespec.drafters.lookup.recycling_table import WARM_TRIALS, Table, count_table, pack_ids, unpack_ids
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.policies import BestFirst
-from treespec.protocols import History, Scores, Session, VerifiedStep
-from treespec.sampling import NoProcessors
-from treespec.tree import TreeBatch, Verdict
 
 VOCAB = 7
 
@@ -96,21 +93,6 @@ def test_recycling_is_saved_and_loaded(tmp_path):
     twins = [Loop(part, [text], BestFirst(5), vocab_size=VOCAB).propose().tokens.tolist() for part in (drafter, loaded)]
     assert twins[0] == twins[1]
     assert [file.name for file in tmp_path.iterdir()] == ["table.safetensors"]
-
-
-def test_the_table_is_updated_without_a_host_copy():
-    """Tensors on the meta device have no values: reading one on the host would raise."""
-    drafter, meta = TokenRecycling(num_candidates=3), torch.device("meta")
-    history = History(torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool))
-    generator = torch.Generator().manual_seed(0)
-    session = Session(history, True, NoProcessors(), generator, meta, VOCAB, [0, 1], BestFirst(4))
-    drafter.start(session)
-    nodes = torch.zeros(2, 4, dtype=torch.int64, device=meta)
-    trees, verdicts = TreeBatch(nodes, nodes), [Verdict((0,), 1, False)] * 2
-    drafter.update(VerifiedStep(trees, verdicts, Scores(torch.zeros(2, 4, VOCAB, device=meta)), [[1], [1]]))
-    assert drafter.table.device == meta
-    with pytest.raises(RuntimeError, match="meta tensor"):  # A host copy would have been noticed.
-        drafter.table.tolist()
 
 
 def warm_start(vocab_size=VOCAB):

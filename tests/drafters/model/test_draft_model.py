@@ -20,7 +20,8 @@ class Recent:
     """A path-dependent processor: tokens of the text are less likely the more often they stand in it; and a count of
     the row."""
 
-    is_path_free = False
+    is_path_free = is_order_free = False
+    can_remove_all, ignores_padding = True, False
     is_row_free = False
 
     def __call__(self, ids, logits, row):
@@ -31,7 +32,8 @@ class Recent:
 class RecentAnywhere:
     """The same without the count of the row: paths of several rows come stacked."""
 
-    is_path_free = False
+    is_path_free = is_order_free = False
+    can_remove_all, ignores_padding = True, False
     is_row_free = True
 
     def __call__(self, ids, logits, row):
@@ -41,7 +43,8 @@ class RecentAnywhere:
 class Cold:
     """A path-free processor: temperature and a cut-off."""
 
-    is_path_free = is_row_free = True
+    is_path_free = is_row_free = is_order_free = True
+    can_remove_all, ignores_padding = True, False
 
     def __call__(self, ids, logits, row):
         scores = logits.float() / 0.7

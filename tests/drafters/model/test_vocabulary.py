@@ -61,7 +61,8 @@ def test_a_text_goes_on_where_a_token_ends():
 class Recent:
     """Tokens of the target's text are less likely the more often they stand in it; the target's "a" is forbidden."""
 
-    is_path_free = is_row_free = False
+    is_path_free = is_row_free = is_order_free = False
+    can_remove_all, ignores_padding = True, False
 
     def __call__(self, ids, logits, row):
         assert logits.shape[-1] == V
@@ -118,7 +119,8 @@ def restricted_probs(model, translator, loop, row, texts):
 class OnlyNotShared:
     """Allows the tokens that the draft model does not have."""
 
-    is_path_free = is_row_free = True
+    is_path_free = is_row_free = is_order_free = True
+    can_remove_all, ignores_padding = True, False
 
     def __call__(self, ids, logits, row):
         return logits.float().masked_fill(torch.tensor(DRAFT_IDS) >= 0, -torch.inf)

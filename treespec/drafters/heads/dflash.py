@@ -136,7 +136,7 @@ class _Block:
             grow_on_host(policy, root, (0, root), partial(self._children, row), max_depth)
             for row, root in enumerate(self._session.history.last_tokens.tolist())
         ]
-        return stack_trees(trees, self._session.device)
+        return stack_trees(trees)
 
     def _children(self, row: int, state: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
         """Probability, token and state of the best children of a row's nodes with this state: depth and token."""

@@ -157,4 +157,4 @@ class Medusa(SessionSource):
             grow_on_host(policy, root, 0, lambda depth, row=row: children_of(row, depth), max_depth)
             for row, root in enumerate(self.root_tokens.tolist())
         ]
-        return stack_trees(trees, self._session.device)
+        return stack_trees(trees)

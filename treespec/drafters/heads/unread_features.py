@@ -74,7 +74,8 @@ class UnreadFeatures:
         start = last - joined.shape[1]
         firsts = [max(start, padding) for padding in history.num_padding]
         self.offsets = [first - padding for first, padding in zip(firsts, history.num_padding, strict=True)]
-        tokens = history.rows(list(range(history.num_rows)))[:, start + 1 :]
+        tokens = torch.stack([history.row(b) for b in range(history.num_rows)])[:, start + 1 :]
+        tokens = tokens.to(self._session.device)
         if len(set(firsts)) > 1 or firsts[0] > start:
             shift = torch.tensor(firsts, device=tokens.device).unsqueeze(1) - start
             index = (shift + torch.arange(tokens.shape[1], device=tokens.device)).clamp(max=tokens.shape[1] - 1)

@@ -15,6 +15,7 @@ from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table,
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.tree.transfer import download
 
 FORMAT = "treespec-recycling-1"
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
@@ -26,9 +27,9 @@ MANY_TRIALS = 2.0**20
 class TokenRecycling(SessionSource):
     """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
 
-    The table is updated on the device from every node of every target pass, without a host copy, and persists across
-    calls. A candidate's probability is how often its rank held the target's most likely token so far. Threads must not
-    share a table, as every call writes to it. A given table is copied and has its own K.
+    The table is on the host, is updated from every node of every target pass by one copy, and persists across calls. A
+    candidate's probability is how often its rank held the target's most likely token so far. Threads must not share a
+    table, as every call writes to it. A given table is copied and has its own K.
 
     Raises ConfigError: `num_candidates` is not a positive int, or see `check_table`.
     """
@@ -42,28 +43,24 @@ class TokenRecycling(SessionSource):
         if table is not None:
             check_table(table)
             self.num_candidates = table.candidates.shape[1]
-            # The row behind the vocabulary takes the writes that are to be ignored.
-            self._table = torch.nn.functional.pad(table.candidates, (0, 0, 0, 1), value=-1)
-            self._hits = table.hits.clone()
+            self._table, self._hits = table.candidates.clone().cpu(), table.hits.clone().cpu()
 
     def start(self, session: Session) -> None:
         """Begin a call. Raises VocabularyMismatchError: the table was made for a vocabulary of another size."""
         self._session = session
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
-            self._table = torch.full((session.vocab_size + 1, width), -1, device=session.device)
-            self._hits = torch.zeros(width + 1, device=session.device)
+            self._table, self._hits = torch.full((session.vocab_size, width), -1), torch.zeros(width + 1)
         if len(self.table) != session.vocab_size:
             raise VocabularyMismatchError(
                 f"this table was made for a vocabulary of {len(self.table)} tokens and the model has "
                 f"{session.vocab_size}: use one TokenRecycling per vocabulary"
             )
-        self._table, self._hits = self._table.to(session.device), self._hits.to(session.device)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """Trees from the table, grown on the host if the table is there and the policy allows it."""
+        """Trees from the table, by a heap if the policy allows it."""
         policy = self._policy
-        if self.table.device.type != "cpu" or not can_use_heap(policy):
+        if not can_use_heap(policy):
             return policy.grow(self, max_depth)
         probs = self.rank_probs.tolist()
 
@@ -71,15 +68,15 @@ class TokenRecycling(SessionSource):
             return [(p, t, t) for p, t in zip(probs, self.table[token].tolist(), strict=True) if t >= 0]
 
         roots = self.root_tokens.tolist()
-        return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots], self._session.device)
+        return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
 
     def update(self, step: VerifiedStep) -> None:
         """Store the top K of every node's logits for its token; the last of several nodes with one token counts."""
-        tokens = step.trees.tokens.flatten()
-        is_node = (step.trees.parents != PADDING_PARENT).flatten()
-        top = step.scores.logits.topk(self.table.shape[1], dim=-1).indices.flatten(0, 1)
-        self._measure(tokens, is_node, top)
-        self._store(tokens, is_node, top)
+        (top,) = download(step.scores.logits.topk(self.table.shape[1], dim=-1).indices)
+        is_node = step.trees.parents != PADDING_PARENT
+        tokens, top = step.trees.tokens[is_node], top[is_node]
+        self._measure(tokens, top)
+        self.table.numpy()[tokens.numpy()] = top.numpy()
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """The table does not depend on rows."""
@@ -99,12 +96,12 @@ class TokenRecycling(SessionSource):
         """int64 [V, K], -1 where there is no candidate yet. Raises ConfigError before the first call."""
         if self._table is None:
             raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
-        return self._table[:-1]
+        return self._table
 
     @property
     def rank_probs(self) -> Tensor:
         """float32 [K]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
-        ranks = torch.arange(len(self._hits) - 1, device=self._hits.device)
+        ranks = torch.arange(len(self._hits) - 1)
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values
 
@@ -113,22 +110,10 @@ class TokenRecycling(SessionSource):
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))
 
-    def _measure(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
+    def _measure(self, tokens: Tensor, top: Tensor) -> None:
         """Count which rank held the target's most likely token, before the table is updated."""
         known = self.table[tokens]
-        is_trial = is_node & (known[:, 0] >= 0)
+        is_trial = known[:, 0] >= 0
         hits = (known == top[:, :1]) & is_trial.unsqueeze(-1)
         counts = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])
-        self._hits = torch.where(counts[-1] > MANY_TRIALS, counts / 2, counts)
-
-    def _store(self, tokens: Tensor, is_node: Tensor, top: Tensor) -> None:
-        """Replace rows `tokens` int64 [M] of the table [V + 1, K] by `top` int64 [M, K] where `is_node` bool [M].
-
-        Several writes to one row would race on accelerators, so all but the last one go to row V.
-        """
-        assert self._table is not None
-        spill = len(self._table) - 1
-        order = torch.arange(len(tokens), device=tokens.device)
-        rows = torch.where(is_node, tokens, spill)
-        last = torch.full((spill + 1,), -1, device=tokens.device).scatter_reduce(0, rows, order, "amax")
-        self._table.index_copy_(0, torch.where(last[rows] == order, rows, spill), top)
+        self._hits = counts / 2 if counts[-1] > MANY_TRIALS else counts

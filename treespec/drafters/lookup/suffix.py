@@ -11,7 +11,7 @@ import torch
 
 from treespec.checks import check_count, check_number
 from treespec.drafters.base import policy_of_call, single_nodes
-from treespec.drafters.host_trees import can_use_heap, stack_trees, to_device
+from treespec.drafters.host_trees import can_use_heap, stack_trees
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import Occurrences, SuffixText, TrieNode, greatest_score
 from treespec.errors import ConfigError, VocabularyMismatchError
@@ -94,18 +94,18 @@ class SuffixLookup:
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees of what followed earlier occurrences of each row's ending; only the root where there are none."""
-        policy, device = policy_of_call(self._session), self._session.device
+        policy = policy_of_call(self._session)
         depth, budget = min(max_depth, policy.max_nodes - 1), policy.max_nodes - 1
         if depth < 1:
             return single_nodes(self._session.history.last_tokens)
         if can_use_heap(policy):
             depth = min(depth, policy.depth or depth)
-            return stack_trees([self._best(row, budget, depth)[0] for row in self._rows], device)
+            return stack_trees([self._best(row, budget, depth)[0] for row in self._rows])
         roots = [row.ending(1)[0] for row in self._rows]
         matches = [self._best(row, budget, depth)[1] for row in self._rows]
         starts = [None if match is None else match.node(self._smoothing) for match in matches]
         source = TrieSource(roots, starts, self._min_prob, self._session.is_sampling)
-        return to_device(policy.grow(source, max_depth), device)
+        return policy.grow(source, max_depth)
 
     def update(self, step: VerifiedStep) -> None:
         """Every row's text grows."""
@@ -148,7 +148,7 @@ class SuffixLookup:
 
 
 class TrieSource:
-    """A `DraftSource` on the host for policies without a host form: the continuations of one match per row, or None."""
+    """A `DraftSource` for policies without a host form: the continuations of one match per row, or None."""
 
     def __init__(
         self, roots: Sequence[int], starts: Sequence[TrieNode | None], min_prob: float, is_sampling: bool

@@ -79,7 +79,7 @@ class Merge:
         parts = [read_trees(drafter, drafter.propose(max_depth)) for drafter in self._drafters]
         roots = self._session.history.last_tokens.tolist()
         self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
-        return stack_trees([self._prune(union) for union in self._proposed], self._session.device)
+        return stack_trees([self._prune(union) for union in self._proposed])
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""

@@ -128,10 +128,9 @@ class DraftModel(SessionSource):
         rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
         width = max(len(row) for row in rows)
         ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
-        first = torch.tensor([width - len(row) for row in rows], device=ids.device).unsqueeze(1)
+        first = torch.tensor([width - len(row) for row in rows]).unsqueeze(1)
         self._num_cached = [len(row) for row in rows]
-        mask = torch.arange(width, device=ids.device) >= first
-        self._scorer.prefill(ids.to(self._scorer.device), mask.to(self._scorer.device))
+        self._scorer.prefill(ids.to(self._scorer.device), (torch.arange(width) >= first).to(self._scorer.device))
 
     def _catch_up(self) -> Tensor:
         """Logits after the roots, [B, 1, W], from one pass over the committed tokens that are not cached yet."""
@@ -141,7 +140,7 @@ class DraftModel(SessionSource):
         pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
         self._pending = pending
         if pending.tokens.shape[1] > 0:
-            logits = self._score_chains(pending.tokens, pending.chain_parents)
+            logits = self._score_chains(pending.tokens, pending.parents)
             for row, length in enumerate(pending.chain_lengths):
                 self._root_logits[row] = logits[row, length - 1] if length else self._root_logits[row]
         return torch.stack([known for known in self._root_logits if known is not None]).unsqueeze(1)
@@ -155,9 +154,7 @@ class DraftModel(SessionSource):
 
     def _score(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Logits [B, F, W] on the call's device, which need not be the draft model's."""
-        device = self._scorer.device
-        parents = parents if parents.device.type == "cpu" else parents.to(device)
-        return self._scorer.extend(tokens.to(device), parents).logits.to(self._session.device)
+        return self._scorer.extend(tokens, parents).logits.to(self._session.device)
 
     def _num_missing(self) -> list[int]:
         """Per row the committed tokens that are not cached."""

@@ -19,17 +19,14 @@ class PendingNodes:
 
     def __init__(self, chains: Sequence[Tensor]) -> None:
         """chains: per row the committed tokens that are not cached yet, int64 [m] with m >= 0, the root last."""
-        device = chains[0].device
         lengths = [len(chain) for chain in chains]
-        width = max(lengths)
+        self._width = max(lengths)
         self.chain_lengths = lengths
         """m, per row."""
-        self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, width - len(chain))) for chain in chains])
-        steps = [[i - 1 if i < m else PADDING_PARENT for i in range(width)] for m in lengths]
-        self.chain_parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), width)
-        """int64 [B, M] on the host, where a scorer sees without waiting for a device that these are chains."""
-        self.parents = self.chain_parents.to(device, non_blocking=True)
-        self._width, self._roots = width, torch.tensor(lengths, device=device).unsqueeze(1) - 1
+        self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, self._width - len(chain))) for chain in chains])
+        steps = [[i - 1 if i < m else PADDING_PARENT for i in range(self._width)] for m in lengths]
+        self.parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), self._width)
+        self._roots = torch.tensor(lengths).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
 
     def add(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:

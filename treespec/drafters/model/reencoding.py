@@ -92,7 +92,7 @@ class ReEncoding:
         num_nodes = policy_of_call(self._session).max_nodes
         roots = zip(self._tails, paths, strict=True)
         trees = [tree_of_paths(tail[-1], found, num_nodes) for tail, found in roots]
-        return stack_trees(trees, self._session.device)
+        return stack_trees(trees)
 
     def update(self, step: VerifiedStep) -> None:
         """Update the draft model with the emitted text, in its drafted tokens as far as these spell the same."""

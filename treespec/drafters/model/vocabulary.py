@@ -20,6 +20,7 @@ from torch import Tensor
 from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, known_tokens, left_padded
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import History, Session
+from treespec.tree.transfer import upload
 
 
 @dataclass
@@ -96,7 +97,7 @@ class SharedVocabulary:
                 f"no token that both tokenizers have is among the draft model's {num_logits} logits and the target's "
                 f"{session.vocab_size}: do the tokenizers belong to these models?"
             )
-        return _OtherText(session, num_logits, ids.to(session.device), self._translator)
+        return _OtherText(session, num_logits, ids, self._translator)
 
 
 class _OtherText(DraftText):
@@ -104,17 +105,18 @@ class _OtherText(DraftText):
 
     def __init__(self, session: Session, num_logits: int, draft_ids: Tensor, translator: Translator | None) -> None:
         self._num_logits = num_logits
-        self._ids, self._is_shared = draft_ids.clamp(min=0), draft_ids >= 0
+        self._draft_ids = draft_ids.clamp(min=0)
+        self._ids, self._is_unknown = upload(session.device, self._draft_ids, draft_ids < 0)
         self._translator, history = translator, session.history
         self._list: list[int] = draft_ids.tolist() if translator is None else []
         prompts = [self._start(history.tokens(b).tolist()) for b in range(history.num_rows)]
         super().__init__(History(*left_padded(prompts, session.device)))
 
     def to_draft(self, tokens: Tensor) -> Tensor:
-        return self._ids[tokens]
+        return self._draft_ids[tokens]
 
     def to_target(self, logits: Tensor) -> Tensor:
-        return logits[..., self._ids].masked_fill(~self._is_shared, -torch.inf)
+        return logits[..., self._ids].masked_fill(self._is_unknown, -torch.inf)
 
     def append(self, emitted: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         translated = [self._translate(tokens) for tokens in emitted]

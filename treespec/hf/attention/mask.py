@@ -6,7 +6,8 @@ same position. Axis letters: B rows, S committed slots, N pending nodes, the las
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig
 from treespec.errors import InvalidTreeError, UnsupportedModelError
 from treespec.hf.attention.folded import plain_implementation
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, ancestor_mask
+from treespec.tree.transfer import upload
 
 MASK_IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
 Mask: TypeAlias = Tensor | BlockMask
@@ -32,10 +34,12 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Which masks a model takes: the reach of every layer type, or of all layers under the one key None."""
+    """Which masks a model takes: the reach of every layer type, or of all layers under the one key None; and whether it
+    needs the keys' positions itself."""
 
     implementation: str
     reaches: dict[str | None, Reach]
+    needs_key_positions: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,21 +53,27 @@ class TreeAttention:
     position_ids: Tensor  # int64 [B, F]
     key_positions: Tensor | None = None
     """int64 [B, K], the position of every slot's token (any number where there is none), for models whose keys need it
-    (alibi); None where slots are positions."""
+    (alibi); None where slots are positions or no layer needs them."""
 
 
 @dataclass(frozen=True)
 class CachedSlots:
-    """The committed part of a cache."""
+    """The committed part of a cache, as the host knows it."""
 
     mask: Tensor  # bool [B, S], False on left padding and on holes: slots that other rows of the batch fill.
     is_contiguous: bool = False  # True when `mask` is known to be all True: a slot's number is its position.
     num_slots: int | None = None  # Of a static cache; None for growing ones.
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # Where the model takes its masks.
 
-    @property
+    @cached_property
     def lengths(self) -> Int[Tensor, " B"]:
-        """Committed tokens per row."""
+        """Committed tokens per row, on the host."""
         return self.mask.sum(1)
+
+    @cached_property
+    def on_device(self) -> Bool[Tensor, "B S"]:
+        """The mask where the model takes it: one copy for all passes up to the next commit."""
+        return upload(self.device, self.mask)[0]
 
 
 def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
@@ -106,7 +116,8 @@ def tree_attention_mask(
     Args:
         trees: one tree, several of any sizes, or a batch; padding nodes attend the row's tokens and themselves.
         cached: bool [B, S], True where a cache slot holds a committed token (left padding and holes are False), or
-            the number of cached tokens where every slot holds one. Every layer must keep all tokens, see `new_cache`.
+            the number of cached tokens where every slot holds one, on a CPU. Every layer must keep all tokens, see
+            `new_cache`.
         config: the model's configuration; it names the attention implementation, layer types and windows.
         dtype: the model's dtype, for additive masks.
         num_slots: the number of slots of a static cache.
@@ -118,8 +129,8 @@ def tree_attention_mask(
     given = [trees] if isinstance(trees, TokenTree) else trees
     batch = given if isinstance(given, TreeBatch) else TreeBatch.from_trees(given)
     if isinstance(cached, int):
-        cached = torch.ones(batch.num_rows, cached, dtype=torch.bool, device=batch.device)
-    slots = CachedSlots(cached, bool(cached.all()), num_slots)
+        cached = torch.ones(batch.num_rows, cached, dtype=torch.bool)
+    slots = CachedSlots(cached.cpu(), bool(cached.all()), num_slots, cached.device)
     if slots.mask.ndim != 2 or slots.mask.dtype != torch.bool or slots.mask.shape[0] != batch.num_rows:
         got = f"{slots.mask.dtype} {list(slots.mask.shape)}"
         raise InvalidTreeError(f"cached must be bool [{batch.num_rows}, S], one row per tree, got {got}")
@@ -131,19 +142,22 @@ def pending_attention(
 ) -> TreeAttention:
     """The mask and positions of the last `num_new` of the N pending nodes, which follow the committed slots.
 
-    Parents on the CPU are recognised as a chain, which needs no mask; `dtype` is that of additive masks.
+    `parents` is on the host; `dtype` is that of additive masks. Chains behind full slots need no mask.
     """
     num_pending = parents.shape[1]
-    device = slots.mask.device
     if slots.is_contiguous and is_known_chain(parents):
         first = slots.mask.shape[1] + num_pending - num_new
-        positions = torch.arange(first, first + num_new, device=device).expand(parents.shape[0], -1)
-        return TreeAttention(None, positions)
-    ancestors = ancestor_mask(parents.to(device))
+        positions = torch.arange(first, first + num_new).expand(parents.shape[0], -1)
+        return TreeAttention(None, upload(slots.device, positions)[0])
+    ancestors = ancestor_mask(parents)
     depths = (ancestors.sum(-1) - 1).clamp(min=0)
-    pending_positions = slots.lengths.unsqueeze(1) + depths
+    # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.
+    ancestors = ancestors | torch.eye(num_pending, dtype=torch.bool)
+    pending_positions, ancestors = upload(slots.device, slots.lengths.unsqueeze(1) + depths, ancestors)
     allowed = _attended_keys(slots, ancestors, num_new)
-    positions, key_positions = pending_positions[:, -num_new:], _key_positions(slots, pending_positions)
+    positions = pending_positions[:, -num_new:]
+    is_limited = any(reach.kind != "full" for reach in layout.reaches.values())
+    key_positions = _key_positions(slots, pending_positions) if is_limited or layout.needs_key_positions else None
     masks = {
         layer_type: _encode(_limit(allowed, positions, key_positions, reach), layout.implementation, dtype)
         for layer_type, reach in layout.reaches.items()
@@ -153,26 +167,19 @@ def pending_attention(
 
 
 def is_known_chain(parents: Int[Tensor, "B N"]) -> bool:
-    """Whether all rows are chains, padding at the end; False where finding out would wait for the device."""
-    if parents.shape[1] == 1:
-        return True
-    if parents.device.type != "cpu":
-        return False
+    """Whether all rows are chains, padding at the end."""
     steps = torch.arange(-1, parents.shape[1] - 1)
     return bool(((parents == steps) | (parents == PADDING_PARENT)).all())
 
 
 def _attended_keys(slots: CachedSlots, ancestors: Bool[Tensor, "B N N"], num_new: int) -> Bool[Tensor, "B F K"]:
     """Committed tokens, ancestors and the node itself; not the unused slots of a static cache."""
-    num_pending = ancestors.shape[1]
-    committed = slots.mask.unsqueeze(1).expand(-1, num_new, -1)
-    # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.
-    itself = torch.eye(num_pending, dtype=torch.bool, device=ancestors.device)[-num_new:]
-    return _padded(torch.cat([committed, ancestors[:, -num_new:] | itself], dim=2), slots)
+    committed = slots.on_device.unsqueeze(1).expand(-1, num_new, -1)
+    return _padded(torch.cat([committed, ancestors[:, -num_new:]], dim=2), slots)
 
 
 def _key_positions(slots: CachedSlots, pending_positions: Int[Tensor, "B N"]) -> Int[Tensor, "B K"]:
-    positions = (slots.mask.cumsum(1) - 1).clamp(min=0)  # Meaningless where the slot is empty.
+    positions = (slots.on_device.cumsum(1) - 1).clamp(min=0)  # Meaningless where the slot is empty.
     return _padded(torch.cat([positions, pending_positions], dim=1), slots)
 
 
@@ -183,9 +190,14 @@ def _padded(keys: Tensor, slots: CachedSlots) -> Tensor:
 
 
 def _limit(
-    allowed: Bool[Tensor, "B F K"], positions: Int[Tensor, "B F"], key_positions: Int[Tensor, "B K"], reach: Reach
+    allowed: Bool[Tensor, "B F K"],
+    positions: Int[Tensor, "B F"],
+    key_positions: Int[Tensor, "B K"] | None,
+    reach: Reach,
 ) -> Bool[Tensor, "B F K"]:
     """The allowed keys within a layer's reach."""
+    if key_positions is None:
+        return allowed
     query, key = positions.unsqueeze(2), key_positions.unsqueeze(1)
     if reach.kind == "sliding":
         return allowed & (query - key < reach.size)
@@ -207,5 +219,4 @@ def _encode(allowed: Bool[Tensor, "B F K"], implementation: str, dtype: torch.dt
     if implementation == "sdpa":
         return mask
     # Eager attention adds the mask to its scores: a bool mask would be read as 0 and 1 there, silently.
-    zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, torch.finfo(dtype).min)
+    return torch.full(mask.shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device).masked_fill_(mask, 0.0)

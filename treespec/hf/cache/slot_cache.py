@@ -15,15 +15,16 @@ from transformers.cache_utils import StaticLayer
 from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
+from treespec.tree.transfer import upload
 
 Paths = Sequence[Sequence[int]]
 
 
 class SlotCache:
-    """A cache of S committed slots, and which of them hold which row's tokens, known to the host and to the device.
+    """A cache of S committed slots, and which of them hold which row's tokens.
 
     Args:
-        slot_mask: True where a slot holds a committed token.
+        slot_mask: True where a slot holds a committed token, on the model's device.
         lengths: `slot_mask.sum(1)`, known to the host; kept up to date.
         is_compact: close every hole at once, so that rows differ by left padding only: for models whose attention
             depends on slot numbers.
@@ -37,8 +38,8 @@ class SlotCache:
         self.num_pending = 0  # Nodes written since the last commit.
         self._is_compact = is_compact
         sizes = [layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer]
-        self._max_slots = min(sizes, default=None)
-        self._set_slots(slot_mask)
+        self._max_slots, self._device = min(sizes, default=None), slot_mask.device
+        self._set_slots(slot_mask.cpu())
 
     @property
     def num_slots(self) -> int:
@@ -77,10 +78,11 @@ class SlotCache:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(list(rows), device=self.slots.mask.device)
+        index = torch.tensor(list(rows))
+        (on_device,) = upload(self._device, index)
         for layer in filled_layers(self.cache):
-            layer.keys = layer.keys.index_select(0, index.to(layer.keys.device))
-            layer.values = layer.values.index_select(0, index.to(layer.values.device))
+            layer.keys = layer.keys.index_select(0, on_device.to(layer.keys.device))
+            layer.values = layer.values.index_select(0, on_device.to(layer.values.device))
             if isinstance(layer, StaticLayer):
                 layer.batch_size = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
@@ -90,14 +92,14 @@ class SlotCache:
 
     def _set_slots(self, slot_mask: Bool[Tensor, "B S"]) -> None:
         is_contiguous = min(self.lengths) == slot_mask.shape[1]
-        self.slots = CachedSlots(slot_mask, is_contiguous, self._max_slots)
+        self.slots = CachedSlots(slot_mask, is_contiguous, self._max_slots, self._device)
 
     def _repack(self) -> None:
         """Move every row's tokens together, the last ones aligned, and cut the slots that no row needs."""
         mask, end = self.slots.mask, self.num_slots
         order = mask.long().argsort(dim=1, stable=True)[:, self.num_holes :]
-        pending = torch.arange(end, end + self.num_pending, device=mask.device).expand(mask.shape[0], -1)
-        index = torch.cat([order, pending], dim=1)
+        pending = torch.arange(end, end + self.num_pending).expand(mask.shape[0], -1)
+        (index,) = upload(self._device, torch.cat([order, pending], dim=1))
         for layer in filled_layers(self.cache):
             move_to_front(layer, 0, index)
         self._set_slots(mask.gather(1, order))
@@ -150,7 +152,8 @@ def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> N
             _cut(layer, num_slots + longest)
         return
     padded = [[*path, *[0] * (longest - len(path))] for path in paths]
-    index = torch.tensor(padded, device=layers[0].keys.device) + num_slots if layers else torch.empty(0)
+    index = torch.tensor(padded) + num_slots
+    (index,) = upload(layers[0].keys.device, index) if layers else (index,)
     for layer in layers:
         move_to_front(layer, num_slots, index)
 

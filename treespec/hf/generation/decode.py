@@ -25,7 +25,6 @@ from treespec.errors import ConfigError, TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.grammar import after_prompt
-from treespec.hf.generation.grammar_drafts import under_grammar
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
@@ -33,7 +32,7 @@ from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_sco
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
 from treespec.policies import Control
-from treespec.protocols import Drafter, EarlyExitDrafter, TreePolicy, VerificationRule
+from treespec.protocols import Drafter, EarlyExitDrafter, PathProcessors, TreePolicy, VerificationRule
 from treespec.sampling import NoProcessors
 
 Output = Tensor | GenerateDecoderOnlyOutput
@@ -114,7 +113,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         stopping=stopping,
         policy=options.policy,
         verification=options.verification,
-        processors=TreeProcessors(call.processors, call.num_rows) if call.processors else NoProcessors(),
+        processors=_processors(call),
         is_sampling=bool(call.config.do_sample),
         seed=options.seed,
         on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
@@ -124,7 +123,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     )
     try:
         with after_prompt(call.processors, call.input_ids.shape[1]):
-            result = speculate(target, under_grammar(options.drafter, call.processors), request)
+            result = speculate(target, options.drafter, request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
         if call.num_rows == 1:
@@ -142,6 +141,12 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
 def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
     """What a control predicts from: the times that it was given, else those of the model on this machine."""
     return pass_times(call.model) if isinstance(policy, Control) and policy.pass_ms is None else None
+
+
+def _processors(call: Prepared) -> PathProcessors:
+    if not call.processors:
+        return NoProcessors()
+    return TreeProcessors(call.processors, call.num_rows, (~call.mask).sum(1).tolist())
 
 
 def _make_target(call: Prepared, options: Options) -> AnyScorer:

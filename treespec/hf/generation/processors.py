@@ -13,6 +13,7 @@ from transformers.generation import logits_process as library
 from treespec.errors import LogitsError, UnsupportedModeError
 from treespec.hf.generation.grammar import GrammarProcessor
 
+_PENALTY = library.RepetitionPenaltyLogitsProcessor
 _PATH_FREE = (
     library.TemperatureLogitsWarper,
     library.TopKLogitsWarper,
@@ -27,6 +28,9 @@ _PATH_FREE = (
     library.LogitNormalization,
 )
 """Processors that look at the scores only."""
+
+_KEEPING = (*(kind for kind in _PATH_FREE if kind is not library.SuppressTokensLogitsProcessor), _PENALTY)
+"""Processors that leave the best of the tokens with any score a score."""
 
 _ROW_FREE = (
     *_PATH_FREE,
@@ -60,18 +64,28 @@ class TreeProcessors:
         processors: prepared processors, in order.
         num_rows: rows of the caller's batch. Processors that are not known to ignore the row's number see each path
             at its own row of a batch of this size, as in plain decoding.
+        num_padding: the left padding of every row; penalties that are to ignore just this see texts without it.
 
     Raises:
         UnsupportedModeError: a processor that is known to keep state between calls.
     """
 
-    def __init__(self, processors: Sequence[library.LogitsProcessor], num_rows: int) -> None:
+    def __init__(
+        self, processors: Sequence[library.LogitsProcessor], num_rows: int, num_padding: Sequence[int] = ()
+    ) -> None:
         for processor in processors:
             _check_has_no_state(processor)
+        penalties = [p for p in processors if type(p) is _PENALTY]
+        is_simple = all(type(p) in (*_PATH_FREE, _PENALTY) for p in processors)
+        self.ignores_padding = bool(penalties) and is_simple and all(_ignores(p, num_padding) for p in penalties)
+        if self.ignores_padding:
+            processors = [_PENALTY(p.penalty) if type(p) is _PENALTY else p for p in processors]
         self._processors = [FastTopP(p) if type(p) is library.TopPLogitsWarper else p for p in processors]
         self._num_rows = num_rows
-        self.is_path_free = all(type(p) in _PATH_FREE for p in processors)
+        self.is_path_free = is_simple and not penalties
         self.is_row_free = all(map(_is_row_free, self._processors))
+        self.is_order_free = is_simple and all(_ignored(p) is None for p in processors)
+        self.can_remove_all = not all(type(p) in _KEEPING for p in processors)
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         scores = logits.to(torch.float32, copy=True)
@@ -144,5 +158,16 @@ class FastTopP(library.LogitsProcessor):
 
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
-    has_row_lengths = isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
+    has_row_lengths = isinstance(_ignored(processor), Tensor)
     return isinstance(processor, (FastTopP, GrammarProcessor)) or (type(processor) in _ROW_FREE and not has_row_lengths)
+
+
+def _ignores(processor: library.LogitsProcessor, num_padding: Sequence[int]) -> bool:
+    """Whether a penalty ignores the rows' left padding, and nothing else."""
+    ignored = _ignored(processor)
+    return isinstance(ignored, Tensor) and ignored.tolist() == list(num_padding)
+
+
+def _ignored(processor: library.LogitsProcessor) -> Tensor | int | None:
+    """How many of a text's first tokens a penalty ignores."""
+    return getattr(processor, "prompt_ignore_length", None)

@@ -28,6 +28,7 @@ from treespec.hf.models.prompt import PromptInputs, ReadPrompt
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
+from treespec.tree.transfer import upload
 
 
 class ExitScorer(TreeScorer):
@@ -71,15 +72,15 @@ class ExitScorer(TreeScorer):
         if missing < 0 or any(isinstance(layer, StaticLayer) for layer in cache.layers):
             raise UnsupportedModelError("an early exit needs a growing cache with one layer for each of the model's")
         exit_logits_differ = self._read and replace(self._read, last_logits=None)
-        self._early.adopt(cache.layers[: self.exit_layer], slots.mask, lengths, exit_logits_differ)
-        self._late.adopt(cache.layers[self.exit_layer :], slots.mask, lengths, self._read)
+        self._early.adopt(cache.layers[: self.exit_layer], slots.mask.to(self.device), lengths, exit_logits_differ)
+        self._late.adopt(cache.layers[self.exit_layer :], slots.mask.to(self.device), lengths, self._read)
         return states
 
     def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
         return self._early.extend(tokens, parents).logits
 
     def extend(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
-        """See `TreeScorer`; once between commits. Finding the drafted nodes in the tree waits for the device."""
+        """See `TreeScorer`; once between commits."""
         self._early_nodes = self._compute_missing(tokens.tolist(), parents.tolist())
         self._late.hidden = self._early.hidden_of(self._early_nodes)
         return self._late.extend(tokens, parents)
@@ -108,7 +109,7 @@ class ExitScorer(TreeScorer):
                     missing[row].append((token, above))
         if width := max(map(len, missing)):
             padded = torch.tensor([row + [(0, PADDING_PARENT)] * (width - len(row)) for row in missing])
-            self._early.extend(padded[..., 0].to(self.device), padded[..., 1], has_head=False)
+            self._early.extend(padded[..., 0], padded[..., 1], has_head=False)
         return numbers
 
 
@@ -151,8 +152,7 @@ class _EarlyPart(_Part):
     def hidden_of(self, nodes: list[list[int]]) -> Float[Tensor, "*streams B N H"]:
         """The hidden states of pending nodes, N per row."""
         hidden = torch.cat(self._hidden, -2)
-        columns = torch.tensor(nodes, device=hidden.device)
-        rows = torch.arange(len(nodes), device=hidden.device).unsqueeze(1)
+        rows, columns = upload(hidden.device, torch.arange(len(nodes)).unsqueeze(1), torch.tensor(nodes))
         return hidden[..., rows, columns, :]
 
     def _drop_pending(self, num_rows: int) -> None:

@@ -56,7 +56,7 @@ class StaticScorer:
     def _renumber(self, parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
         """The padded scorer's ids; parents may be of this pass, whose nodes follow all earlier ones and padding."""
         numbers = [*self._columns, *range(self._num_columns, self._num_columns + parents.shape[1])]
-        columns = torch.tensor(numbers).to(parents.device, non_blocking=True)
+        columns = torch.tensor(numbers)
         return torch.where(parents >= 0, columns[parents.clamp(min=0)], parents)
 
     def _drop_pending(self) -> None:

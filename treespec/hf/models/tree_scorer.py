@@ -21,6 +21,7 @@ from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
+from treespec.tree.transfer import upload
 
 
 class TreeScorer(ModelScorer):
@@ -66,6 +67,8 @@ class TreeScorer(ModelScorer):
         self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
+        if self._layout is not None:
+            self._layout = replace(self._layout, needs_key_positions=bool(self._patches))
         if max_cache_len is not None and not self._patches.fit_static_caches:
             reason = "counts slots from the end of its cache: it cannot use a static one"
             raise UnsupportedModelError(f"{self.facts.name} {reason}")
@@ -117,7 +120,7 @@ class TreeScorer(ModelScorer):
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
-        """See `CausalScorer`; parents on the CPU let chains be recognised without waiting for the device.
+        """See `CausalScorer`.
 
         Raises, the cache unchanged:
             ContextFullError: a node's position is beyond the position table, or a static cache is full.
@@ -125,16 +128,16 @@ class TreeScorer(ModelScorer):
         """
         slots, num_new = self._state, tokens.shape[-1]
         self._check_nodes(tokens, parents, len(slots.lengths))
-        pending = parents if slots.num_pending == 0 else torch.cat([self._parents.to(parents.device), parents], dim=1)
+        pending = parents if slots.num_pending == 0 else torch.cat([self._parents, parents], dim=1)
         self._check_depths(pending)
-        if self.capability != Capability.TREE and not is_known_chain(pending.cpu()):
+        if self.capability != Capability.TREE and not is_known_chain(pending):
             reason = f"{self.facts.name} can only score chains, got a tree"
             raise UnsupportedModelError(f"{reason}: use a chain policy with it")
         self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
         with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
-            scores = self._forward(tokens, attention)
+            scores = self._forward(upload(self.device, tokens)[0], attention)
         if self._read is not None:
             self._read = self._read.checked(scores.logits[:, 0], self.facts)
         return scores
@@ -186,9 +189,9 @@ class TreeScorer(ModelScorer):
             attention = pending_attention(slots, parents, num_new, self._layout, self.facts.dtype)
             return replace(attention, position_ids=attention.position_ids.clone(memory_format=torch.contiguous_format))
         num_pending = parents.shape[1]
-        steps = torch.arange(num_pending - num_new, num_pending, device=slots.mask.device)
-        positions = slots.lengths.unsqueeze(1) + steps
+        positions = slots.lengths.unsqueeze(1) + torch.arange(num_pending - num_new, num_pending)
         mask = torch.nn.functional.pad(slots.mask.long(), (0, num_pending), value=1)
+        positions, mask = upload(slots.device, positions, mask)
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
@@ -213,7 +216,6 @@ class TreeScorer(ModelScorer):
         longest = max(self._state.lengths, default=0)
         if self.max_positions is None or longest + parents.shape[1] <= self.max_positions:
             return
-        # Only near the end of the context are depths read back from the device.
         depths = (ancestor_mask(parents).sum(-1)).amax(1).tolist()
         self._check_positions(max(length + depth for length, depth in zip(self._state.lengths, depths, strict=True)))
 

@@ -26,8 +26,6 @@ LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
-EXPLORED_EVERY, NEAR = 8, 0.85
-"""Every so many drafts the largest candidate is taken whose predicted rate is at least this share of the best one's."""
 MOST_LEARNED_ROWS = 1
 """Rows of a batch that a step is learned from, in turn: so that large batches cost no more."""
 
@@ -158,16 +156,15 @@ class Control:
         return policy is not None
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
-        """Of selected children whose values the host can read: the nodes that are worth the time to verify them."""
+        """Of selected children with values: the nodes that are worth the time to verify them."""
         now = self._now
-        is_known = trees.values is not None and trees.device.type == "cpu"
-        values = trees.values.tolist() if trees.values is not None and is_known else [None] * trees.num_rows
-        rows = zip(trees.tokens.tolist(), trees.parents.tolist(), values, strict=True) if is_known else ()
+        values = [] if trees.values is None else trees.values.tolist()
+        rows = zip(trees.tokens.tolist(), trees.parents.tolist(), values, strict=True) if values else ()
         self._drafted = []
         for tokens, parents, path_values in rows:
             size = len(parents) - parents.count(PADDING_PARENT)
             self._drafted.append(now.acceptance.read(tokens[:size], parents[:size], path_values))
-        self._is_trimming = is_known and trees.draft_probs is None
+        self._is_trimming = bool(values) and trees.draft_probs is None
         if not self._is_trimming:
             return trees
         orders = [np.argsort(-tree.probs, kind="stable") for tree in self._drafted]
@@ -218,7 +215,7 @@ class _Books:
         self.passes = PassTimes(profile)
         self._level_ms = draft_share * float(self.passes.curve(1, 1)[1])
         self._drafts: dict[int, DraftTimes] = {}
-        self._plain_steps, self._wait, self._drafts_since = 0, FIRST_WAIT, 0
+        self._plain_steps, self._wait = 0, FIRST_WAIT
         best = self.acceptance.expected()[0].argmax()
         self.first_policy: TreePolicy = candidates.policies[int(best)] or BestFirst(1)
 
@@ -239,10 +236,6 @@ class _Books:
         gain = drafting[best] / rates[PLAIN]
         if gain >= LEAST_GAIN:
             self._plain_steps, self._wait = 0, max(self._wait // 2, FIRST_WAIT)
-            self._drafts_since += 1
-            if self._drafts_since % EXPLORED_EVERY == 0:
-                near = np.flatnonzero(drafting >= NEAR * drafting[best])
-                return int(near[self.candidates.nodes[near].argmax()]), "larger than the best: to learn of larger ones"
             return best, f"{gain:.2f} times plain"
         if self._plain_steps >= self._wait:
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
@@ -261,6 +254,4 @@ def _subtrees(trees: Sequence[DraftedTree], kept: Sequence[Sequence[int]]) -> Tr
         tokens.append([tree.tokens[node] for node in number] + [0] * padding)
         above = [number[tree.parents[node]] for node in nodes]
         parents.append([ROOT_PARENT, *above, *[PADDING_PARENT] * padding])
-    batch = TreeBatch(torch.tensor(tokens), torch.tensor(parents))
-    batch.keep_trees(tokens, parents)
-    return batch
+    return TreeBatch(torch.tensor(tokens), torch.tensor(parents))

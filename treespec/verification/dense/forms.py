@@ -1,158 +1,147 @@
-"""The dense form of each rule: where the kept path ends, once all coins are compared at once.
+"""The dense form of each rule: where the kept path ends, given the probabilities of acceptance of all nodes.
 
-Verdicts, validity flags and trees travel as one tensor, so that one host copy brings them all.
+The device is read once for a walk after the target, else once more for the next token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from treespec.checks import are_distributions
+from treespec.checks import are_distributions, are_totals
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
 from treespec.sampling import inverse_cdf
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
+from treespec.tree.transfer import download, upload
 from treespec.verification.block import BlockVerification
-from treespec.verification.dense.scans import Probs, Scan, Uniforms, at, scan_rejection, scan_traversal
+from treespec.verification.dense.scans import Probs, Scan, Uniforms, scan_rejection, scan_traversal
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
 
-_NUM_HEADERS = 4
+
+class DenseForm(NamedTuple):
+    """`scan` runs on the distributions' device, `last_node` on the host, over a row's acceptances and coins [N]."""
+
+    scan: Callable[[TreeBatch, Probs], Scan]
+    last_node: Callable[[TokenTree, Sequence[float], Sequence[float]], int]
 
 
-class Ending(NamedTuple):
-    """`last` int64 [B], the node at which the kept path ends, and `next_tokens` int64 [B]."""
-
-    last: Tensor
-    next_tokens: Tensor
-
-
-def dense_rejection(trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms) -> Ending:
-    scan = scan_rejection(trees, target_probs)
-    is_chosen = _is_first_sibling(trees, coins.double() < scan.accept_probs.double())
-    return _draw_next(scan, _end_of_chosen(trees, is_chosen), draws)
+def end_of_rejection(tree: TokenTree, accept_probs: Sequence[float], coins: Sequence[float]) -> int:
+    """The end of the path of first accepted siblings."""
+    node = 0
+    while True:
+        child = next((c for c in tree.children(node) if coins[c] < accept_probs[c]), None)
+        if child is None:
+            return node
+        node = child
 
 
-def dense_traversal(trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms) -> Ending:
-    scan = scan_traversal(trees, target_probs)
-    is_accepted = (coins.double() < scan.accept_probs.double()) & (trees.parents != PADDING_PARENT)
-    is_accepted = is_accepted | (trees.parents == ROOT_PARENT)
-    order = torch.where(is_accepted, _post_order(trees), trees.max_nodes)
-    return _draw_next(scan, order.argmin(1), draws)
+def end_of_traversal(tree: TokenTree, accept_probs: Sequence[float], coins: Sequence[float]) -> int:
+    """The first accepted node of a walk in which every subtree comes before its own root."""
+
+    def first_below(node: int) -> int | None:
+        for child in tree.children(node):
+            if (found := first_below(child)) is not None:
+                return found
+        return node if node == 0 or coins[node] < accept_probs[node] else None
+
+    return first_below(0) or 0
 
 
-def dense_target_walk(trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms) -> Ending:
-    return follow_picks(trees, inverse_cdf(target_probs, draws))
-
-
-def follow_picks(trees: TreeBatch, picks: Int[Tensor, "B N"]) -> Ending:
-    """The target walk, given the token drawn at every node."""
-    is_match = picks.gather(1, trees.parents.clamp(0, trees.max_nodes - 1)) == trees.tokens
-    last = _end_of_chosen(trees, _is_first_sibling(trees, is_match))
-    return Ending(last, at(picks, last))
-
-
-def _draw_next(scan: Scan, last: Int[Tensor, " B"], draws: Uniforms) -> Ending:
-    rows = torch.arange(len(last), device=last.device)
-    return Ending(last, inverse_cdf(scan.next_probs[rows, last], at(draws, last)))
-
-
-def _is_first_sibling(trees: TreeBatch, is_accepted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """Accepted children before which no sibling was accepted; True at the root."""
-    has_earlier = (_earlier_siblings(trees) & is_accepted.unsqueeze(1)).any(-1)
-    return (is_accepted & ~has_earlier & (trees.parents >= 0)) | (trees.parents == ROOT_PARENT)
-
-
-def _end_of_chosen(trees: TreeBatch, is_chosen: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
-    """Where the path of chosen nodes from the root ends."""
-    is_cut = (trees.ancestors & ~is_chosen.unsqueeze(1)).any(-1)
-    is_kept = ~is_cut & (trees.parents != PADDING_PARENT)
-    # The kept nodes are one path, and parents stand before children.
-    return (is_kept * torch.arange(trees.max_nodes, device=trees.device)).amax(1)
-
-
-def _post_order(trees: TreeBatch) -> Int[Tensor, "B N"]:
-    """How many nodes a traversal from the leaves up visits before this one."""
-    sizes = trees.ancestors.sum(1)
-    before = (_earlier_siblings(trees) * sizes.unsqueeze(1)).sum(-1)
-    return (trees.ancestors * before.unsqueeze(1)).sum(-1) + sizes - 1
-
-
-def _earlier_siblings(trees: TreeBatch) -> Bool[Tensor, "B N N"]:
-    """Whether node j stands before node i among the children of one node: entry [b, i, j]."""
-    parents = trees.parents
-    is_sibling = (parents.unsqueeze(2) == parents.unsqueeze(1)) & (parents >= 0).unsqueeze(2)
-    return is_sibling.tril(-1)
-
-
-_DenseForm = Callable[[TreeBatch, Tensor, Tensor, Tensor], Ending]
-DENSE_FORMS: dict[type, _DenseForm] = {
-    TargetWalk: dense_target_walk,
-    TokenVerification: dense_rejection,
-    RecursiveRejection: dense_rejection,
-    BlockVerification: dense_traversal,  # On chains the two are one rule, coin for coin.
-    Traversal: dense_traversal,
+DENSE_FORMS: dict[type, DenseForm] = {
+    TokenVerification: DenseForm(scan_rejection, end_of_rejection),
+    RecursiveRejection: DenseForm(scan_rejection, end_of_rejection),
+    BlockVerification: DenseForm(scan_traversal, end_of_traversal),  # On chains the two are one rule, coin for coin.
+    Traversal: DenseForm(scan_traversal, end_of_traversal),
 }
 
 
 def has_dense_form(rule: VerificationRule) -> bool:
-    """Whether whole batches of this rule take one host copy."""
-    return type(rule) in DENSE_FORMS
+    """Whether whole batches of this rule are verified at once."""
+    return type(rule) is TargetWalk or type(rule) in DENSE_FORMS
 
 
 def verify_dense(
-    rule: VerificationRule, trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms
+    rule: VerificationRule,
+    trees: TreeBatch,
+    target_probs: Probs,
+    coins: Uniforms,
+    draws: Uniforms,
 ) -> list[Verdict]:
-    """`verify_batch` with one host copy; `rule` must have a dense form, and padding's rows may hold anything."""
-    return decode(pack(rule, trees, target_probs, coins, draws), trees)
+    """Verify every tree of a batch on the distributions' device.
 
-
-def pack(
-    rule: VerificationRule, trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms
-) -> Int[Tensor, "B columns"]:
-    """Verdicts, validity flags and the trees as one tensor on the device, [B, 4 + 3 N]; never waits for the device."""
-    ending = DENSE_FORMS[type(rule)](trees, target_probs, coins, draws)
-    has_distributions = (are_distributions(target_probs) | (trees.parents == PADDING_PARENT)).all()
-    return _packed(trees, ending, target_probs.shape[-1], has_distributions)
-
-
-def pack_greedy(trees: TreeBatch, scores: Probs) -> Int[Tensor, "B columns"]:
-    """Greedy decoding's verdicts, packed: the target walk on the highest scores."""
-    is_finite = (scores.amax(-1).isfinite() | (trees.parents == PADDING_PARENT)).all()
-    return _packed(trees, follow_picks(trees, scores.argmax(-1)), scores.shape[-1], is_finite)
-
-
-def _packed(trees: TreeBatch, ending: Ending, vocab_size: int, has_probs: Bool[Tensor, ""]) -> Int[Tensor, "B columns"]:
-    rows = torch.arange(trees.num_rows, device=trees.device)
-    is_bonus = ~(trees.parents == ending.last.unsqueeze(1)).any(1)
-    flags = [flag.expand(trees.num_rows) for flag in (is_verifiable(trees, vocab_size), has_probs)]
-    headers = [header.long() for header in (*flags, ending.next_tokens, is_bonus)]
-    is_kept = trees.ancestors[rows, ending.last].long()
-    return torch.cat([torch.stack(headers, 1), is_kept, trees.tokens, trees.parents], 1)
-
-
-def decode(packed: Int[Tensor, "B columns"], trees: TreeBatch) -> list[Verdict]:
-    """The verdicts of what `pack` made of `trees`, by one host copy; the trees keep theirs. Raises as `check_flags`."""
-    rows, size = packed.tolist(), trees.max_nodes
-    check_flags(trees, *rows[0][:2])
-    kept, tokens, parents = (
-        [row[first : first + size] for row in rows] for first in range(_NUM_HEADERS, _NUM_HEADERS + 3 * size, size)
-    )
-    trees.keep_trees(tokens, parents)
+    `rule` must support the trees and have a dense form; coins and draws are on the host. The rest as for
+    `verify_batch`; padding's rows hold anything.
+    """
+    if type(rule) is TargetWalk:
+        check_flags(trees, is_verifiable(trees, target_probs.shape[-1]), True)
+        picks = inverse_cdf(target_probs, *upload(target_probs.device, draws))
+        return _follow(trees, *download(picks, are_distributions(target_probs)))
+    check_flags(trees, is_well_formed(trees) and _has_known_tokens(trees, target_probs.shape[-1]), True)
+    form = DENSE_FORMS[type(rule)]
+    scan = form.scan(trees, target_probs)
+    accept_probs = _read_checked(trees, target_probs, scan).tolist()
+    rows = zip(trees.trees, accept_probs, coins.tolist(), strict=True)
+    last = [form.last_node(*row) for row in rows]
+    tokens = _draw_next(scan, last, draws)
     return [
-        Verdict(tuple(node for node, is_kept in enumerate(flags) if is_kept), row[2], bool(row[3]))
-        for row, flags in zip(rows, kept, strict=True)
+        Verdict(tree.path_to(node), token, is_bonus=not tree.children(node))
+        for tree, node, token in zip(trees.trees, last, tokens, strict=True)
     ]
 
 
-def is_verifiable(trees: TreeBatch, vocab_size: int) -> Bool[Tensor, ""]:
+def verify_scores(trees: TreeBatch, scores: Probs) -> list[Verdict]:
+    """Greedy decoding: the walk that takes the highest score at every node."""
+    check_flags(trees, is_verifiable(trees, scores.shape[-1]), True)
+    picks, top = download(scores.argmax(-1), scores.amax(-1))
+    return _follow(trees, picks, top.isfinite())
+
+
+def _follow(trees: TreeBatch, picks: Int[Tensor, "B N"], is_good: Bool[Tensor, "B N"]) -> list[Verdict]:
+    """The target walk, given the token drawn at every node and whether there was a distribution to draw from."""
+    check_flags(trees, True, bool((is_good | (trees.parents == PADDING_PARENT)).all()))
+    return [_walk(tree, tokens) for tree, tokens in zip(trees.trees, picks.tolist(), strict=True)]
+
+
+def _walk(tree: TokenTree, picks: Sequence[int]) -> Verdict:
+    path = [0]
+    while matches := [child for child in tree.children(path[-1]) if tree.token(child) == picks[path[-1]]]:
+        path.append(matches[0])
+    return Verdict(tuple(path), picks[path[-1]], is_bonus=not tree.children(path[-1]))
+
+
+def _read_checked(trees: TreeBatch, target_probs: Probs, scan: Scan) -> Float[Tensor, "B N"]:
+    """The probabilities of acceptance, on the host; raises as `check_flags` for what comes with them."""
+    tables = [table for table in (target_probs, trees.draft_probs) if table is not None]
+    sums = [number for table in tables for number in (table.amin(-1), table.sum(-1))]
+    accept_probs, drawn_probs, least, total, *draft_sums = download(scan.accept_probs, scan.drawn_probs, *sums)
+    is_drawn = bool((drawn_probs > 0).all())
+    if draft_sums:
+        is_drawn = is_drawn and bool(are_totals(draft_sums[0], draft_sums[1], SUM_TOLERANCE).all())
+    check_flags(trees, is_drawn, bool((are_totals(least, total) | (trees.parents == PADDING_PARENT)).all()))
+    return accept_probs
+
+
+def _draw_next(scan: Scan, last: list[int], draws: Uniforms) -> list[int]:
+    """The token after every row's last accepted node."""
+    rows, columns = torch.arange(len(last)), torch.tensor(last)
+    index, uniforms = upload(scan.next_probs.device, rows * draws.shape[1] + columns, draws[rows, columns])
+    weights = scan.next_probs.flatten(0, 1)[index]
+    return download(inverse_cdf(weights, uniforms))[0].tolist()
+
+
+def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
     """Whether the trees are drafted trees and every drafted token is in the vocabulary."""
-    is_inside = (trees.tokens >= 0) & (trees.tokens < vocab_size)
-    return trees.is_valid & (is_inside | (trees.parents < 0)).all()
+    return _has_known_tokens(trees, vocab_size) and trees.is_valid
+
+
+def _has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
+    return bool(((trees.tokens >= 0) & (trees.tokens < vocab_size) | (trees.parents < 0)).all())
 
 
 def check_flags(trees: TreeBatch, is_verifiable: int | bool, has_distributions: int | bool) -> None:

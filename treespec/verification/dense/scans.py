@@ -1,12 +1,19 @@
-"""One pass over the nodes that finds every distribution and probability of acceptance before any coin is compared."""
+"""One pass over the nodes that finds every distribution and probability of acceptance before any coin is compared.
 
+A node waits for its parent and its earlier siblings alone. So the nodes are taken in waves, each of them all nodes of a
+batch that wait for nothing else any more: the number of operations is that of the waves, not that of the nodes.
+"""
+
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.tree import POINT_MASS, TreeBatch
+from treespec.tree.transfer import upload
 
 Uniforms = Float[Tensor, "B N"]
 Probs = Float[Tensor, "B N V"]
@@ -19,98 +26,95 @@ class Scan(NamedTuple):
     """[B, N], the probability of accepting a node given that all nodes verified before it were rejected."""
     next_probs: Tensor
     """[B, N, V], the distribution of the token after a node whose children were all rejected."""
+    drawn_probs: Tensor
+    """[M], the draft's probability of every drawn child's token after its earlier siblings, which must not be zero."""
+
+
+class _Waves(NamedTuple):
+    """The M children of a batch, wave by wave; nodes are numbered by `row * N + node`."""
+
+    ends: list[int]
+    nodes: np.ndarray
+    parents: np.ndarray
+    tokens: np.ndarray
+    draft_rows: np.ndarray
+    taken: list[tuple[int, int]]
+    """(child, token): the tokens of earlier siblings that a child, by its number among the M, was drawn without."""
 
 
 def scan_rejection(trees: TreeBatch, target_probs: Probs) -> Scan:
     """Recursive rejection for all nodes at once: no node's probability depends on another parent's."""
-    accept_probs, next_probs = _start(trees, target_probs)
-    rows = torch.arange(trees.num_rows, device=next_probs.device)
-    for node in range(1, trees.max_nodes):
-        parent, is_child = _parent(trees, node)
-        probs = next_probs[rows, parent]
-        accept_probs[:, node], rest = _ratio_and_residual(trees, node, probs)
-        total = rest.sum(-1, keepdim=True)
-        next_probs[rows, parent] = torch.where(is_child & (total > 0), rest / total, probs)
-    return Scan(accept_probs, next_probs)
+    return _scan(trees, target_probs, _in_waves(trees, waits_for_parent=False), has_masses=False)
 
 
 def scan_traversal(trees: TreeBatch, target_probs: Probs) -> Scan:
     """Traversal for all nodes at once: a node is entered with a mass that its parent and earlier siblings decide.
 
-    A node's column of `accept_probs` first holds that mass, and last the one that is left when its children are all
-    rejected: the probability of accepting the node itself. The root is always accepted.
+    A node's `accept_probs` first hold the mass that it is entered with, and last the one that is left when its children
+    are all rejected: the probability of accepting the node itself. The root is always accepted.
     """
-    accept_probs, next_probs = _start(trees, target_probs)
-    accept_probs[:, 0] = 1
-    rows = torch.arange(trees.num_rows, device=next_probs.device)
-    for node in range(1, trees.max_nodes):
-        parent, is_child = _parent(trees, node)
-        probs, mass = next_probs[rows, parent], accept_probs[rows, parent].unsqueeze(-1)
-        accept_probs[:, node], rest = _ratio_and_residual(trees, node, mass * probs)
+    return _scan(trees, target_probs, _in_waves(trees, waits_for_parent=True), has_masses=True)
+
+
+def _scan(trees: TreeBatch, target_probs: Tensor, waves: _Waves, has_masses: bool) -> Scan:
+    shape, dtype = target_probs.shape, target_probs.dtype
+    if trees.draft_probs is not None:  # What the rule's `verify` would end up in.
+        dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
+    probs = target_probs.to(dtype, copy=True).flatten(0, 1)
+    accept_probs = probs.new_ones(len(probs), 1)
+    nodes, parents, tokens = upload(probs.device, *map(torch.from_numpy, (waves.nodes, waves.parents, waves.tokens)))
+    draft_probs = _draft_probs(trees, waves, tokens, probs)
+    drawn_probs = draft_probs.gather(1, tokens.unsqueeze(1))
+    for wave in (slice(*ends) for ends in pairwise(waves.ends)):
+        above, token = parents[wave], tokens[wave].unsqueeze(1)
+        before = probs[above]
+        mass = accept_probs[above] if has_masses else None
+        weights = before if mass is None else before * mass
+        accept_probs[nodes[wave]] = (weights.gather(1, token) / drawn_probs[wave]).clamp(max=1)
+        rest = (weights - draft_probs[wave]).clamp(min=0)
         total = rest.sum(-1, keepdim=True)
         has_rest = total > 0
-        next_probs[rows, parent] = torch.where(is_child & has_rest, rest / total, probs)
-        # Mass zero closes the node: later siblings are entered with nothing, and only a root is accepted.
-        left = torch.where(has_rest, total / (total + (1 - mass)), torch.zeros_like(mass))
-        accept_probs[rows, parent] = torch.where(is_child, left, mass).squeeze(-1)
-    accept_probs[:, 0] = 1
-    return Scan(accept_probs, next_probs)
+        probs[above] = torch.where(has_rest, rest / total, before)
+        if mass is not None:
+            # Mass zero closes the node: later siblings are entered with nothing, and only a root is accepted.
+            accept_probs[above] = torch.where(has_rest, total / (total + (1 - mass)), 0.0)
+    return Scan(accept_probs.view(shape[:2]), probs.view(shape), drawn_probs.squeeze(1))
 
 
-def at(values: Shaped[Tensor, "B M"], index: Int[Tensor, " B"]) -> Shaped[Tensor, " B"]:
-    """`values[b, index[b]]`."""
-    return values.gather(1, index.unsqueeze(1)).squeeze(1)
+def _draft_probs(trees: TreeBatch, waves: _Waves, tokens: Int[Tensor, "M"], like: Tensor) -> Float[Tensor, "M V"]:
+    """What every child was drawn from, as `TokenTree.draft_probs_of` gives it; one-hot where selected."""
+    is_selected = waves.draft_rows == POINT_MASS
+    if trees.draft_probs is None or is_selected.all():
+        return like.new_zeros(len(tokens), like.shape[1]).scatter_(1, tokens.unsqueeze(1), 1.0)
+    taken = np.array(waves.taken, dtype=np.int64).reshape(-1, 2)
+    index = (np.maximum(waves.draft_rows, 0), *taken.T, is_selected, np.isin(np.arange(len(tokens)), taken[:, 0]))
+    rows, children, gone, is_point_mass, is_less = upload(like.device, *(torch.from_numpy(i.copy()) for i in index))
+    probs = trees.draft_probs.to(like.device)[rows].to(like.dtype)
+    if len(taken):
+        probs[children, gone] = 0.0
+        probs = probs / torch.where(is_less.unsqueeze(1), probs.sum(-1, keepdim=True), 1.0)
+    if is_selected.any():
+        point_masses = torch.zeros_like(probs).scatter_(1, tokens.unsqueeze(1), 1.0)
+        probs = torch.where(is_point_mass.unsqueeze(1), point_masses, probs)
+    return probs
 
 
-def _start(trees: TreeBatch, target_probs: Probs) -> tuple[Float[Tensor, "B N"], Probs]:
-    """Empty probabilities and a copy of the distributions, in the dtype that the rule's `verify` would end up in."""
-    dtype = target_probs.dtype
-    if trees.draft_probs is not None:
-        dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
-    probs = target_probs.to(dtype, copy=True)
-    return probs.new_zeros(trees.tokens.shape), probs
-
-
-def _parent(trees: TreeBatch, node: int) -> tuple[Int[Tensor, " B"], Bool[Tensor, "B 1"]]:
-    """Every row's parent of a node, and whether it has one: padding has none."""
-    parent = trees.parents[:, node]
-    return parent.clamp(0, node - 1), (parent >= 0).unsqueeze(1)
-
-
-def _ratio_and_residual(
-    trees: TreeBatch, node: int, weights: Float[Tensor, "B V"]
-) -> tuple[Float[Tensor, " B"], Float[Tensor, "B V"]]:
-    """`min(1, w[x] / q[x])` and `(w - q)+` of a node's token x, drawn from q."""
-    # Forced into the vocabulary: `is_verifiable` reports tokens outside of it.
-    token = trees.tokens[:, node].clamp(0, weights.shape[-1] - 1)
-    draft_probs = _draft_probs(trees, node, token, weights)
-    return (at(weights, token) / at(draft_probs, token)).clamp(max=1), (weights - draft_probs).clamp(min=0)
-
-
-def _draft_probs(
-    trees: TreeBatch, node: int, token: Int[Tensor, " B"], weights: Float[Tensor, "B V"]
-) -> Float[Tensor, "B V"]:
-    """What the node's token was drawn from, as `TokenTree.draft_probs_of` gives it; one-hot where selected."""
-    # torch's one_hot reads its values on the host.
-    point_mass = (torch.arange(weights.shape[-1], device=trees.device) == token.unsqueeze(1)).to(weights.dtype)
-    if trees.draft_probs is None or trees.draft_index is None:
-        return point_mass
-    row = trees.draft_index[:, node]
-    probs = trees.draft_probs[row.clamp(0, trees.draft_probs.shape[0] - 1)]
-    if trees.is_without_replacement is not None:
-        probs = _without_earlier(trees, node, probs)
-    return torch.where((row == POINT_MASS).unsqueeze(1), point_mass, probs.to(weights.dtype))
-
-
-def _without_earlier(trees: TreeBatch, node: int, probs: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-    """The distribution less the tokens of earlier siblings from the same row, where drawn without replacement."""
-    row, flags, parents = trees.draft_index, trees.is_without_replacement, trees.parents
-    assert row is not None
-    assert flags is not None
-    is_taken = (parents[:, :node] == parents[:, node, None]) & (row[:, :node] == row[:, node, None])
-    is_taken = is_taken & flags[:, node, None]
-    tokens = trees.tokens[:, :node].clamp(0, probs.shape[1] - 1)
-    # amin and not a plain scatter: an earlier node that is no sibling may carry the same token.
-    kept = torch.ones_like(probs).scatter_reduce(1, tokens, (~is_taken).to(probs.dtype), "amin")
-    rest = probs * kept
-    return torch.where(is_taken.any(1, keepdim=True), rest / rest.sum(-1, keepdim=True), probs)
+def _in_waves(trees: TreeBatch, waits_for_parent: bool) -> _Waves:
+    """A child's wave: one after its earlier sibling's and, where it waits for it, after its parent's."""
+    found: list[tuple[int, ...]] = []
+    taken: dict[int, list[int]] = {}
+    for row, tree in enumerate(trees.trees):
+        first, starts = row * trees.max_nodes, [0] * tree.num_nodes
+        for parent, children in enumerate(tree.children_lists):
+            for rank, child in enumerate(children):
+                wave = rank + (starts[parent] if waits_for_parent else 0)
+                starts[child] = wave + 1
+                draft_row = tree.draft_index_list[child]
+                found.append((wave, first + child, first + parent, tree.token(child), draft_row))
+                if draft_row != POINT_MASS and tree.is_without_replacement_list[child]:
+                    earlier = (c for c in children[:rank] if tree.draft_index_list[c] == draft_row)
+                    taken[first + child] = [tree.token(c) for c in earlier]
+    waves, nodes, parents, tokens, draft_rows = np.array(sorted(found), dtype=np.int64).reshape(-1, 5).T.copy()
+    ends = [0, *np.cumsum(np.bincount(waves)).tolist()]
+    pairs = [(number, token) for number, node in enumerate(nodes.tolist()) for token in taken.get(node, ())]
+    return _Waves(ends, nodes, parents, tokens, draft_rows, pairs)

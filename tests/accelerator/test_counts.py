@@ -1,0 +1,50 @@
+"""How often a step waits for the device, and what it launches outside the models' passes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from benchmarks.accelerator.device import PretendAccelerator, to_device
+from benchmarks.accelerator.waits import cases, count, tiny_models
+from treespec import KAry, TreeSpeculation
+
+FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
+"""Of a fixed shape or a lookup, and of a level of an adaptive tree."""
+MORE_WHERE_SAMPLED = {"sampled": 200, "sampled, top-p and penalty": 260}
+"""Draws, processors and the verification of drawn children: some twenty operations per wave of the tree."""
+ROWS_LEAVE = 0.5
+"""Where rows end, caches are cut: not in every step."""
+QUICK = ("draft model, tree of 8, greedy", "both merged, tree of 8, sampled, top-p and penalty")
+
+
+def counted(case: Any) -> dict[str, Any]:
+    """What a step of a case costs, see `count`."""
+    model, draft = tiny_models()
+    with PretendAccelerator() as device, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        to_device(model)
+        to_device(draft)
+        return count(case, model, draft, device, 12)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c[0], marks=[] if c[0] in QUICK else [pytest.mark.slow]) for c in cases()]
+)
+def test_waits_and_launches_are_few(case: Any) -> None:
+    name, row = case[0], counted(case)
+    assert row["reads"] + row["uploads"] <= row["levels"] + 2 + ROWS_LEAVE
+    is_adaptive = name.startswith("draft model, tree of")
+    limit = LEVEL_LAUNCHES * row["levels"] if is_adaptive else FIXED_LAUNCHES
+    assert row["launches"] <= limit + MORE_WHERE_SAMPLED.get(name.split(", ", 2)[2], 0)
+
+
+def test_launches_do_not_grow_with_the_nodes() -> None:
+    """Processors along paths of a ragged batch: two nodes per level, or four and eight."""
+    launches = []
+    for shape in ((2, 1), (4, 2)):
+        make = lambda draft, shape=shape: TreeSpeculation(draft, tree=KAry(shape))  # noqa: E731
+        launches.append(counted(("penalty", make, {"do_sample": False, "repetition_penalty": 1.2}))["launches"])
+    assert launches[1] < launches[0] * 1.15

@@ -1,0 +1,51 @@
+"""One copy between host and device for several tensors.
+
+Trees live on the host, where their books cost nothing; distributions, models and caches live on the device. Every copy
+from the device makes the host wait, and every copy to it costs a launch, so what belongs together travels together.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+
+def upload(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+    """Host tensors on `device` by one copy from pinned memory, which the host does not wait for; themselves on a CPU.
+
+    The copies are views of one buffer.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    return _unpack(_pack(tensors).pin_memory().to(device, non_blocking=True), tensors)
+
+
+def download(*tensors: Tensor) -> list[Tensor]:
+    """Tensors on the host by one copy, which waits for the device; themselves where they are on a CPU."""
+    away = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    copies = iter(_unpack(_pack(away).cpu(), away) if away else [])
+    return [next(copies) if tensor.device.type != "cpu" else tensor for tensor in tensors]
+
+
+def _by_size(tensors: Sequence[Tensor]) -> list[int]:
+    """The order in which every tensor is aligned to its own entries: those of large entries first."""
+    return sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+
+
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of all tensors, uint8."""
+    # `as_strided`, for tensors of one entry or none may have any stride, and bytes need one.
+    whole = [tensors[i].contiguous() for i in _by_size(tensors)]
+    parts = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in whole]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors whose bytes were packed, as views."""
+    order = _by_size(like)
+    ends = accumulate((like[i].numel() * like[i].element_size() for i in order), initial=0)
+    views = {
+        i: packed[a:b].view(like[i].dtype).view(like[i].shape) for i, (a, b) in zip(order, pairwise(ends), strict=True)
+    }
+    return [views[i] for i in range(len(like))]
