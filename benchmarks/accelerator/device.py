@@ -36,6 +36,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 _setup_privateuseone_for_python_backend("pretend")
 DEVICE = torch.device("pretend", 0)
+_backend: Any = torch.get_device_module("pretend")
+_backend.get_rng_state = lambda device=None: torch.get_rng_state()  # What `torch.random.fork_rng` asks of a device.
+_backend.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
 aten = torch.ops.aten
 READS = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
