@@ -36,7 +36,7 @@ STYLES = {"ok": "green", "warning": "yellow", "FAILED": "bold red", "skipped": "
 def run(
     model: ModelArgument = None,
     drafter: DrafterOption = None,
-    tree: TreeOption = "16",
+    tree: TreeOption = "auto",
     rule: RuleOption = "auto",
     speculative_config: ConfigOption = None,
     report: Annotated[Path | None, typer.Option(help="Write the report to this *.md or *.json file.")] = None,

@@ -1,7 +1,7 @@
 """The model, the drafters, the tree and the rule that a command's options name."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ DRAFTER_HELP = (
     "Several are merged: recycling, suffix, a warm start (*.safetensors), a draft model or a trained head by name or "
     "folder; for SmolLM2-135M-Instruct also head and warm, which ship. Default: these two, or recycling and suffix."
 )
-TREE_HELP = "A budget of nodes, or rank paths such as '[(0,), (1,), (0, 0)]'."
+TREE_HELP = "auto: at every step what is predicted to be fastest; a budget of nodes; or paths: '[(0,), (1,), (0, 0)]'."
 CONFIG_HELP = "vLLM's speculative_config as JSON; replaces --drafter and --tree."
 
 ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
@@ -36,11 +36,12 @@ DeviceOption = Annotated[str | None, typer.Option(help="Default: a GPU if there 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode with its tokenizer and its name."""
+    """A model in evaluation mode with its tokenizer and its name, and the drafters' models by name, loaded once."""
 
     model: Any
     tokenizer: Any
     name: str
+    parts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_embedded(self) -> bool:
@@ -90,16 +91,21 @@ def _drafters(loaded: Loaded, name: str) -> list[Any]:
             raise ConfigError(f"--drafter {name} ships for {smollm2.NAME} only: give a file or a folder for your model")
         if name == "warm":
             return WarmStart.shipped(smollm2.NAME).drafters()
-        return [load_drafter(shipped_head(smollm2.NAME), loaded.model)]
     if Path(name).suffix == ".safetensors":
         return WarmStart.load(name).drafters()
-    with smollm2.quiet_transformers():
-        try:
-            return [load_drafter(name, loaded.model)]
-        except CheckpointError:  # No head; the error of loading a model says what there is.
-            draft: Any = load_model(name).eval()
-            draft.to(loaded.model.device)
-        if draft.config.get_text_config().vocab_size == loaded.model.config.get_text_config().vocab_size:
-            return [draft]
-        tokenizer = load_tokenizer(name)
-        return [make_draft_model(draft, tokenizer=tokenizer, target_tokenizer=loaded.tokenizer)]
+    if name not in loaded.parts:
+        with smollm2.quiet_transformers():
+            loaded.parts[name] = _load_part(loaded, shipped_head(smollm2.NAME) if name == "head" else name)
+    return [loaded.parts[name]]
+
+
+def _load_part(loaded: Loaded, name: Any) -> Any:
+    """A trained head, or a draft model."""
+    try:
+        return load_drafter(name, loaded.model)
+    except CheckpointError:  # No head; the error of loading a model says what there is.
+        draft: Any = load_model(str(name)).eval()
+    draft.to(loaded.model.device)
+    if draft.config.get_text_config().vocab_size == loaded.model.config.get_text_config().vocab_size:
+        return draft
+    return make_draft_model(draft, tokenizer=load_tokenizer(str(name)), target_tokenizer=loaded.tokenizer)

@@ -93,6 +93,16 @@ class Merge:
         for drafter in self._drafters:
             drafter.select_rows(rows)
 
+    def proposers(self, row: int, tokens: Sequence[int]) -> list[list[str]]:
+        """Of every token along a path of the last trees the drafters that proposed it; ends where the path leaves them.
+
+        Until `update`, so that a streamer may ask while a step's tokens are emitted; empty where nothing was drafted.
+        """
+        if row >= len(self._proposed):
+            return []
+        names = [type(drafter).__name__ for drafter in self._drafters]
+        return [[names[voter] for voter in voters] for voters in self._proposed[row].voters(tokens)]
+
     def _prune(self, union: "UnionTree") -> HostTree:
         values = union.values(self.pool)
         keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
@@ -154,6 +164,16 @@ class UnionTree:
             if token not in children:
                 return
             node = children[token]
+
+    def voters(self, tokens: Sequence[int]) -> list[list[int]]:
+        """The drafters that proposed each token of a path from the root, as far as it goes."""
+        node, found = 0, []
+        for token in tokens:
+            if token not in self._children[node]:
+                break
+            node = self._children[node][token]
+            found.append(sorted(self.votes[node]))
+        return found
 
     def best_nodes(self, values: Sequence[float], num_nodes: int) -> list[int]:
         """The `num_nodes` most valuable nodes, parents before children."""

@@ -22,6 +22,7 @@ from treespec.hf.selftest.passes import check_passes
 from treespec.hf.selftest.report import FAILED, OK, WARNING, CheckReport, Finding
 from treespec.hf.selftest.sampling import Sampler, check_sampling
 from treespec.hf.selftest.subject import Subject, make_prompts
+from treespec.policies import Control
 from treespec.testing import TOY_SCHEMES, Case, assert_lossless, supported_cases
 from treespec.verification import get_rule
 
@@ -85,7 +86,9 @@ def check(
     check_number("seconds", seconds, lambda s: s > 0, "be positive")
     if speculation is not None:
         given = speculation if isinstance(speculation, TreeSpeculation) else TreeSpeculation(speculation)
-        parts = {"tree": given.options.policy, "verification": given.options.verification}
+        tree = given.options.policy
+        # A control may decode plainly where that is faster, which would test nothing.
+        parts = {"tree": 16 if isinstance(tree, Control) else tree, "verification": given.options.verification}
         speculation = TreeSpeculation(given.drafter, **parts, seed=seed)
     options = None if speculation is None else speculation.options
     with evaluation_mode(facts.model), torch.random.fork_rng(), torch.no_grad():

@@ -135,7 +135,7 @@ class Fingerprint(LogitsProcessor):
 def planted(subject: Subject, plains: Sequence[Plain], seed: int, call_seed: int = 0) -> TreeSpeculation:
     """Speculation by trees that hold the true continuations at random ranks."""
     drafter = Planted([plain.tokens for plain in plains], subject.facts.num_logits, seed=seed)
-    return TreeSpeculation(drafter, seed=call_seed)
+    return TreeSpeculation(drafter, tree=16, seed=call_seed)
 
 
 def _decode(

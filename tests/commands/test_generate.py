@@ -1,0 +1,99 @@
+"""`treespec generate` and `treespec chat`."""
+
+import json
+
+import pytest
+import torch
+from helpers.written import TARGET, TOKENIZER
+from typer.testing import CliRunner
+
+import treespec
+from treespec.commands import app
+from treespec.commands.chat import Conversation
+from treespec.commands.generate import encode
+from treespec.commands.models import Loaded
+from treespec.commands.stream import Stream
+from treespec.errors import ConfigError
+
+LOADED = Loaded(TARGET, TOKENIZER, "toy")
+SHORT = ("--max-new-tokens", "12", "--tree", "6")
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(app, list(map(str, arguments)), **options)
+
+
+def plain(messages, raw=None, num_new=12):
+    inputs = encode(LOADED, messages, raw)
+    out = TARGET.generate(**inputs, max_new_tokens=num_new, do_sample=False)
+    return TOKENIZER.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("source", ["--prompt", "--file", "stdin"])
+def test_the_text_is_plain_generates(saved, tmp_path, source):
+    (tmp_path / "question.txt").write_text("What is this?")
+    given = {"--prompt": ["--prompt", "What is this?"], "--file": ["--file", tmp_path / "question.txt"], "stdin": []}
+    done = invoke("generate", saved, *given[source], *SHORT, "--json", input="What is this?")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["text"] == plain([{"role": "user", "content": "What is this?"}])
+    assert sum(found["tokens_by_drafter"].values()) == found["num_tokens"]
+    assert found["tokens_per_pass"] >= 1
+
+
+def test_the_text_is_streamed_with_statistics_and_colours(saved):
+    done = invoke("generate", saved, "--prompt", "Again and again and", "--raw", *SHORT, "--colours")
+    assert done.exit_code == 0, done.output
+    assert plain([], raw="Again and again and").strip() in done.stdout
+    assert "per target pass" in done.output
+    assert "tokens by: " in done.output
+
+
+def test_sampling_repeats_by_its_seed(saved):
+    options = ("--prompt", "Why?", *SHORT, "--json", "--temperature", "1.5", "--seed", "4", "--drafter", "suffix")
+    texts = [json.loads(invoke("generate", saved, *options).stdout)["text"] for _ in range(2)]
+    assert texts[0] == texts[1] != plain([{"role": "user", "content": "Why?"}])
+
+
+def test_accepted_tokens_have_their_drafter():
+    ids = torch.tensor([[5, 6, 7, 8] * 6])
+    speculation = treespec.TreeSpeculation([treespec.TokenRecycling(), treespec.SuffixLookup()], tree=8)
+    stream = Stream(TOKENIZER, speculation.drafter, None)
+    treespec.generate(TARGET, ids, speculation, streamer=stream, max_new_tokens=24, eos_token_id=None)
+    assert stream.counts.total() == 24
+    assert stream.counts.total() - stream.counts["target"] == speculation.stats.num_accepted_tokens
+    assert set(stream.counts) <= {"TokenRecycling", "SuffixLookup", "target"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", "a", "--file", __file__], "by --prompt or by --file, got both"),
+        (["--prompt", "  "], "the prompt is empty"),
+        (["--prompt", "a", "--drafter", "warm"], "ships for SmolLM2-135M-Instruct only"),
+    ],
+)
+def test_wrong_options_are_named(saved, arguments, words):
+    found = invoke("generate", saved, *arguments).exception
+    assert isinstance(found, ConfigError)
+    assert words in str(found)
+
+
+def test_a_conversation_reuses_its_cache():
+    speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=6)
+    talk = Conversation(LOADED, speculation, {"do_sample": False, "max_new_tokens": 8}, "Be brief.")
+    messages, read = [{"role": "system", "content": "Be brief."}], 0
+    for message in ("What is this?", "And that?", "Why?"):
+        messages.append({"role": "user", "content": message})
+        answer = talk.answer(message, None)
+        assert answer == plain(messages, num_new=8)
+        assert talk.num_reused >= read, "what the last turn read is not read again"
+        read = encode(LOADED, messages)["input_ids"].shape[1]
+        messages.append({"role": "assistant", "content": answer})
+    assert talk.num_reused > 40
+
+
+def test_chat_reads_lines(saved):
+    done = invoke("chat", saved, "--max-new-tokens", "6", "--tree", "6", input="Hello\n\n/new\nHello\n/quit\n")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("per target pass") == 2
