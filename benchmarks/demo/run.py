@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,18 +22,29 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 from benchmarks.common import prompts
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.settings import load_average, parser, settings, write_json
 from benchmarks.demo.picture import most_instructive_step, node_probs, terminal_tree
-from benchmarks.demo.report import PLAIN, Agreements, Run, Runs, measured_of, prompt_table, speeds, summary_table
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
+from treespec.commands.bench import measured_of
+from treespec.commands.tables import prompt_table, summary_table
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
-from treespec.hf.selftest.agreement import TIE, Agreement, Plain, compare, plain_greedy
+from treespec.hf.measure.paired import (
+    PLAIN,
+    Agreements,
+    Bench,
+    Contestant,
+    Runs,
+    measure,
+    num_decodings,
+    raw_numbers,
+    speeds,
+)
+from treespec.hf.selftest.agreement import TIE, Plain
 from treespec.viz import draw_tree, plot_comparison
 
 QUICK = ("chat", "code", "maths", "summary")
@@ -44,40 +53,14 @@ CHAINS, TREES, NUM_TRIAL_PROMPTS = (4, 10), (8, 16, 32), 3
 PICTURED_PROMPT, PICTURED_NODES = "code", 16
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A way of decoding: `options()` makes the arguments of `generate` that set it apart, fresh for every round."""
+class DemoBench(Bench):
+    """The paired bench with the demo's contestants."""
 
-    name: str
-    options: Callable[[], dict[str, Any]]
-
-
-@dataclass
-class Bench:
-    """The model, the prompts and what every contestant gets alike."""
-
-    model: Any
-    tokenizer: Any
-    prompts: list[Prompt]
-    num_new: int
-    num_passes: int = 0
-    inputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._head = load_drafter(shipped_head(smollm2.NAME), self.model)
+    def __init__(self, model: Any, tokenizer: Any, chosen: list[Prompt], num_new: int) -> None:
+        super().__init__(model, {prompt.name: prompts.encode(tokenizer, [prompt]) for prompt in chosen}, num_new)
+        self.tokenizer = tokenizer
+        self._head = load_drafter(shipped_head(smollm2.NAME), model)
         prepack_linears(self._head.head)
-        self.inputs = {prompt.name: prompts.encode(self.tokenizer, [prompt]) for prompt in self.prompts}
-        self.model.register_forward_pre_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self.num_passes += 1
-
-    def decode(self, prompt: str, options: dict[str, Any]) -> Run:
-        """Decode greedily and time it; passes of the target are counted, the prompt's included."""
-        inputs, before, start = self.inputs[prompt], self.num_passes, time.perf_counter()
-        out = self.model.generate(**inputs, max_new_tokens=self.num_new, do_sample=False, **options)
-        seconds = time.perf_counter() - start
-        return Run(out[0, inputs["input_ids"].shape[1] :].tolist(), seconds, self.num_passes - before)
 
     def drafters(self) -> list[Any]:
         """The head, and two fresh lookups that know what the model wrote by itself, and nothing of the prompts."""
@@ -103,7 +86,7 @@ def main() -> None:
         sys.exit(str(error))
     warn_of_load(console)
     prepack_linears(model)
-    bench = Bench(model, tokenizer, [p for p in prompts.DEMO if args.full or p.name in QUICK], args.new_tokens)
+    bench = DemoBench(model, tokenizer, [p for p in prompts.DEMO if args.full or p.name in QUICK], args.new_tokens)
     with progress_bar(console) as progress:
         plains = references(bench, progress)
         chain, tree = bench.chain(NUM_CHAIN), bench.tree(NUM_TREE)
@@ -112,8 +95,10 @@ def main() -> None:
             tree = fastest([bench.tree(n) for n in TREES], bench, progress, "choosing a tree")
         lookup = Contestant("prompt lookup", lambda: {"prompt_lookup_num_tokens": 10})
         load_before = load_average()
-        runs = measure([Contestant(PLAIN, dict), lookup, chain, tree], bench, args.rounds, progress)
-    agreements = {name: agreements_of(bench, plains, mine) for name, mine in runs.items()}
+        contestants = [Contestant(PLAIN, dict), lookup, chain, tree]
+        task = progress.add_task("measuring", total=num_decodings(4, len(bench.inputs), args.rounds))
+        runs = measure(contestants, bench, args.rounds, partial(progress.advance, task))
+    agreements = {name: bench.agreements(plains, mine) for name, mine in runs.items()}
     load = f"load average {load_before} before, {load_average()} after"
     setting = f"{args.threads} threads, {args.rounds} rounds, {args.new_tokens} new tokens, {load}"
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -127,17 +112,17 @@ def main() -> None:
         sys.exit("An output differs from plain greedy decoding: this is a bug, please report it.")
 
 
-def references(bench: Bench, progress: Progress) -> dict[str, Plain]:
+def references(bench: DemoBench, progress: Progress) -> dict[str, Plain]:
     """Plain continuations with their logit gaps; untimed, so they warm the model up as well."""
     task = progress.add_task("plain reference", total=len(bench.inputs))
     plains = {}
-    for name, inputs in bench.inputs.items():
-        plains[name] = plain_greedy(bench.model, inputs, bench.num_new)
+    for name in bench.inputs:
+        plains[name] = bench.reference(name)
         progress.advance(task)
     return plains
 
 
-def fastest(candidates: list[Contestant], bench: Bench, progress: Progress, description: str) -> Contestant:
+def fastest(candidates: list[Contestant], bench: DemoBench, progress: Progress, description: str) -> Contestant:
     """The candidate with the lowest time per token over the first prompts."""
     names = list(bench.inputs)[:NUM_TRIAL_PROMPTS]
     task = progress.add_task(description, total=len(candidates) * len(names))
@@ -151,34 +136,7 @@ def fastest(candidates: list[Contestant], bench: Bench, progress: Progress, desc
     return candidates[times.index(min(times))]
 
 
-def measure(contestants: list[Contestant], bench: Bench, num_rounds: int, progress: Progress) -> Runs:
-    """Every prompt by every contestant, once per round, after one decoding each that does not count."""
-    task = progress.add_task("measuring", total=(num_rounds * len(bench.inputs) + 1) * len(contestants))
-    runs: Runs = {c.name: {name: [] for name in bench.inputs} for c in contestants}
-    for contestant in contestants:
-        bench.decode(next(iter(bench.inputs)), contestant.options())
-        progress.advance(task)
-    for round_number in range(num_rounds):
-        options = [contestant.options() for contestant in contestants]
-        for number, name in enumerate(bench.inputs):
-            for turn in range(len(contestants)):
-                index = (turn + number + round_number) % len(contestants)
-                runs[contestants[index].name][name].append(bench.decode(name, options[index]))
-                progress.advance(task)
-    return runs
-
-
-def agreements_of(bench: Bench, plains: dict[str, Plain], runs: dict[str, list[Run]]) -> dict[str, Agreement]:
-    """By prompt: the agreement with plain decoding, the worst over the rounds."""
-    agreements = {}
-    for name, rounds in runs.items():
-        ids = bench.inputs[name]["input_ids"][0]
-        found = [compare(bench.model, ids, plains[name], run.tokens) for run in rounds]
-        agreements[name] = min(found, key=lambda agreement: (agreement.is_right, agreement.is_identical))
-    return agreements
-
-
-def picture_step(bench: Bench, path: Path, console: Console) -> None:
+def picture_step(bench: DemoBench, path: Path, console: Console) -> None:
     """Show a real step in the terminal and draw it to `path`."""
     speculation = TreeSpeculation(bench.drafters(), tree=PICTURED_NODES, record_steps=True)
     bench.decode(PICTURED_PROMPT, {"custom_generate": speculation})
@@ -206,20 +164,8 @@ def print_numbers(runs: Runs, agreements: Agreements, tree: str, setting: str, c
 
 def save_numbers(runs: Runs, agreements: Agreements, load_before: float, args: argparse.Namespace) -> None:
     """Every run's time, length and passes, to compute the tables from."""
-    raw = {
-        name: {
-            prompt: {
-                "seconds": [run.seconds for run in rounds],
-                "num_tokens": len(rounds[0].tokens),
-                "num_passes": [run.num_passes for run in rounds],
-                **vars(agreements[name][prompt]),
-            }
-            for prompt, rounds in mine.items()
-        }
-        for name, mine in runs.items()
-    }
     data = settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens, load_average_before=load_before)
-    write_json(args.folder / "results.json", data | {"runs": raw})
+    write_json(args.folder / "results.json", data | {"runs": raw_numbers(runs, agreements)})
 
 
 def warn_of_load(console: Console) -> None:

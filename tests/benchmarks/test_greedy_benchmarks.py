@@ -8,10 +8,11 @@ from helpers.tiny import prompt, tiny_llama
 
 from benchmarks.common import prompts
 from benchmarks.demo.picture import node_probs
-from benchmarks.demo.report import PLAIN, Run, measured_of, speeds, verdict
 from benchmarks.greedy_identity import report, summary
 from treespec import TokenTree
+from treespec.commands.bench import measured_of
 from treespec.hf.loading import smollm2
+from treespec.hf.measure.paired import PLAIN, Run, speeds, verdict
 from treespec.hf.selftest.agreement import Agreement, compare, plain_greedy, strip_padding
 from treespec.tree import Verdict
 

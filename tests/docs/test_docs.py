@@ -97,11 +97,12 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     monkeypatch.chdir(tmp_path)
     for name in ("prompts", "openings"):
         (tmp_path / f"{name}.jsonl").touch()
-    (tmp_path / "question.txt").touch()
+    for name in ("question.txt", "prompts.txt"):
+        (tmp_path / name).touch()
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
-    assert {name for name, *_ in commands} == {"check", "generate", "chat", "warm-up", "write", "train"}
+    assert {name for name, *_ in commands} == {"bench", "check", "generate", "chat", "warm-up", "write", "train"}
     group: Any = typer.main.get_command(app)
     for name, *arguments in commands:
         given = group.commands[name].make_context(name, arguments).params

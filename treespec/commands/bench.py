@@ -1,0 +1,146 @@
+"""`treespec bench`: plain, chain, tree and auto on your model and prompts, paired."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, command_line, progress_bar, use_threads
+from treespec.commands.generate import encode
+from treespec.commands.models import (
+    ConfigOption,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    Loaded,
+    ModelArgument,
+    RuleOption,
+    load,
+    speculation_of,
+)
+from treespec.commands.tables import prompt_table, summary_table
+from treespec.commands.writing import PromptsOption
+from treespec.errors import ConfigError
+from treespec.hf.measure.paired import (
+    PLAIN,
+    Bench,
+    Contestant,
+    Runs,
+    measure,
+    ms_per_token,
+    num_decodings,
+    raw_numbers,
+    speeds,
+    tokens_per_pass,
+)
+from treespec.policies import Chain
+from treespec.training.text.chat import read_prompts
+
+if TYPE_CHECKING:
+    from treespec.viz import Measured
+
+EXAMPLES = """Examples:
+
+treespec bench
+
+treespec bench ./my-model --prompts prompts.txt --drafter ./my-draft-model --tree 8 --tree 16 --out results"""
+PROMPTS = (
+    "What should I see on a first visit to Lisbon? Give me a short list with one sentence each.",
+    "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
+    "A baker sells 12 loaves at 3 dollars each and 20 rolls at 50 cents each. How much does she earn?",
+    "Write a short story about a clockmaker who finds a watch that runs backwards.",
+)
+
+
+def run(
+    model: ModelArgument = None,
+    prompts: PromptsOption = None,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="Of all prompts.")] = 3,
+    chain: Annotated[list[int] | None, typer.Option(min=1, help="Lengths of chains; default: 4.")] = None,
+    tree: Annotated[list[int] | None, typer.Option(min=2, help="Budgets of trees; default: 8.")] = None,
+    auto: Annotated[bool, typer.Option(help="Measure tree='auto' too.")] = True,
+    drafter: DrafterOption = None,
+    rule: RuleOption = "auto",
+    speculative_config: ConfigOption = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="A folder for results and picture.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
+) -> None:
+    """Compare plain greedy decoding with chains, trees and tree="auto" on your prompts.
+
+    Every prompt is decoded by all in turn, so that ratios are paired; all outputs are compared with plain ones. Exit
+    code 0: all outputs are plain's, near-ties aside; 1: an output differs; 2: wrong use, or a failed load.
+    """
+    use_threads(threads)
+    if speculative_config is not None and (drafter or chain or tree):
+        raise ConfigError("--speculative-config names drafter and tree: leave out --drafter, --chain and --tree")
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
+    loaded = load(model, dtype, device)
+    shapes: dict[str, Any] = {f"chain of {k}": Chain(k) for k in chain or [4]}
+    shapes |= {f"tree of {n} nodes": str(n) for n in tree or [8]} | ({"auto": "auto"} if auto else {})
+    if speculative_config is not None:
+        shapes = {"given configuration": ""}
+    contestants = [Contestant(PLAIN, dict)]
+    for name, shape in shapes.items():
+        make = partial(_options, loaded, drafter, shape, rule, speculative_config, seed)
+        make()  # Wrong options and drafters that cannot be loaded end the command before anything is measured.
+        contestants.append(Contestant(name, make))
+    inputs = {_name(text, n): encode(loaded, [{"role": "user", "content": text}]) for n, text in enumerate(texts)}
+    bench = Bench(loaded.model, inputs, new_tokens)
+    with progress_bar() as progress:
+        task = progress.add_task("measuring", total=len(inputs) + num_decodings(len(contestants), len(inputs), rounds))
+        plains = {}
+        for name in inputs:
+            plains[name] = bench.reference(name)
+            progress.advance(task)
+        runs = measure(contestants, bench, rounds, partial(progress.advance, task))
+    agreements = {name: bench.agreements(plains, mine) for name, mine in runs.items()}
+    found = {"command": command_line(), "model": loaded.name, "rounds": rounds, "new_tokens": new_tokens}
+    found["runs"] = raw_numbers(runs, agreements)
+    if out is not None:
+        _save(found, runs, out, loaded.name)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        console = Console()
+        console.print(summary_table(runs, agreements, f"{loaded.name}, {len(texts)} prompts, {rounds} rounds, greedy"))
+        console.print(prompt_table(runs))
+    raise typer.Exit(0 if all(a.is_right for mine in agreements.values() for a in mine.values()) else 1)
+
+
+def measured_of(runs: Runs, name: str) -> "Measured":
+    """A contestant's prompts for the picture."""
+    from treespec.viz import Measured
+
+    mine = runs[name].values()
+    return Measured(name, [ms_per_token(r) for r in mine], [tokens_per_pass(r) for r in mine], speeds(runs, name))
+
+
+def _options(
+    loaded: Loaded, drafters: list[str] | None, shape: Any, rule: str, config: str | None, seed: int
+) -> dict[str, Any]:
+    return {"custom_generate": speculation_of(loaded, drafters, shape, rule, config, seed=seed)}
+
+
+def _name(text: str, number: int) -> str:
+    """A prompt's number and first words."""
+    return f"{number + 1} {' '.join(text.split())[:24]}"
+
+
+def _save(found: dict[str, Any], runs: Runs, folder: Path, title: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    try:
+        from treespec.viz import plot_comparison
+    except ImportError:
+        CONSOLE.print("there is no picture without matplotlib: pip install 'treespec[plots]'", markup=False)
+        return
+    plot_comparison([measured_of(runs, name) for name in runs], folder / "comparison.png", f"{title}, greedy")
+    CONSOLE.print(f"{folder}/results.json, {folder}/comparison.png")

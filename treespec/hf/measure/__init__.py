@@ -1,0 +1,1 @@
+"""Paired measurements of ways to decode."""
