@@ -55,6 +55,18 @@ def test_every_room_is_on_the_map() -> None:
     assert {room for room in rooms if not re.search(rf"\[`{room}(?:\.py|/)?`\]", table)} == set()
 
 
+def test_every_test_has_the_name_of_a_module_or_is_on_the_map() -> None:
+    section = PAGE.split("## Tests")[1].split("\n## ")[0]
+    across = set(re.findall(r"`(tests/[\w/]+/?test_\w+\.py)`", section))
+    unnamed = set()
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        path = file.relative_to(ROOT / "tests").parent / file.stem.removeprefix("test_")
+        tested = [(ROOT / "treespec" / path), (ROOT / path)]
+        if not any(p.with_suffix(kind).exists() for p in tested for kind in ("", ".py", ".md")):
+            unnamed.add(str(file.relative_to(ROOT)))
+    assert unnamed == across, "rename it after the module that it tests, or list it under Tests"
+
+
 def test_axis_letters_of_signatures_are_on_the_map() -> None:
     section = PAGE.split("## Axis letters")[1].split("\n## ")[0]
     listed = set(re.findall(r"\| (\w) \|", section)) | set(re.findall(r"\| (\w) (?=\|)", section))

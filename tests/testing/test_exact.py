@@ -1,32 +1,111 @@
-"""The proof of a rule in one call: it goes everywhere that the rule supports, and says where a mistake shows."""
+"""The oracle enumerates everything and names mistakes; the proof of a rule goes everywhere that the rule supports."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from helpers.mutants import CorrectionFromTarget
 
 from treespec.errors import ConfigError
 from treespec.testing import (
     IID,
+    SELECTED,
     SHAPES,
     TOY_SCHEMES,
+    WITHOUT_REPLACEMENT,
     AdaptiveWidth,
     Case,
+    EnumeratingSource,
     FixedShape,
     RandomDistributions,
     ToyDrafter,
+    ToyTree,
     assert_lossless,
     assert_lossless_everywhere,
     distribution_pairs,
+    enumerate_traces,
     exact_distribution,
     supported_cases,
     toy_distribution,
 )
-from treespec.tree import TreeBatch
+from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES, ThresholdAcceptance
+
+EXACT = RandomDistributions(3, seed=1, is_exact=True)
+
+
+def test_enumeration_is_complete_and_weighted() -> None:
+    weights = toy_distribution([1, 2, 3], is_exact=True)
+
+    def run(rng) -> tuple:
+        first = rng.pick(0, weights * 7)  # Unnormalised weights are allowed.
+        return first, rng.flip(1, Fraction(1, 4)) if first == 2 else None
+
+    traces = {outcome: weight for weight, outcome in enumerate_traces(run)}
+    half = Fraction(1, 2)
+    assert traces == {
+        (0, None): Fraction(1, 6),
+        (1, None): Fraction(1, 3),
+        (2, True): half / 4,
+        (2, False): 3 * half / 4,
+    }
+
+
+def test_impossible_branches_are_not_taken() -> None:
+    def run(rng) -> tuple:
+        return rng.flip(0, 0), rng.flip(1, 1), rng.pick(2, np.array([0.0, 1.0, 0.0]))
+
+    assert list(enumerate_traces(run)) == [(1, (False, True, 1))]
+
+
+def test_what_no_random_source_could_do_is_refused() -> None:
+    for prob in (-0.1, 1.1):
+        with pytest.raises(AssertionError, match="with probability"):
+            EnumeratingSource().flip(0, prob)
+    with pytest.raises(AssertionError, match="no mass"):
+        EnumeratingSource().pick(0, np.zeros(2))
+    rng = EnumeratingSource()
+    rng.pick(3, np.ones(2))
+    with pytest.raises(AssertionError, match="draw of node 3 is used twice"):
+        rng.pick(3, np.ones(2))
+
+
+def test_the_oracle_reports_a_known_error_exactly() -> None:
+    class AlwaysFirst:
+        """Emits token 0, always: its distribution is known."""
+
+        def verify(self, tree, target_probs, rng) -> Verdict:
+            return Verdict((0,), 0, is_bonus=True)
+
+    result = exact_distribution(AlwaysFirst(), lambda rng: ToyTree(), EXACT, depth=1)
+    assert result.total_variation == 1 - EXACT(())[0]
+    assert result.probs.shape == (3, 3)
+    assert result.probs.sum() == result.total_weight == 1
+    assert result.mean_accepted == 0
+    with pytest.raises(AssertionError, match="total variation"):
+        assert_lossless(AlwaysFirst(), lambda rng: ToyTree(), EXACT)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [Verdict((1,), 0, True), Verdict((0, 2), 0, True), Verdict((0, 1), 0, True), Verdict((0, 1, 2, 3), 0, False)],
+)
+def test_verdicts_that_fit_no_tree_are_refused(verdict: Verdict) -> None:
+    class Constant:
+        def verify(self, tree, target_probs, rng) -> Verdict:
+            return verdict
+
+    with pytest.raises(AssertionError):
+        exact_distribution(Constant(), ToyDrafter(SELECTED, SHAPES["chain"], (EXACT,)), EXACT)
+
+
+def test_a_deeper_distribution_is_still_the_targets() -> None:
+    drafter = ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2), (RandomDistributions(3, seed=2, is_exact=True),))
+    assert assert_lossless(RULES["traversal"], drafter, EXACT, depth=3).probs.shape == (3, 3, 3, 3)
+
 
 TARGET, DRAFT = RandomDistributions(3, 1, is_exact=True), RandomDistributions(3, 2, is_exact=True)
 

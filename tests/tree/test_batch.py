@@ -1,0 +1,180 @@
+"""Batches of trees: they hold their trees, cut them, and are checked by a flag."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from treespec.errors import InvalidTreeError
+from treespec.tree import (
+    MIXED,
+    PADDING_PARENT,
+    SELECTED,
+    WITHOUT_REPLACEMENT,
+    TokenTree,
+    TreeBatch,
+)
+
+DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.25, 0.25, 0.5]])
+
+
+@st.composite
+def parent_lists(draw, max_nodes: int = 20) -> list[int]:
+    size = draw(st.integers(1, max_nodes))
+    return [-1] + [draw(st.integers(0, node - 1)) for node in range(1, size)]
+
+
+def tree_of(parents: list[int]) -> TokenTree:
+    return TokenTree(torch.arange(len(parents)) + 100, torch.tensor(parents))
+
+
+def graph_of(parents: list[int]) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(parents)))
+    graph.add_edges_from((parent, node) for node, parent in enumerate(parents) if parent >= 0)
+    return graph
+
+
+@seed(2)
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.lists(parent_lists(), min_size=1, max_size=5))
+def test_a_batch_holds_its_trees(listed: list[list[int]]) -> None:
+    trees = [tree_of(parents) for parents in listed]
+    batch = TreeBatch.from_trees(trees)
+    assert bool(batch.is_valid)
+    assert batch.num_rows == len(trees)
+    assert batch.max_nodes == max(tree.num_nodes for tree in trees)
+    assert batch.num_nodes.tolist() == [tree.num_nodes for tree in trees]
+    assert batch.is_chain == all(tree.is_chain for tree in trees)
+    for row, tree in enumerate(trees):
+        size = tree.num_nodes
+        assert batch.depths[row].tolist() == tree.depths + [0] * (batch.max_nodes - size)
+        assert batch.ancestors[row, :size, :size].equal(tree.ancestor_mask())
+        assert not batch.ancestors[row, size:].any()
+        assert not batch.ancestors[row, :, size:].any()
+        assert batch.trees[row].parent_list == tree.parent_list
+        assert batch.trees[row].token_list == tree.token_list
+
+
+@seed(3)
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.lists(parent_lists(), min_size=1, max_size=4), st.integers(-1, 6))
+def test_limit_depth_cuts_what_networkx_cuts(listed: list[list[int]], first_limit: int) -> None:
+    batch = TreeBatch.from_trees([tree_of(parents) for parents in listed])
+    limits = [first_limit + row for row in range(len(listed))]
+    cut = batch.limit_depth(limits)
+    assert bool(cut.is_valid)
+    for row, parents in enumerate(listed):
+        graph = graph_of(parents)
+        kept = set(nx.ego_graph(graph, 0, radius=max(limits[row], 0)))
+        tokens = cut.trees[row].to_networkx()
+        relabelled = nx.relabel_nodes(tokens, {node: token - 100 for node, token in tokens.nodes(data="token")})
+        assert set(relabelled.edges) == set(graph.subgraph(kept).edges)
+        assert set(relabelled.nodes) == kept
+
+
+def test_keeping_nodes_takes_their_distributions_along() -> None:
+    tree = TokenTree(
+        torch.tensor([0, 1, 2, 1, 2]), torch.tensor([-1, 0, 0, 1, 2]), DISTRIBUTIONS, torch.tensor([-1, 0, 0, 1, -1]),
+        torch.tensor([False, True, True, False, False]),
+    )  # fmt: skip
+    batch = TreeBatch.from_trees([tree, tree_of([-1])])
+    keep = torch.tensor([[True, False, True, False, True], [True, False, False, False, False]])
+    cut = batch.keep_nodes(keep)
+    assert cut.parents.tolist() == [[-1, 0, 1], [-1, PADDING_PARENT, PADDING_PARENT]]
+    assert cut.tokens[0].tolist() == [0, 2, 2]
+    assert cut.draft_index is not None
+    assert cut.draft_index[0].tolist() == [-1, 0, -1]
+    assert cut.is_without_replacement is not None
+    assert cut.is_without_replacement[0].tolist() == [False, True, False]
+
+
+INDEX, FLAGS = torch.tensor([-1, 0, 0]), torch.tensor([False, True, True])
+PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
+
+
+def test_batched_distributions_are_those_of_the_trees() -> None:
+    first = TokenTree(**PAIR, draft_probs=DISTRIBUTIONS[:1], draft_index=INDEX, is_without_replacement=FLAGS)
+    second = TokenTree(**PAIR, draft_probs=DISTRIBUTIONS, draft_index=torch.tensor([-1, 1, -1]), is_width_fixed=False)
+    batch = TreeBatch.from_trees([first, tree_of([-1, 0]), second])
+    assert not batch.is_width_fixed
+    assert batch.sampling_schemes == {WITHOUT_REPLACEMENT, SELECTED, MIXED}
+    for tree, row in ((first, 0), (second, 2)):
+        for node in (1, 2):
+            probs, batched = tree.draft_probs_of(node), batch.trees[row].draft_probs_of(node)
+            assert (probs is None and batched is None) or (
+                probs is not None and batched is not None and probs.equal(batched)
+            )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": torch.tensor([9, 1, 2])}, r"tokens must be int64 \[B, N\]"),
+        ({"parents": torch.tensor([[-1, 0]])}, "parents must be"),
+        ({"draft_probs": DISTRIBUTIONS}, "come together"),
+        ({"draft_index": torch.tensor([[-1, 0, 0]])}, "come together"),
+        (
+            {"draft_probs": DISTRIBUTIONS.unsqueeze(0), "draft_index": torch.tensor([[-1, 0, 0]])},
+            r"draft_probs must be float \[R, V\]",
+        ),
+    ],
+)
+def test_wrong_batches_raise(changes: dict, message: str) -> None:
+    good = {"tokens": torch.tensor([[9, 1, 2]]), "parents": torch.tensor([[-1, 0, 0]])}
+    TreeBatch(**good)
+    with pytest.raises(InvalidTreeError, match=message):
+        TreeBatch(**{**good, **changes})
+
+
+def test_batches_of_nothing_or_of_unlike_vocabularies_raise() -> None:
+    for trees in ([], [None], TokenTree.chain([1])):
+        with pytest.raises(InvalidTreeError, match="at least one TokenTree"):
+            TreeBatch.from_trees(trees)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidTreeError, match="share V"):
+        TreeBatch.from_trees(
+            [TokenTree.chain([9, 1], DISTRIBUTIONS[:1]), TokenTree.chain([9, 1], torch.full((1, 4), 0.25))]
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parents": [[-1, 2, 0]]},
+        {"parents": [[-1, -1, 0]]},
+        {"parents": [[0, 0, 0]]},
+        {"parents": [[-1, -2, 0]]},
+        {"parents": [[-1, 0, 9]]},
+        {"parents": [[-1, 0, -5]]},
+        {"tokens": [[9, 1, 3]]},
+        {"tokens": [[9, 1, -1]]},
+        {"draft_index": [[-1, 0, 2]]},
+        {"draft_index": [[-1, 0, -2]]},
+        {"draft_probs": [[0.5, 0.3, 0.1], [1.0, 0.0, 0.0]]},
+        {"draft_probs": [[0.5, 0.3, 0.2], [1.5, -0.5, 0.0]]},
+        {"draft_probs": [[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]},
+        {"draft_probs": [[0.5, 0.3, 0.2], [float("nan"), 0.5, 0.5]]},
+        {"tokens": [[9, 1, 1]], "is_without_replacement": [[False, True, True]]},
+    ],
+)
+def test_the_flag_of_a_batch_sees_what_construction_of_a_tree_sees(changes: dict) -> None:
+    batch = TreeBatch.from_trees([TokenTree(**PAIR, draft_probs=DISTRIBUTIONS, draft_index=INDEX)])
+    assert bool(batch.is_valid)
+    assert not dataclasses.replace(batch, **{name: torch.tensor(value) for name, value in changes.items()}).is_valid
+
+
+def test_the_flag_lets_the_same_token_be_drawn_again_where_it_may() -> None:
+    """From another row, below another parent, or with replacement."""
+    tree = TokenTree(
+        torch.tensor([9, 1, 1, 1, 2]), torch.tensor([-1, 0, 0, 1, 1]), DISTRIBUTIONS, torch.tensor([-1, 0, 1, 0, 0]),
+        torch.tensor([False, True, True, True, True]),
+    )  # fmt: skip
+    assert bool(TreeBatch.from_trees([tree]).is_valid)
+    assert bool(
+        TreeBatch.from_trees([TokenTree(torch.tensor([9, 1, 1]), PAIR["parents"], DISTRIBUTIONS, INDEX)]).is_valid
+    )

@@ -1,0 +1,67 @@
+"""Rank paths: the literal that vLLM takes, in and out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from treespec.errors import InvalidTreeError
+from treespec.tree import (
+    TokenTree,
+    parents_of_paths,
+    parse_paths,
+)
+
+
+@st.composite
+def parent_lists(draw, max_nodes: int = 20) -> list[int]:
+    size = draw(st.integers(1, max_nodes))
+    return [-1] + [draw(st.integers(0, node - 1)) for node in range(1, size)]
+
+
+def tree_of(parents: list[int]) -> TokenTree:
+    return TokenTree(torch.arange(len(parents)) + 100, torch.tensor(parents))
+
+
+@seed(4)
+@settings(max_examples=60, deadline=None, database=None)
+@given(parent_lists())
+def test_rank_paths_go_in_and_out(parents: list[int]) -> None:
+    paths = tree_of(parents).to_paths()
+    rebuilt = TokenTree.from_paths(paths, range(100, 100 + len(parents)))
+    assert rebuilt.parent_list == parents
+    assert TokenTree.from_paths(repr(paths), range(len(parents))).parent_list == parents
+    assert parents_of_paths(parse_paths(paths)) == parents
+
+
+def test_the_literal_of_vllm() -> None:
+    assert parse_paths("[(0,), (1,), (0, 0)]") == [(0,), (1,), (0, 0)]
+    tree = TokenTree.from_paths("[(0,), (1,), (0, 0), (0, 1), (1, 0)]", [9, 1, 2, 3, 4, 5])
+    assert tree.parent_list == [-1, 0, 0, 1, 1, 2]
+    assert tree.draft_probs is None
+    assert TokenTree.from_paths([], [9]).num_nodes == 1
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        "[(0,), (1,",
+        "zero",
+        "5",
+        "(0,)",
+        [(0,), (0,)],
+        [(0, 0)],
+        [(1,)],
+        [()],
+        [(-1,)],
+        [(0.5,)],
+        [("0",)],
+        [0, 1],
+        None,
+    ],
+)
+def test_paths_that_are_no_tree_raise(paths) -> None:
+    with pytest.raises(InvalidTreeError, match="path"):
+        parse_paths(paths)
