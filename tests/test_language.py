@@ -108,6 +108,18 @@ def test_slots_are_those_of_caches(room: str) -> None:
     assert not found, "a slot is a position in a key-value cache:\n" + "\n".join(found[:20])
 
 
+def test_errors_are_documented_in_one_way() -> None:
+    """As a block, or as a sentence: docs/architecture.md, Docstrings."""
+    style = re.compile(r"\bRaises\b(?!:$| `\w+Error`: \S)", re.MULTILINE)
+    found = [
+        f"{name}: {text[match.start() :].splitlines()[0]}"
+        for name, text, _ in texts()
+        if name.startswith("treespec/") and name.endswith(".py")
+        for match in style.finditer(text)
+    ]
+    assert not found, "\n".join(found)
+
+
 FORMER = """the target's law|draft_laws|TargetLaws|DraftLaw|PathLaw|LawError|AdmissionError|auto_admits_what|admissible
 telling_step|tells_both|told_one_to_one|keeps note of it|takes notice|built anew|that_are_none
 what_is_none|of what is none|acceptance_per_place|n_places|numPlaces|PLACES|the place of a node|offer_nodes|heard_votes

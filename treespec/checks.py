@@ -14,21 +14,21 @@ CHILDREN = (AUTO, "selected", "iid", "without_replacement", "mixed")
 
 
 def check_children(children: str, allowed: tuple[str, ...] = CHILDREN) -> str:
-    """Raises ConfigError unless `children` is one of `allowed`."""
+    """Raises `ConfigError`: `children` is not one of `allowed`."""
     if children not in allowed:
         raise ConfigError(f"children must be one of {', '.join(allowed)}, got {children!r}")
     return children
 
 
 def check_count(name: str, value: int) -> int:
-    """Raises ConfigError unless `value` is a positive int."""
+    """Raises `ConfigError`: `value` is not a positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a positive int, got {value!r}")
     return value
 
 
 def check_number(name: str, value: float, is_good: Callable[[Any], bool], wanted: str) -> float:
-    """Raises ConfigError unless `value` is a number for which `is_good` holds; `wanted` says which ones."""
+    """Raises `ConfigError`: `value` is no number for which `is_good` holds; `wanted` says which ones."""
     if isinstance(value, bool) or not isinstance(value, Real) or not is_good(value):
         raise ConfigError(f"{name} must {wanted}, got {value!r}")
     return value
@@ -40,7 +40,7 @@ def is_policy(tree: object) -> bool:
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raises ConfigError unless `value` is a number in [0, 1], exact ones included."""
+    """Raises `ConfigError`: `value` is no number in [0, 1], exact ones included."""
     check_number(name, value, lambda share: 0 <= share <= 1, "lie in [0, 1]")
 
 

@@ -50,7 +50,7 @@ class Loaded:
 
 
 def load(name: str | None, dtype: str | None = None, device: str | None = None) -> Loaded:
-    """The named model, or the embedded SmolLM2; raises `CheckpointError` and `ConfigError`."""
+    """The named model, or the embedded SmolLM2. Errors are those of `load_model`."""
     from treespec.commands.console import device_of
     from treespec.training.export import dtype_of
 

@@ -22,7 +22,7 @@ LEFT_OVER = 3600.0
 def read_tensors(path: str | Path, format_name: str, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The named tensors of a file and its metadata, whose "format" must be `format_name`; that ends in a version.
 
-    Raises: CheckpointError, no such file, not safetensors, truncated, of another format or version, or tensors missing.
+    Raises `CheckpointError`: no such file, not safetensors, damaged, of another format or version, or tensors missing.
     """
     with open_tensors(path) as file:
         metadata = file.metadata() or {}

@@ -37,8 +37,7 @@ class SessionSource:
 def policy_of_call(session: Session) -> TreePolicy:
     """The policy of the call, of a `Control` the one that it chose for this step.
 
-    Raises:
-        ConfigError: the call has no tree policy.
+    Raises `ConfigError`: the call has no tree policy.
     """
     if session.policy is None:
         raise ConfigError("no tree policy: give one to the call, for example tree=16")

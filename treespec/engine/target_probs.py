@@ -47,8 +47,7 @@ class TargetProbs:
     def scores(self, row: int, node: int) -> Float[Tensor, " V"]:
         """Processed scores after a node, float32.
 
-        Raises:
-            LogitsError: NaN or +inf among them, or nothing but -inf.
+        Raises `LogitsError`: NaN or +inf among them, or nothing but -inf.
         """
         key = (row, node)
         if key not in self._scores:

@@ -44,7 +44,7 @@ class ModelFacts:
 
     @property
     def cache_argument(self) -> str:
-        """The name under which `forward` takes a cache; raises `UnsupportedModelError` if it takes none."""
+        """The name under which `forward` takes a cache. Raises `UnsupportedModelError`: it takes none."""
         for name in ("past_key_values", "cache_params"):
             if name in self.arguments:
                 return name
@@ -81,7 +81,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
 def check_model(model: object) -> None:
     """Raise `ConfigError` unless this is a model.
 
-    Raises `UnsupportedModelError` for an encoder-decoder model and for a prompt-learning adapter.
+    Raises `UnsupportedModelError`: an encoder-decoder model and for a prompt-learning adapter.
     """
     # Not `PreTrainedModel`: wrappers of one (compiled, adapted) work too.
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
@@ -110,8 +110,7 @@ def check_model(model: object) -> None:
 def active_adapters(model: torch.nn.Module) -> Hashable:
     """Which adapters inside the layers (PEFT's) the passes run with; None where there are none.
 
-    Raises:
-        UnsupportedModelError: other adapters for every row of the batch, or for some of a row's tokens.
+    Raises `UnsupportedModelError`: other adapters for every row of the batch, or for some of a row's tokens.
     """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
     for layer in layers:
@@ -190,7 +189,9 @@ def position_table_size(model: PreTrainedModel) -> int | None:
 def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:
     """The hidden states of `layers` from a model's output.
 
-    Raises `UnsupportedModelError` where the model returns none, `ConfigError` where there is no such layer.
+    Raises:
+        UnsupportedModelError: the model returns none.
+        ConfigError: there is no such layer.
     """
     if not layers:
         return {}

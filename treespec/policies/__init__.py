@@ -19,7 +19,9 @@ from treespec.protocols import TreePolicy
 def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePolicy:
     """The policy that `tree` stands for: itself, "auto", a list of rank paths or its literal, or a node budget.
 
-    Raises ConfigError: none of these. InvalidTreeError: not a list of rank paths.
+    Raises:
+        ConfigError: none of these.
+        InvalidTreeError: not a list of rank paths.
     """
     if isinstance(tree, int) and not isinstance(tree, bool):
         return BestFirst(tree)

@@ -37,8 +37,7 @@ class BestFirst:
         ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to reach a
             draw, accepted or not).
 
-    Raises:
-        ConfigError: numbers out of range, a gain without children="selected", unknown children or ranking.
+    Raises `ConfigError`: numbers out of range, a gain without children="selected", unknown children or ranking.
 
     Why trimming to the budget is lossless with sampled children: a node is ranked by the value of its *draw*, made of
     the parent's value, the distribution and the earlier siblings, which neither its own token nor the nodes below it
@@ -124,8 +123,7 @@ class SpecExec:
         beam: the most nodes of a draft pass.
         num_passes: the most draft passes, and so the deepest level.
 
-    Raises:
-        ConfigError: a number that is not a positive int.
+    Raises `ConfigError`: a number that is not a positive int.
     """
 
     def __init__(self, num_nodes: int, beam: int = 16, num_passes: int = 8) -> None:

@@ -43,7 +43,7 @@ class Chain:
     `children` as for `Paths`; all that are sampled mean one draw here. `stop` ends rows early, e.g. `LowConfidence()`,
     which saves the draft passes that follow.
 
-    Raises ConfigError: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
+    Raises `ConfigError`: k is not a positive int, unknown children, or a stop rule that does not return bool [B].
     """
 
     def __init__(self, k: int, children: str = AUTO, stop: StopRule | None = None) -> None:
@@ -100,7 +100,7 @@ class AdaptiveChain(Chain):
     transformers' "heuristic" schedule (Gante 2023). In a batch it grows when at least half of the rows accepted all.
     The length stays from one call to the next.
 
-    Raises ConfigError: not 1 <= k <= max_k, or unknown children.
+    Raises `ConfigError`: not 1 <= k <= max_k, or unknown children.
     """
 
     def __init__(self, k: int = 5, max_k: int = 20, children: str = AUTO) -> None:

@@ -35,7 +35,7 @@ class Children(NamedTuple):
 def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> str:
     """What "auto" means for this proposal: selected unless there is a distribution and a reason to sample from it.
 
-    Raises ConfigError: sampled children of a drafter that gives candidates without a distribution.
+    Raises `ConfigError`: sampled children of a drafter that gives candidates without a distribution.
     """
     is_selected_only = proposal.tokens is not None
     if children == AUTO:

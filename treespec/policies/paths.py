@@ -33,7 +33,9 @@ class Paths:
             "selected", "iid", "without_replacement", or "mixed" (one sample of what is not selected, verified first,
             then the top).
 
-    Raises InvalidTreeError: not a list of rank paths, or an empty one. ConfigError: unknown children.
+    Raises:
+        InvalidTreeError: not a list of rank paths, or an empty one.
+        ConfigError: unknown children.
     """
 
     def __init__(self, paths: str | Sequence[Sequence[int]], children: str = AUTO) -> None:
@@ -50,7 +52,7 @@ class Paths:
 class KAry(Paths):
     """Every node of depth d gets `branching[d]` children, e.g. `(1, 1, 3, 1, 1)` (SpecInfer, Miao et al. 2024).
 
-    Raises ConfigError: no level, a branching that is not a positive int, more than 4096 nodes, or unknown children.
+    Raises `ConfigError`: no level, a branching that is not a positive int, more than 4096 nodes, or unknown children.
     """
 
     def __init__(self, branching: Sequence[int], children: str = AUTO) -> None:
@@ -63,7 +65,7 @@ class KAry(Paths):
 
 
 def check_branching(branching: Sequence[int]) -> tuple[int, ...]:
-    """Raises ConfigError unless `branching` is a sequence of at least one positive int."""
+    """Raises `ConfigError`: `branching` is no sequence of at least one positive int."""
     if not isinstance(branching, Sequence) or isinstance(branching, str) or not branching:
         raise ConfigError(f"branching must be a sequence with one positive int per level, got {branching!r}")
     return tuple(check_count("branching", width) for width in branching)

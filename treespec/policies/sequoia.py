@@ -33,7 +33,7 @@ class Sequoia(Paths):
 
     Arguments as for `optimal_paths`; measure and use with the same `children`, see `Paths`.
 
-    Raises ConfigError: see `optimal_paths`; a tree without any child; unknown children.
+    Raises `ConfigError`: see `optimal_paths`; a tree without any child; unknown children.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sequoia(Paths):
     def from_stats(
         cls, stats: AcceptanceStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
     ) -> Self:
-        """From what earlier calls accepted, no rank above an earlier one. Raises ConfigError if nothing was drafted."""
+        """From what earlier calls accepted, no rank above an earlier one. Raises `ConfigError`: nothing was drafted."""
         table = [non_increasing(probs) for probs in stats.acceptance_per_depth_and_rank]
         if not table:
             raise ConfigError("nothing was drafted in these statistics: generate with a wide tree first")
@@ -65,7 +65,7 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
     `num_nodes` includes the root; paths of probability zero are left out. Rows of the table may differ in length. By
     default the tree is as deep as the table, or of any depth where it has one row for all.
 
-    Raises ConfigError: numbers that are no probabilities or that rise with rank, or counts that are not positive.
+    Raises `ConfigError`: numbers that are no probabilities or that rise with rank, or counts that are not positive.
     """
     rows = _read_table(probs, check_count("num_nodes", num_nodes))
     limit = len(rows) if max_depth is None else min(check_count("max_depth", max_depth), len(rows))

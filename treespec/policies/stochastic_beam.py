@@ -24,7 +24,7 @@ class StochasticBeam:
 
     `children` is "auto", "selected" or "without_replacement", see `Paths`.
 
-    Raises ConfigError: a number that is not a positive int, or unknown children.
+    Raises `ConfigError`: a number that is not a positive int, or unknown children.
 
     Why the cut to `width` is lossless though it deletes drawn paths: siblings arrive in the order in which they are
     drawn, and when one arrives says nothing about which token it is, given those before it. So every node of the tree

@@ -22,7 +22,7 @@ class Truncated:
     `verification="optimal_transport"` and `"transport_traversal"` support the trees: they take distributions of at most
     20 tokens. Candidates of tables and look-ups, which have no distribution, are not changed.
 
-    Raises ConfigError: `policy` is not a policy, or `num_tokens` is not a positive int.
+    Raises `ConfigError`: `policy` is not a policy, or `num_tokens` is not a positive int.
     """
 
     def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:

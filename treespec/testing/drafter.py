@@ -42,7 +42,7 @@ class RandomDistributions:
 
 
 def toy_distribution(weights: Sequence[int], is_exact: bool = False) -> np.ndarray:
-    """A read-only distribution [V] proportional to integer weights. Raises ConfigError if negative or all zero."""
+    """A read-only distribution [V] proportional to integer weights. Raises `ConfigError`: negative or all zero."""
     if not (sum(weights) > 0 and min(weights) >= 0):
         raise ConfigError(f"a distribution needs weights that are not negative and not all zero, got {list(weights)}")
     exact = [Fraction(weight, sum(weights)) for weight in weights]
@@ -87,8 +87,8 @@ class ToyDrafter:
     """Drafts a tree by one sampling scheme; all randomness comes from the random source.
 
     Selected: the most probable tokens; mixed: one sample of what the selected tokens leave, then the selected; several
-    drafters: siblings drawn from `draft_distributions` in turn. All schemes but the last use the first one only. Raises
-    ConfigError: an unknown sampling scheme, or no draft distribution.
+    drafters: siblings drawn from `draft_distributions` in turn. All schemes but the last use the first one only.
+    Raises `ConfigError`: an unknown sampling scheme, or no draft distribution.
     """
 
     scheme: str

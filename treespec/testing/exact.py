@@ -100,8 +100,9 @@ def exact_distribution(
     `drafter` draws a tree by its random source only, e.g. a `ToyDrafter`; `depth` is at least that of every tree, None
     that depth itself.
 
-    Raises ConfigError: a tree is deeper than `depth`. AssertionError: the rule uses a coin twice, a probability above
-    one, or an invalid path.
+    Raises:
+        ConfigError: a tree is deeper than `depth`.
+        AssertionError: the rule uses a coin twice, a probability above one, or an invalid path.
     """
     drafted = list(enumerate_traces(drafter))
     max_depth = max(len(context) for _, tree in drafted for context in tree.contexts)
@@ -181,8 +182,11 @@ class Case(NamedTuple):
 def assert_lossless_everywhere(rule: VerificationRule, is_exact: bool = False) -> dict[Case, ExactDistribution]:
     """`assert_lossless` in every case that the rule's `reason_against` does not exclude.
 
-    `is_exact` computes in Fractions instead of float64, which is slower. Raises AssertionError: the rule is not
-    lossless; names the case. ConfigError: the rule supports no case at all.
+    `is_exact` computes in Fractions instead of float64, which is slower.
+
+    Raises:
+        AssertionError: the rule is not lossless; names the case.
+        ConfigError: the rule supports no case at all.
     """
     found: dict[Case, ExactDistribution] = {}
     for case, drafter, target in supported_cases(rule, is_exact):

@@ -31,7 +31,7 @@ def speculative_decode(
     Both distributions are float [K, V], the draft's the ones that the tokens, int [K], were really drawn from; a torch
     generator is on the arrays' device. Returns 1 to K tokens.
 
-    Raises ConfigError: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
+    Raises `ConfigError`: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0,))
     if not chain.tokens:
@@ -49,7 +49,7 @@ def speculative_decoding_verify(
     last draft token was rejected and replaced: its row is conditioned on the rejected token, so that form is biased.
 
     Returns 1 to K + 1 tokens; none when K = 0 and there is no extra row.
-    Raises ConfigError: see `speculative_decode`; also when `vocab_size` is not V.
+    Raises `ConfigError`: see `speculative_decode`; also when `vocab_size` is not V.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1), vocab_size=vocab_size)
     return _verify(chain, _chance(chain, generator))[0]
@@ -65,7 +65,7 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
 
     Returns `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
     those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
-    Raises ConfigError: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
+    Raises `ConfigError`: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
     coins = iter(read_vector(random_coins, "random_coins", len(chain.tokens)))
@@ -128,7 +128,7 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
 
     All arguments are float [K]: both models' probabilities of the draft tokens, the draft's positive, coins in [0, 1].
 
-    Raises ConfigError: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
+    Raises `ConfigError`: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
     """
     draft = read_vector(draft_token_probs, "draft_token_probs", None)
     target = read_vector(target_token_probs, "target_token_probs", len(draft))

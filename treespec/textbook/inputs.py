@@ -35,8 +35,9 @@ def read_chain(
 ) -> Chain:
     """Check K draft tokens, their distributions and K + `extra_rows` target distributions.
 
-    Distributions become torch's if any of them is, else numpy's in float64. Raises ConfigError: shapes that do not fit,
-    rows that are not distributions, a draft token of draft probability zero, or a `vocab_size` that is not an integer.
+    Distributions become torch's if any of them is, else numpy's in float64.
+    Raises `ConfigError`: shapes that do not fit, rows that are not distributions, a draft token of draft probability
+    zero, or a `vocab_size` that is not an integer.
     """
     if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, Integral)):
         raise ConfigError(f"vocab_size must be an integer, got {vocab_size!r}")

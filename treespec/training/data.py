@@ -53,7 +53,7 @@ class FeatureSet:
         max_bytes: the largest size of all shards.
         on_tokens: called with the number of tokens whose features were found or read.
 
-    Raises: CheckpointError, a shard is damaged, or cannot be written.
+    Raises `CheckpointError`: a shard is damaged, or cannot be written.
     """
 
     def __init__(

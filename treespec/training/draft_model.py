@@ -23,7 +23,7 @@ NUM_CHECKED = 16
 class DraftModelLearner(Learner):
     """A draft model, in float32, for `Objective`. It reads the text alone, so training at one depth trains all.
 
-    Raises: UnsupportedModelError, the model's logits are not plain products of its last hidden states.
+    Raises `UnsupportedModelError`: the model's logits are not plain products of its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, num_depths: int) -> None:

@@ -16,7 +16,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Raises: ConfigError, not one of `DTYPES`."""
+    """Raises `ConfigError`: not one of `DTYPES`."""
     if name not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]

@@ -107,7 +107,7 @@ def _copy_fitting(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def head_sizes(model: PreTrainedModel, draft_vocab_size: int, hidden_layers: Sequence[int]) -> dict[str, Any]:
     """The arguments that the configurations of all heads have in common; layers in llama's form, of the target's size.
 
-    Raises: UnsupportedModelError, the target's embedding or output head is of another width than its hidden states, or
+    Raises `UnsupportedModelError`: the target's embedding or output head is of another width than its hidden states, or
     its attention heads are of an odd size.
     """
     text = model.config.get_text_config()

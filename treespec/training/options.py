@@ -51,7 +51,7 @@ class TrainingConfig:
         eval_every, save_every: steps between evaluations (there is always one at the end), and between checkpoints.
         is_mixed: multiply in bfloat16; weights and sums stay float32.
 
-    Raises: ConfigError, an unknown kind, a number out of range, a block of one token, or `num_steps` with `minutes`.
+    Raises `ConfigError`: an unknown kind, a number out of range, a block of one token, or `num_steps` with `minutes`.
     """
 
     kind: str = "eagle3"
@@ -122,7 +122,7 @@ def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str
 
     `kind` is the drafter's, unless a setting gives it.
 
-    Raises: ConfigError, an unknown name, a value of another type, or a setting that does nothing for the kind.
+    Raises `ConfigError`: an unknown name, a value of another type, or a setting that does nothing for the kind.
     """
     types = {f.name: str(f.type) for f in fields(TrainingConfig)}
     parsed: dict[str, Any] = {}

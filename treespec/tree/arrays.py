@@ -38,7 +38,7 @@ class TreeArrays:
 
 
 def check_shapes(tree: TreeArrays, num_axes: int) -> None:
-    """Raises: InvalidTreeError, for wrong shapes or dtypes or distributions without their index; reads no values."""
+    """Raises `InvalidTreeError`: for wrong shapes or dtypes or distributions without their index; reads no values."""
     for name in ("tokens", "parents", "draft_probs", "draft_index", "is_without_replacement"):
         value = getattr(tree, name)
         if not isinstance(value, Tensor) and (value is not None or name in ("tokens", "parents")):

@@ -33,8 +33,7 @@ class TreeBatch(TreeArrays):
         values: float [B, N], the drafter's estimates that a node's whole path is accepted (the root's is 1), or None.
             Rules never look at them.
 
-    Raises:
-        InvalidTreeError: wrong shapes or dtypes; values are checked by `is_valid`.
+    Raises `InvalidTreeError`: wrong shapes or dtypes; values are checked by `is_valid`.
     """
 
     values: Tensor | None = None
@@ -53,8 +52,7 @@ class TreeBatch(TreeArrays):
     def from_trees(cls, trees: Sequence[TokenTree]) -> TreeBatch:
         """Pad trees of different sizes to one batch; their distribution tables are stacked.
 
-        Raises:
-            InvalidTreeError: not a list of trees, or distributions over different vocabularies.
+        Raises `InvalidTreeError`: not a list of trees, or distributions over different vocabularies.
         """
         if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
             raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")

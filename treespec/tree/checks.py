@@ -14,9 +14,8 @@ SUM_TOLERANCE = 1e-4
 def check_drafted(tree: TreeArrays) -> None:
     """Raise for one tree, arrays [N], that cannot have been drafted.
 
-    Raises:
-        InvalidTreeError: no root or two, a child before its parent, a draft index out of range, a draft distribution
-            that does not sum to one, or a drawn token of probability zero.
+    Raises `InvalidTreeError`: no root or two, a child before its parent, a draft index out of range, a draft
+    distribution that does not sum to one, or a drawn token of probability zero.
     """
     _check_parents(tree.parents.tolist())
     if tree.draft_probs is None or tree.draft_index is None:

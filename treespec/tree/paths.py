@@ -31,8 +31,8 @@ class Verdict(NamedTuple):
 def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
     """Read a list of rank paths, parents before children, given as such or as its literal `"[(0,), (1,), (0, 0)]"`.
 
-    Raises:
-        InvalidTreeError: not a list of tuples of ranks, a duplicate, or a path before its parent or earlier sibling.
+    Raises `InvalidTreeError`: not a list of tuples of ranks, a duplicate, or a path before its parent or earlier
+    sibling.
     """
     try:
         listed = ast.literal_eval(paths) if isinstance(paths, str) else paths

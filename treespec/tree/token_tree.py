@@ -45,8 +45,7 @@ class TokenTree(TreeArrays):
         is_without_replacement: bool [N]. None stands for all False.
         is_width_fixed: True when no node's width depended on its own draws (K-SEQ and optimal transport need it).
 
-    Raises:
-        InvalidTreeError: wrong shapes or dtypes; see also `check_drafted`.
+    Raises `InvalidTreeError`: wrong shapes or dtypes; see also `check_drafted`.
     """
 
     def __post_init__(self) -> None:
@@ -200,7 +199,7 @@ class TokenTree(TreeArrays):
 
 
 def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
-    """Raises: InvalidTreeError, unless `tokens` is a flat list of integers."""
+    """Raises `InvalidTreeError`: `tokens` is no flat list of integers."""
     try:
         ids = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as error:

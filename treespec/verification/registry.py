@@ -21,7 +21,7 @@ RULES: dict[str, BaseRule] = {rule.name: rule() for rule in (*_TO_USE, *_COMPARI
 
 
 def get_rule(rule: str | VerificationRule) -> VerificationRule:
-    """The rule of that name, or the rule itself. Raises ConfigError for any other name or object."""
+    """The rule of that name, or the rule itself. Raises `ConfigError`: any other name or object."""
     if isinstance(rule, str):
         if rule not in RULES:
             raise ConfigError(f"no verification rule is called '{rule}'; choose from {', '.join([AUTO, *RULES])}")
@@ -38,7 +38,11 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
     "auto" is the target walk where every child was selected (no lossless rule accepts more there) and traversal
     otherwise. Greedy decoding replaces a lossless rule by the target walk, which needs scores only: with a one-hot
     target no other rule keeps more. It reads no draft distribution, so of the named rule's requirements only the shape
-    counts. Raises ConfigError: an unknown rule. RuleMismatchError: the rule cannot verify the trees.
+    counts.
+
+    Raises:
+        ConfigError: an unknown rule.
+        RuleMismatchError: the rule cannot verify the trees.
     """
     if verification == AUTO:
         return RULES["target_walk" if trees.draft_probs is None or not is_sampling else "traversal"]

@@ -77,7 +77,7 @@ def _widest_support(trees: TreeBatch) -> int:
 
 @dataclass(frozen=True)
 class GivenUniforms:
-    """Coins and draws in [0, 1), float [N], made beforehand. Raises LogitsError for weights without finite mass."""
+    """Coins and draws in [0, 1), float [N], made beforehand. Raises `LogitsError`: weights without finite mass."""
 
     coins: Sequence[float] | Tensor
     draws: Sequence[float] | Tensor

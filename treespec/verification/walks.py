@@ -69,7 +69,7 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, ca
 
 
 def likelihood_ratio(probs: Any, draft_probs: Any | None, token: int) -> Any:
-    """`probs[token] / draft_probs[token]`, a scalar; None is a point mass. Raises InvalidTreeError for x / 0."""
+    """`probs[token] / draft_probs[token]`, a scalar; None is a point mass. Raises `InvalidTreeError`: x / 0."""
     if draft_probs is None:
         return probs[token]
     if not draft_probs[token] > 0:

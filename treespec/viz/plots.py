@@ -33,7 +33,7 @@ def plot_comparison(
     ratios of the times unless it has its own, for example of paired rounds. `note` is a small line below the plots,
     e.g. machine and load.
 
-    Raises TreespecError: no method, one without measurements, or times of unequally many prompts.
+    Raises `TreespecError`: no method, one without measurements, or times of unequally many prompts.
     """
     if len({len(m.ms_per_token) for m in methods}) > 1:
         raise TreespecError("plot_comparison needs every method's times of the same prompts")

@@ -44,7 +44,7 @@ def draw_tree(
             not shown. A further number is the next token's.
         path: the file to write; its suffix names the format.
 
-    Raises TreespecError: another number of probabilities than nodes, or a verdict that is not of this tree.
+    Raises `TreespecError`: another number of probabilities than nodes, or a verdict that is not of this tree.
     """
     _check(tree, verdict, probs)
     graph = _graph(tree, verdict, labels or str, probs)

@@ -30,8 +30,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
         max_length: the longest text that the head reads, in tokens, after which the target decodes alone; None: no end,
             since its positions are computed.
 
-    Raises:
-        ConfigError: another kind of head, other `hidden_layers` than it fuses, or a wrong `max_length`.
+    Raises `ConfigError`: another kind of head, other `hidden_layers` than it fuses, or a wrong `max_length`.
     """
 
     _head_type: type[Head]
@@ -54,8 +53,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
     def start(self, session: Session) -> None:
         """Keep the prompt's states, which the head reads in the first step.
 
-        Raises:
-            VocabularyMismatchError: the draft vocabulary has tokens that the target has not.
+        Raises `VocabularyMismatchError`: the draft vocabulary has tokens that the target has not.
         """
         head = self.head
         if head.config.vocab_size > session.vocab_size:
@@ -92,7 +90,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:
-    """Raises: ConfigError, unless these are `num_features` ints."""
+    """Raises `ConfigError`: these are not `num_features` ints."""
     layers = tuple(hidden_layers) if isinstance(hidden_layers, Sequence) else ()
     if len(layers) != num_features or not all(type(layer) is int for layer in layers):
         raise ConfigError(

@@ -37,8 +37,7 @@ class Medusa(SessionSource):
     Args:
         heads: trained for the target, see `Medusa.load`.
 
-    Raises:
-        ConfigError: the heads are not `MedusaHeads`.
+    Raises `ConfigError`: the heads are not `MedusaHeads`.
     """
 
     hidden_layers: tuple[int, ...] = (LAST,)

@@ -51,8 +51,7 @@ def candidates(
 ) -> Proposal:
     """The `num_candidates` most probable tokens after each node and their probabilities.
 
-    Raises:
-        LogitsError: the distributions hold NaN; not checked on an accelerator, where values are not read.
+    Raises `LogitsError`: the distributions hold NaN; not checked on an accelerator, where values are not read.
     """
     top = logits.softmax(-1, dtype=torch.float32).topk(min(max(num_candidates, 1), logits.shape[-1]), dim=-1)
     # NaN comes first in `topk`, and makes a distribution's every probability NaN.

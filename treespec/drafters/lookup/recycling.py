@@ -31,7 +31,7 @@ class TokenRecycling(SessionSource):
     candidate's probability is how often its rank held the target's most likely token so far. Threads must not share a
     table, as every call writes to it. A given table is copied and has its own K.
 
-    Raises ConfigError: `num_candidates` is not a positive int, or see `check_table`.
+    Raises `ConfigError`: `num_candidates` is not a positive int, or see `check_table`.
     """
 
     confidence_weight = 0.4  # How often a rank was right is less reliable than a distribution.
@@ -46,7 +46,7 @@ class TokenRecycling(SessionSource):
             self._table, self._hits = table.candidates.clone().cpu(), table.hits.clone().cpu()
 
     def start(self, session: Session) -> None:
-        """Begin a call. Raises VocabularyMismatchError: the table was made for a vocabulary of another size."""
+        """Begin a call. Raises `VocabularyMismatchError`: the table was made for a vocabulary of another size."""
         self._session = session
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
@@ -82,18 +82,23 @@ class TokenRecycling(SessionSource):
         """The table does not depend on rows."""
 
     def save(self, path: str | Path) -> None:
-        """Write the table to a safetensors file. Raises CheckpointError; ConfigError, before the first call."""
+        """Write the table to a safetensors file.
+
+        Raises:
+            ConfigError: before the first call.
+            CheckpointError: the file cannot be written.
+        """
         write_tensors(path, FORMAT, pack_table(Table(self.table, self._hits)), {"vocab_size": str(len(self.table))})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """A drafter with the table that `save` wrote. Raises CheckpointError: see `read_tensors`, `unpack_table`."""
+        """A drafter with the table that `save` wrote. Raises `CheckpointError`: see `read_tensors`, `unpack_table`."""
         tensors, metadata = read_tensors(path, FORMAT, PACKED)
         return cls(table=unpack_table(tensors, metadata, path))
 
     @property
     def table(self) -> Tensor:
-        """int64 [V, K], -1 where there is no candidate yet. Raises ConfigError before the first call."""
+        """int64 [V, K], -1 where there is no candidate yet. Raises `ConfigError`: before the first call."""
         if self._table is None:
             raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
         return self._table

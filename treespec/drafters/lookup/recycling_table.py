@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
 
 def check_table(table: Table) -> None:
-    """Raises ConfigError unless it is a table of fitting tensors."""
+    """Raises `ConfigError`: it is no table of fitting tensors."""
     if not isinstance(table, Table) or not all(isinstance(tensor, Tensor) for tensor in table):
         raise ConfigError(f"table must be a Table of tensors, got {type(table).__name__}")
     candidates, hits = table
@@ -75,7 +75,7 @@ def pack_ids(ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def unpack_ids(packed: Tensor, name: str, vocab_size: int, path: str | Path) -> Tensor:
-    """The inverse of `pack_ids`. Raises CheckpointError for ids of another type or beyond the vocabulary."""
+    """The inverse of `pack_ids`. Raises `CheckpointError`: ids of another type or beyond the vocabulary."""
     dtype = id_dtype(vocab_size)
     if packed.dtype != dtype:
         raise CheckpointError(f"{path}: {name} must be {dtype} for {vocab_size} tokens, got {packed.dtype}")
@@ -98,7 +98,7 @@ def pack_table(table: Table) -> dict[str, Tensor]:
 
 
 def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str | Path) -> Table:
-    """The table that `pack_table` packed, for the vocabulary in the metadata. Raises CheckpointError if damaged."""
+    """The table that `pack_table` packed, for the vocabulary in the metadata. Raises `CheckpointError`: damaged."""
     found = metadata.get("vocab_size", "")
     if not re.fullmatch(r"[1-9][0-9]{0,9}", found):
         raise CheckpointError(f"{path}: the metadata must have a positive int vocab_size, got {found!r}")

@@ -52,7 +52,7 @@ class SuffixLookup:
         smoothing: in tokens; lowers the probabilities of short matches.
         is_longest_only: use the longest match alone, as prompt lookup does.
 
-    Raises ConfigError: an option of the wrong type or out of range, or `min_match` above `max_match`.
+    Raises `ConfigError`: an option of the wrong type or out of range, or `min_match` above `max_match`.
     """
 
     confidence_weight = 0.4  # Counts of what followed an ending are less reliable than a distribution.
@@ -77,7 +77,7 @@ class SuffixLookup:
         self._is_longest_only = is_longest_only
 
     def start(self, session: Session) -> None:
-        """Begin a call. Raises VocabularyMismatchError: the store holds ids beyond the vocabulary."""
+        """Begin a call. Raises `VocabularyMismatchError`: the store holds ids beyond the vocabulary."""
         self._session = session
         history = session.history
         self._rows = [SuffixText(history.tokens(b).tolist()) for b in range(history.num_rows)]

@@ -27,7 +27,7 @@ class SuffixStore:
     dropped. A store serves one call of generation at a time, like the drafters that use it. `find` answers in positions
     of its `text`, for endings of at most `max_match` tokens.
 
-    Raises ConfigError: a number that is not a positive int or too small, or a text that is not a list of ids.
+    Raises `ConfigError`: a number that is not a positive int or too small, or a text that is not a list of ids.
     """
 
     def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
@@ -60,7 +60,7 @@ class SuffixStore:
         return [part[1:].tolist() for part in parts if len(part) > 1]
 
     def add(self, *texts: Ids) -> None:
-        """Add texts. Raises ConfigError for one that is not a list of ids; those before it are kept."""
+        """Add texts. Raises `ConfigError`: one that is not a list of ids; those before it are kept."""
         self._extend(texts)
 
     def record(self, text: SuffixText, num_before: int) -> None:
@@ -77,14 +77,14 @@ class SuffixStore:
         return self.text.find(ending[-self.max_match :])
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all. Raises CheckpointError."""
+        """Write a safetensors file, whole or not at all. Raises `CheckpointError`: it cannot be written."""
         self.add_recorded()
         metadata = {"capacity": str(self.capacity), "max_match": str(self.max_match)}
         write_tensors(path, FORMAT, {"tokens": torch.from_numpy(self.text.tokens.copy())}, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote. Raises CheckpointError: see `read_tensors`; or tensors that do not fit."""
+        """Read what `save` wrote. Raises `CheckpointError`: see `read_tensors`; or tensors that do not fit."""
         tensors, metadata = read_tensors(path, FORMAT, ["tokens"])
         tokens = tensors["tokens"]
         try:
@@ -120,7 +120,7 @@ class SuffixStore:
 
 
 def _as_ids(text: Ids) -> np.ndarray:
-    """Token ids int32 [N]. Raises ConfigError unless it is a flat list of integers from 0 to 2**31 - 1."""
+    """Token ids int32 [N]. Raises `ConfigError`: it is no flat list of integers from 0 to 2**31 - 1."""
     try:
         tokens = np.asarray(text)
     except ValueError as error:

@@ -55,8 +55,8 @@ class WarmStart:
     ) -> Self:
         """Build the table from texts, int64 token ids, none of them empty.
 
-        `top` int64 [N, K] are the model's most likely next tokens at every token of all texts, -1 where unknown. Raises
-        ConfigError: no texts or an empty one, other types or shapes, ids outside the vocabulary.
+        `top` int64 [N, K] are the model's most likely next tokens at every token of all texts, -1 where unknown.
+        Raises `ConfigError`: no texts or an empty one, other types or shapes, ids outside the vocabulary.
         """
         check_count("vocab_size", vocab_size)
         if not isinstance(texts, Sequence) or not texts:
@@ -82,7 +82,7 @@ class WarmStart:
         return [self.recycling(), self.suffix()]
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all. Raises CheckpointError."""
+        """Write a safetensors file, whole or not at all. Raises `CheckpointError`: it cannot be written."""
         tensors = pack_table(self.table) | {
             "tokens": pack_ids(torch.cat(list(self.texts)), self.vocab_size),
             "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32),
@@ -92,7 +92,7 @@ class WarmStart:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote. Raises CheckpointError: see `read_tensors`; or tensors that do not fit."""
+        """Read what `save` wrote. Raises `CheckpointError`: see `read_tensors`; or tensors that do not fit."""
         tensors, metadata = read_tensors(path, FORMAT, [*PACKED, "tokens", "lengths"])
         table = unpack_table(tensors, metadata, path)
         tokens = unpack_ids(tensors["tokens"], "tokens", len(table.candidates), path)
@@ -108,7 +108,7 @@ class WarmStart:
 
     @classmethod
     def shipped(cls, name: str) -> Self:
-        """A set that comes with treespec, by its model's name without the owner. Raises CheckpointError."""
+        """A set that comes with treespec, by its model's name without the owner. Raises `CheckpointError`: unknown."""
         sets = {Path(item.name).stem: item for item in files("treespec.data").iterdir() if "safetensors" in item.name}
         found = sets.get(name.rsplit("/", 1)[-1].lower())
         if found is None:
@@ -120,7 +120,7 @@ class WarmStart:
 
 
 def _check_ids(name: str, ids: Tensor, shape: str, least: int, vocab_size: int) -> None:
-    """Raises ConfigError unless it is a tensor of ids from `least` on, not empty, of a shape like "[N, K]"."""
+    """Raises `ConfigError`: it is no tensor of ids from `least` on, not empty, of a shape like "[N, K]"."""
     is_tensor = isinstance(ids, Tensor)
     if not is_tensor or ids.dtype != torch.int64 or ids.ndim != len(shape.split(", ")) or not ids.numel():
         got = f"{ids.dtype} {list(ids.shape)}" if is_tensor else type(ids).__name__

@@ -30,7 +30,7 @@ class Merge:
         num_nodes: the most nodes of a merged tree, root included; None: as many as the call's policy allows.
         pool: another merge's, of as many drafters in the same order; this one starts with a copy.
 
-    Raises ConfigError: fewer than two drafters or one of them twice, a pool of another number, a budget below one.
+    Raises `ConfigError`: fewer than two drafters or one of them twice, a pool of another number, a budget below one.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Merge:
 
     @property
     def exit_layer(self) -> int | None:
-        """See `EarlyExitDrafter`. Raises ConfigError: two parts with different exits."""
+        """See `EarlyExitDrafter`. Raises `ConfigError`: two parts with different exits."""
         exits = {part.exit_layer for part in self._drafters if isinstance(part, EarlyExitDrafter)} - {None}
         if len(exits) > 1:
             raise ConfigError(f"one target has one early exit, the drafters want {sorted(map(str, exits))}")
@@ -113,7 +113,9 @@ class Merge:
 def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
     """A drafter's trees on the host, one per row; without values if the batch has none.
 
-    Raises ConfigError: they hold sampled children. InvalidTreeError: a node's value is NaN or infinite.
+    Raises:
+        ConfigError: they hold sampled children.
+        InvalidTreeError: a node's value is NaN or infinite.
     """
     if batch.draft_probs is not None:
         raise ConfigError(

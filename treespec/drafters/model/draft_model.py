@@ -36,8 +36,7 @@ class DraftModel(SessionSource):
             row has no room left, or the scorer raises `ContextFullError`, drafting stops and the target decodes alone.
         vocabulary: how the draft model's tokens relate to the target's; None: they are the same.
 
-    Raises:
-        ConfigError: `max_length` is not a positive int.
+    Raises `ConfigError`: `max_length` is not a positive int.
     """
 
     def __init__(
@@ -56,8 +55,7 @@ class DraftModel(SessionSource):
     def start(self, session: Session) -> None:
         """Read the prompt except for its last token, which is the first root.
 
-        Raises:
-            VocabularyMismatchError: the vocabularies differ, and no `vocabulary` says how they relate.
+        Raises `VocabularyMismatchError`: the vocabularies differ, and no `vocabulary` says how they relate.
         """
         self._session = session
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)

@@ -22,8 +22,7 @@ class EarlyExit(SessionSource):
     Args:
         num_layers: how many of the target's layers draft, at least one and fewer than it has.
 
-    Raises:
-        ConfigError: `num_layers` is not a positive int.
+    Raises `ConfigError`: `num_layers` is not a positive int.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -35,7 +34,7 @@ class EarlyExit(SessionSource):
         return getattr(self._target, "num_draft_weights", 0)
 
     def start(self, session: Session) -> None:
-        """Raises: ConfigError, unless the target's scorer has an exit at this layer."""
+        """Raises `ConfigError`: the target's scorer has no exit at this layer."""
         target = session.target
         if not isinstance(target, EarlyExitScorer) or target.exit_layer != self.exit_layer:
             raise ConfigError(

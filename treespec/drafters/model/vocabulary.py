@@ -57,7 +57,7 @@ class SameVocabulary:
     """One vocabulary: a token is a token."""
 
     def read(self, session: Session, num_logits: int) -> DraftText:
-        """Raises: VocabularyMismatchError, unless the heads have one size."""
+        """Raises `VocabularyMismatchError`: the heads have several sizes."""
         if num_logits != session.vocab_size:
             raise VocabularyMismatchError(
                 f"the draft model's vocabulary has {num_logits} tokens and the target's {session.vocab_size}. If both "
@@ -88,7 +88,7 @@ class SharedVocabulary:
         return cls(torch.arange(num_logits))
 
     def read(self, session: Session, num_logits: int) -> DraftText:
-        """Raises: VocabularyMismatchError, when all shared tokens lie beyond one of the heads."""
+        """Raises `VocabularyMismatchError`: all shared tokens lie beyond one of the heads."""
         num_missing = session.vocab_size - len(self.draft_ids)
         ids = torch.nn.functional.pad(self.draft_ids, (0, num_missing), value=NOT_SHARED)
         ids = torch.where(ids < num_logits, ids, NOT_SHARED)

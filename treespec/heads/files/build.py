@@ -37,7 +37,7 @@ def build_head(
     The target's weights [V, H] stand in for those that files leave out: its embedding, and its `lm_head` for files with
     `lm_head_from_target` in their configuration and for DFlash and DSpark heads of the whole vocabulary.
 
-    Raises: CheckpointError, a configuration or a tensor that such a head does not have, or the target's weights are
+    Raises `CheckpointError`: a configuration or a tensor that such a head does not have, or the target's weights are
     needed and do not fit.
     """
     path, tensors = checkpoint.path, plain_names(checkpoint.tensors)

@@ -55,7 +55,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, at least one. Raises: CheckpointError, none or pickled ones only."""
+    """The folder's safetensors files, at least one. Raises `CheckpointError`: none or pickled ones only."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = ", ".join(sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES))
@@ -86,7 +86,7 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerConfig, path: Path) -> None:
     """Load the module's whole state from tensors by the files' names; the tensors become its parameters.
 
-    Raises: CheckpointError, tensors that are missing, unknown or of another shape than the configuration's, all named.
+    Raises `CheckpointError`: tensors that are missing, unknown or of another shape than the configuration's, all named.
     """
     expected = split_fused(module.state_dict(), layer)
     missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())

@@ -44,7 +44,7 @@ MARKOV_WEIGHT = "markov_head.markov_w1.weight"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object of a file. Raises: CheckpointError, missing, damaged or not an object."""
+    """The JSON object of a file. Raises `CheckpointError`: missing, damaged or not an object."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -147,7 +147,10 @@ def layer_windows(llama: ConfigReader, default: Sequence[str]) -> list[int | Non
 
 
 def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
-    """The head's shape, with norms where the configuration or else the tensors have them. Raises: CheckpointError."""
+    """The head's shape, with norms where the configuration or else the tensors have them.
+
+    Raises `CheckpointError`: a missing or wrong value, or a setting that is not supported.
+    """
     llama, nested = llama_keys(config), config.nested("eagle_config")
     windows = layer_windows(llama, [SLIDING if llama.get("use_sliding_window") else FULL])
     if len(set(windows)) > 1:
@@ -175,7 +178,7 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
 
 
 def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlashConfig:
-    """The head's shape. Raises: CheckpointError, a missing or wrong value, or a setting that is not supported."""
+    """The head's shape. Raises `CheckpointError`: a missing or wrong value, or a setting that is not supported."""
     llama = llama_keys(config)
     config = ConfigReader(config.path, {**config.values, **config.nested("dflash_config").values})
     config.require("projector_type", "dflash", "dspark")

@@ -36,7 +36,7 @@ def save_head(
         has_embedding: write the embedding too, for libraries that do not take the target's.
         dtype: of the weights; None: the head's own.
 
-    Raises: ConfigError, more or fewer hidden layers than the head fuses, negative ones, spans that the format cannot
+    Raises `ConfigError`: more or fewer hidden layers than the head fuses, negative ones, spans that the format cannot
     express, or weights too large for `dtype`.
     """
     if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:

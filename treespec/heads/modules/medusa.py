@@ -44,7 +44,7 @@ class MedusaHeads:
     """int64 [W], the token of every row of the heads' outputs; None where they score the whole vocabulary."""
 
     def __post_init__(self) -> None:
-        """Raises: CheckpointError: no head, heads of different or impossible shapes, or a wrong `token_map`."""
+        """Raises `CheckpointError`: no head, heads of different or impossible shapes, or a wrong `token_map`."""
         if not self.heads:
             raise CheckpointError("there is no Medusa head: a checkpoint needs at least one")
         if self.heads[0].output.ndim != 2:

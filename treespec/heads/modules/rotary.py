@@ -27,7 +27,7 @@ class Rotary(nn.Module):
 
     `settings`: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`.
 
-    Raises: CheckpointError, a type that is not one of `ROPE_TYPES`, or a setting that is missing or not a number.
+    Raises `CheckpointError`: a type that is not one of `ROPE_TYPES`, or a setting that is missing or not a number.
     """
 
     inv_freq: Tensor

@@ -79,7 +79,7 @@ class CachedSlots:
 def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
     """Read from a model's configuration which masks its layers take.
 
-    Raises: UnsupportedModelError, an attention implementation without free masks (flash attention), or a layer type
+    Raises `UnsupportedModelError`: an attention implementation without free masks (flash attention), or a layer type
     that is not attention over all cached tokens (recurrent, compressed).
     """
     text = config.get_text_config()

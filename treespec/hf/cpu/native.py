@@ -33,8 +33,7 @@ class NativeError(TreespecError):
 class NativeLinear:
     """The compiled product.
 
-    Raises:
-        NativeError: it cannot be compiled or loaded here.
+    Raises `NativeError`: it cannot be compiled or loaded here.
     """
 
     _function = "treespec_linear"
@@ -81,7 +80,7 @@ class Int8Linear(NativeLinear):
 
 @functools.cache
 def native_linear(folder: Path) -> NativeLinear:
-    """The product, compiled once per machine into `folder`; raises `NativeError`."""
+    """The product, compiled once per machine into `folder`. Raises `NativeError`: it cannot be compiled or loaded."""
     return NativeLinear(folder)
 
 
@@ -107,7 +106,7 @@ def _load(folder: Path) -> ctypes.CDLL:
 
 
 def find_compiler() -> str:
-    """The path of a C++ compiler; raises `NativeError` where there is none, or off Linux."""
+    """The path of a C++ compiler. Raises `NativeError`: there is none, or off Linux."""
     if platform.system() != "Linux":
         raise NativeError(f"the native product is made for Linux, not for {platform.system()}")
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):

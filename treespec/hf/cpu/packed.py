@@ -50,8 +50,7 @@ def prepack_linears(model: nn.Module, num_rows: int = 16) -> PrepackedLinears:
         model: any module.
         num_rows: the number of rows (tree nodes times batch size) to choose the layout for; others work as well.
 
-    Raises:
-        TreespecError: PyTorch was built without oneDNN, or the model has no such layer.
+    Raises `TreespecError`: PyTorch was built without oneDNN, or the model has no such layer.
     """
     if not torch.backends.mkldnn.is_available():
         raise TreespecError("prepack_linears needs a PyTorch built with oneDNN (torch.backends.mkldnn is unavailable)")

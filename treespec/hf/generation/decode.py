@@ -42,9 +42,8 @@ Output = Tensor | GenerateDecoderOnlyOutput
 class Options:
     """The options of `TreeSpeculation`, whose arguments have the same names; one call's are a copy with `replace`.
 
-    Raises:
-        ConfigError: stop strings that are not strings or come without a tokenizer, a streamer without `put` and
-            `end`, a seed that is not an int from 0 to 2**63 - 1.
+    Raises `ConfigError`: stop strings that are not strings or come without a tokenizer, a streamer without `put` and
+    `end`, a seed that is not an int from 0 to 2**63 - 1.
     """
 
     drafter: Drafter
@@ -95,8 +94,7 @@ class Prepared:
 def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     """Decode until every row has stopped; what `generate` returns, and the engine's result.
 
-    Raises:
-        TreespecError: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`.
+    Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`.
     """
     scores = OutputScores(call.config, *call.input_ids.shape)
     target = _make_target(call, options)

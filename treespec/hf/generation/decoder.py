@@ -44,8 +44,7 @@ class SpeculativeDecoder:
 
         A temperature of 0 decodes greedily; without a seed one is drawn from torch's default generator.
 
-        Raises:
-            ConfigError: a temperature that is negative or not finite, no tokens to generate, or a wrong seed.
+        Raises `ConfigError`: a temperature that is negative or not finite, no tokens to generate, or a wrong seed.
         """
         if not (math.isfinite(temperature) and temperature >= 0):
             raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")

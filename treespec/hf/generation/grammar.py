@@ -48,8 +48,7 @@ class GrammarProcessor(LogitsProcessor):
         grammar: an `xgrammar.CompiledGrammar`, an `llguidance.LLMatcher`, an `outlines_core.Index`, or a `GrammarState`
             of your own at the start of a text.
 
-    Raises:
-        ConfigError: something else.
+    Raises `ConfigError`: something else.
     """
 
     def __init__(self, grammar: Any) -> None:

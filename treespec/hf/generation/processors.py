@@ -66,8 +66,7 @@ class TreeProcessors:
             at its own row of a batch of this size, as in plain decoding.
         num_padding: the left padding of every row; penalties that are to ignore just this see texts without it.
 
-    Raises:
-        UnsupportedModeError: a processor that is known to keep state between calls.
+    Raises `UnsupportedModeError`: a processor that is known to keep state between calls.
     """
 
     def __init__(

@@ -53,8 +53,7 @@ class TreeSpeculation:
         stats, total_stats: of the last call and of all calls.
         steps: see `record_steps`.
 
-    Raises:
-        ConfigError: an option of the wrong kind or out of range, an unknown rule.
+    Raises `ConfigError`: an option of the wrong kind or out of range, an unknown rule.
     """
 
     def __init__(
@@ -91,8 +90,7 @@ class TreeSpeculation:
     def __call__(self, *prepared: Any, **kwargs: Any) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
 
-        Raises:
-            TreespecError: see `check_mode` and `decode`.
+        Raises `TreespecError`: see `check_mode` and `decode`.
         """
         with _ending(self.options.streamer):
             return self._run(self.options, *prepared, **kwargs)

@@ -24,8 +24,7 @@ def prompt_arguments(model: PreTrainedModel, inputs: Inputs | None, tokenizer: A
 
     `spread` are the caller's other keyword arguments, `input_ids=` perhaps among them.
 
-    Raises:
-        ConfigError: no prompts or prompts given twice, strings without a tokenizer, rows of different lengths.
+    Raises `ConfigError`: no prompts or prompts given twice, strings without a tokenizer, rows of different lengths.
     """
     if (inputs is None) == (spread.get("input_ids") is None):
         if spread.get("inputs_embeds") is not None:
@@ -100,8 +99,7 @@ def prompt_inputs(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[
 def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The prompt's mask, bool [B, P]: True on tokens, False on left padding.
 
-    Raises:
-        ConfigError: a mask of another shape, right padding, holes, or a row of nothing but padding.
+    Raises `ConfigError`: a mask of another shape, right padding, holes, or a row of nothing but padding.
     """
     if attention_mask is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
@@ -128,8 +126,7 @@ def check_positions(position_ids: Tensor | None, mask: Tensor) -> None:
 def check_ids(model: PreTrainedModel, input_ids: Any) -> None:
     """Refuse anything but a batch of prompts.
 
-    Raises:
-        ConfigError: not int64 [B, P] with B and P at least one, or an id outside the vocabulary.
+    Raises `ConfigError`: not int64 [B, P] with B and P at least one, or an id outside the vocabulary.
     """
     if not isinstance(input_ids, Tensor):
         raise ConfigError(f"input_ids must be an int64 tensor [B, P], got {type(input_ids).__name__}")

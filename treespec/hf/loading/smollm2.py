@@ -44,8 +44,7 @@ def load(
         attention: transformers' name of the attention implementation.
         say: where the note about the one-off conversion goes.
 
-    Raises:
-        ModelUnavailableError: the wheel is not installed, its file is damaged, or the converted copy is.
+    Raises `ModelUnavailableError`: the wheel is not installed, its file is damaged, or the converted copy is.
     """
     folder = converted_folder()
     if not folder.is_dir():

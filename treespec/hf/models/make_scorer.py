@@ -84,14 +84,14 @@ def make_exit_scorer(
     A model from `torch.compile` runs uncompiled; `max_cache_len` must be None. For the other arguments, and for a
     `ConfigError`, see `ExitScorer`.
 
-    Raises: UnsupportedModelError, the model verifies no trees, does not split, or a static cache is wanted.
+    Raises `UnsupportedModelError`: the model verifies no trees, does not split, or a static cache is wanted.
     """
     facts = model_facts(model_facts(model).model)
     if max_cache_len is not None:
         raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
     if make_scorer(facts).capability != Capability.TREE:
         raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
-    # Raises for wrong arguments, before the check would take that for a failure.
+    # Wrong arguments raise here, where no check takes that for a failure of the model.
     scorer = ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
     candidates: list[Candidate] = [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))]
     found = check_once(facts, candidates, exit_layer=exit_layer)

@@ -83,8 +83,7 @@ class ReadPrompt:
     def checked(self, logits: Float[Tensor, "B V"], facts: ModelFacts) -> "ReadPrompt":
         """After the first tree, with its roots' logits.
 
-        Raises:
-            UnsupportedModelError: the prompt's last token, read as text, has other logits than before.
+        Raises `UnsupportedModelError`: the prompt's last token, read as text, has other logits than before.
         """
         if self.last_logits is None:
             return self
@@ -104,8 +103,7 @@ class ReadPrompt:
 def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
     """Cut a cache of whole prompts to all but their last token, the first root.
 
-    Raises:
-        UnsupportedModelError: a layer caches anything but the prompt's tokens, e.g. an image for cross-attention.
+    Raises `UnsupportedModelError`: a layer caches anything but the prompt's tokens, e.g. an image for cross-attention.
     """
     layers: list[Any] = list(filled_layers(cache))
     if any(int(layer.get_seq_length()) != num_tokens for layer in layers):

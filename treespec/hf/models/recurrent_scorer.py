@@ -40,7 +40,7 @@ class RecurrentScorer(ModelScorer):
         capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
         hidden_layers: see `TreeScorer`.
 
-    Raises: UnsupportedModelError, TREE was asked for, or the model takes no transformers cache.
+    Raises `UnsupportedModelError`: TREE was asked for, or the model takes no transformers cache.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RecurrentScorer(ModelScorer):
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """See `CausalScorer`; raises `TreespecError` for a path that is not the beginning of the pending chain."""
+        """See `CausalScorer`. Raises `TreespecError`: a path that is not the beginning of the pending chain."""
         if len(paths) != len(self._rows):
             raise TreespecError(f"expected one path for each of {len(self._rows)} rows, got {len(paths)}")
         for row, path in zip(self._rows, paths, strict=True):

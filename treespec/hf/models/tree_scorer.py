@@ -122,7 +122,9 @@ class TreeScorer(ModelScorer):
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """See `CausalScorer`.
 
-        Raises, the cache unchanged:
+        After an error the cache is unchanged.
+
+        Raises:
             ContextFullError: a node's position is beyond the position table, or a static cache is full.
             UnsupportedModelError: a tree, for a model that can only score chains.
         """

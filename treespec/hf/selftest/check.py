@@ -75,8 +75,7 @@ def check(
         only: names of the checks to run, see `CHECKS`; None: all.
         on_progress: called with the name of the running check and the share of it that is done.
 
-    Raises:
-        ConfigError: arguments of the wrong kind or out of range. What the tested parts raise becomes a finding.
+    Raises `ConfigError`: arguments of the wrong kind or out of range. What the tested parts raise becomes a finding.
     """
     if unknown := set(only or ()) - set(CHECKS):
         raise ConfigError(f"no check is called {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")

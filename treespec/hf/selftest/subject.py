@@ -68,8 +68,7 @@ class Subject:
 def make_prompts(facts: ModelFacts, tokenizer: Any, prompts: Sequence[str | Tensor] | None) -> tuple[Tensor, ...]:
     """Prompts as token ids; without a tokenizer random ids from the middle of the vocabulary.
 
-    Raises:
-        ConfigError: fewer than two prompts, an empty one, or strings without a tokenizer.
+    Raises `ConfigError`: fewer than two prompts, an empty one, or strings without a tokenizer.
     """
     if prompts is None and tokenizer is None:
         size, generator = facts.num_logits, torch.Generator().manual_seed(0)

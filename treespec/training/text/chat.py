@@ -48,7 +48,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
 def read_prompts(path: Path) -> list[str]:
     """Users' messages from a file: one per line, or in `*.jsonl` one object with the key "prompt" per line.
 
-    Raises: ConfigError, the file is empty or not UTF-8 text, or a line of a `*.jsonl` file is something else.
+    Raises `ConfigError`: the file is empty or not UTF-8 text, or a line of a `*.jsonl` file is something else.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

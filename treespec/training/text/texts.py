@@ -51,7 +51,7 @@ def read_texts(path: Path, settings: str | None = None) -> Texts:
 
 
 def read_folder(folder: Path) -> Texts:
-    """All shards of a folder, in order. Raises: CheckpointError, there is no shard, one is damaged, or see `join`."""
+    """All shards of a folder, in order. Raises `CheckpointError`: there is no shard, one is damaged, or see `join`."""
     shards = [read_texts(path) for path in sorted(folder.glob("text-*.safetensors"))]
     if not shards:
         raise CheckpointError(f"no text-*.safetensors in {folder}: write some text first (treespec write)")

@@ -45,7 +45,7 @@ class Writing:
         max_length: the longest text in tokens, the template's included.
         num_candidates: how many of the most probable tokens are kept after every token.
 
-    Raises: ConfigError, a count that is not a positive int, texts of one token, a negative temperature or none.
+    Raises `ConfigError`: a count that is not a positive int, texts of one token, a negative temperature or none.
     """
 
     message_temperature: float = 0.9

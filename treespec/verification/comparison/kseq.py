@@ -22,8 +22,8 @@ class KSeq(BaseRule):
     distribution, and the least one accepts most. Bisection keeps the upper end, so that a coarse one costs acceptance
     only: 20 halvings less than k / 10^6 of it.
 
-    For i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification. Raises
-    ConfigError: `num_bisections` is negative or not an int.
+    For i.i.d. siblings whose number was fixed before their first draw. On a chain it is token verification.
+    Raises `ConfigError`: `num_bisections` is negative or not an int.
     """
 
     num_bisections: int = 20

@@ -54,7 +54,7 @@ def shape_inclusion(
     """The probability that a tree of fixed shape, children drawn from the draft distribution, holds a path of tokens.
 
     The shape is one parent per node, -1 for the root; `draft_probs` gives the distribution [V] after a path. Drawing k
-    siblings without replacement costs O(V^(k-1)); otherwise they are i.i.d. Raises ConfigError for parents of no tree.
+    siblings without replacement costs O(V^(k-1)); otherwise they are i.i.d. Raises `ConfigError`: parents of no tree.
     """
     if list(parents[:1]) != [-1] or not all(0 <= parent < node for node, parent in enumerate(parents[1:], start=1)):
         raise ConfigError(f"parents must begin with -1, and every other one stand before its child, got {parents}")
