@@ -165,7 +165,7 @@ def test_one_pair_of_distributions_may_hide_what_all_of_them_show() -> None:
     ("call", "message"),
     [
         (lambda: ToyDrafter("idd", AdaptiveWidth(), (DRAFT,)), "no sampling scheme is called 'idd'; choose from sel"),
-        (lambda: ToyDrafter(IID, AdaptiveWidth(), ()), "at least one conditional distribution"),
+        (lambda: ToyDrafter(IID, AdaptiveWidth(), ()), "must be a tuple, not empty"),
         (lambda: ToyDrafter(IID, AdaptiveWidth(), DRAFT), "must be a tuple"),  # pyright: ignore
         (lambda: toy_distribution([0, 0]), "not all zero"),
         (lambda: toy_distribution([2, -1]), "not negative"),
