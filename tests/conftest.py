@@ -1,4 +1,8 @@
-"""Shared settings: shapes in signatures are checked, and one thread, so that parallel tests do not stall each other."""
+"""Shared settings: shapes in signatures are checked, one thread, so that parallel tests do not stall each other, and a
+cache folder of the tests' own."""
+
+import os
+import tempfile
 
 import torch
 from helpers import shape_checks
@@ -13,3 +17,6 @@ CHECKED = (
 )
 shape_checks.install(CHECKED)  # Before the first import of treespec.
 torch.set_num_threads(1)
+
+_cache = tempfile.TemporaryDirectory(prefix="treespec-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name  # Removed when the process ends; subprocesses of tests inherit it.

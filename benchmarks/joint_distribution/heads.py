@@ -3,11 +3,9 @@
 The heads have random weights beside the target's own output rows, so that their drafts are accepted in part.
 """
 
-from typing import Any
-
 import torch
 
-from benchmarks.joint_distribution.cases import MIN_P, PLAIN, PROMPT, RAGGED, VOCAB_SIZE, Case, Models
+from benchmarks.joint_distribution.cases import MIN_P, RAGGED, VOCAB_SIZE, Case, Models
 from treespec import BestFirst
 from treespec.drafters.heads.dflash import DFlash
 from treespec.drafters.heads.medusa import Medusa
@@ -45,15 +43,10 @@ def dspark(models: Models) -> DFlash:
 
 
 def head_cases() -> list[Case]:
-    """Both heads and transformers' own sampling, each with and without min-p, with one and with two prompts."""
-    settings: list[tuple[Any, Any]] = [(MIN_P, RAGGED), (MIN_P, (PROMPT,)), (PLAIN, RAGGED)]
-    cases = []
-    for options, prompts in settings:
-        for name, policy, make in (
-            ("Medusa, best first", BestFirst(6), medusa),
-            ("DSpark, stochastic beam", StochasticBeam(3, 2), dspark),
-            ("plain sampling", BestFirst(6), None),
-        ):
-            rule = "none" if make is None else "traversal"
-            cases.append(Case(rule, policy, name, options, make, prompts=prompts))
-    return cases
+    """Both heads, and transformers' own sampling as the control."""
+    cases = [
+        ("traversal", BestFirst(6), "Medusa, best first", medusa),
+        ("traversal", StochasticBeam(3, 2), "DSpark, stochastic beam", dspark),
+        ("none", BestFirst(6), "plain sampling", None),
+    ]
+    return [Case(rule, policy, name, MIN_P, make, prompts=RAGGED) for rule, policy, name, make in cases]

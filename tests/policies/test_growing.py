@@ -199,6 +199,21 @@ def test_heap_grows_the_same_trees():
         assert tree.values == sorted(tree.values, reverse=True)
 
 
+def test_a_child_share_saves_passes_that_hardly_gain():
+    def grow(share, is_sampling):
+        source = TableSource([0, 1, 2], TableLM(9, scale=1.5), is_sampling)
+        return BestFirst(16, child_share=share).grow(source, 9), sum(source.widths)
+
+    (exact, num_expanded), (near, num_fewer) = grow(1.0, False), grow(0.3, False)
+    assert num_fewer < 0.7 * num_expanded
+    assert near.num_nodes.tolist() == exact.num_nodes.tolist()
+    assert (near.values.sum(1) <= exact.values.sum(1)).all()
+    assert (near.values.sum(1) > 0.9 * exact.values.sum(1)).all()
+    (exact, num_expanded), (same, num_same) = grow(1.0, True), grow(0.3, True)
+    assert num_same == num_expanded, "whether a draw is kept must not depend on its own token"
+    assert same.tokens.equal(exact.tokens)
+
+
 def test_a_beam_and_a_depth_bound_the_passes():
     source = TableSource([0, 1], TableLM(9, scale=0.3), is_sampling=False)
     BestFirst(30, beam=3, depth=3).grow(source, 9)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from treespec.checks import AUTO, is_policy
 from treespec.errors import ConfigError
-from treespec.policies.best_first import BestFirst, SpecExec
+from treespec.policies.best_first import CHILD_SHARE, BestFirst, SpecExec
 from treespec.policies.chain import AdaptiveChain, Chain, LowConfidence, StopRule
 from treespec.policies.control import Control
 from treespec.policies.growing import TreeBuilder
@@ -24,7 +24,7 @@ def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePol
         InvalidTreeError: not a list of rank paths.
     """
     if isinstance(tree, int) and not isinstance(tree, bool):
-        return BestFirst(tree)
+        return BestFirst(tree, child_share=CHILD_SHARE)
     if tree == AUTO:
         return Control()
     if isinstance(tree, (str, list, tuple)):

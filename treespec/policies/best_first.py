@@ -18,6 +18,9 @@ from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
+CHILD_SHARE = 0.4
+"""See `BestFirst`; with the shipped head it saves a third of a draft's time and loses 0.01 of 2.6 tokens per step."""
+
 DENSE_DEPTH = 8
 """The deepest level by default where a level costs a draft pass."""
 
@@ -34,6 +37,9 @@ class BestFirst:
         branching: the most children of a node; None: as many as are among the best.
         min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
             of the best nodes' ranking values, by more; for selected children only.
+        child_share: of selected children; a node is expanded while a child with this share of its value would be among
+            the best. 1, the default, leaves out only what cannot gain; less saves passes that hardly gain: `tree=16`
+            stands for `BestFirst(16, child_share=CHILD_SHARE)`, 0.4.
         ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to reach a
             draw, accepted or not).
 
@@ -43,8 +49,8 @@ class BestFirst:
     the parent's value, the distribution and the earlier siblings, which neither its own token nor the nodes below it
     change; the value is capped by the least one on the way to it, so that it never rises towards a child or a next
     sibling. So the best draws (of equal ones the higher level's first) are those that a heap would have made one by
-    one, and the others count as never made. `min_gain` takes no sampled children because whether there is another level
-    would depend on the tokens drawn in this one.
+    one, and the others count as never made. `min_gain` takes no sampled children, and `child_share` leaves them alone,
+    because whether a draw has a rival among the others' children would depend on the token that it drew.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class BestFirst:
         branching: int | None = None,
         min_gain: float = 0.0,
         ranking: str = ACCEPTANCE,
+        child_share: float = 1.0,
     ) -> None:
         self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
@@ -68,6 +75,7 @@ class BestFirst:
         if ranking not in (ACCEPTANCE, VISIT):
             raise ConfigError(f"ranking must be {ACCEPTANCE!r} or {VISIT!r}, got {ranking!r}")
         self.ranking = ranking
+        self.child_share = check_number("child_share", child_share, lambda x: 0 < x <= 1, "be above 0 and at most 1")
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """See `TreePolicy`."""
@@ -87,7 +95,9 @@ class BestFirst:
             values = draw_values(chosen, children, self.ranking)
             level, level_ranks = add_best(builder, nodes, chosen, values, ranks, budget)
             grown, depth = np.concatenate([ranks, level_ranks], 1), depth + 1
-            nodes = self._frontier(builder, level, level_ranks, grown)
+            nodes = self._frontier(
+                builder, level, level_ranks, grown, self.child_share if children == SELECTED else 1.0
+            )
             if self.min_gain > 0:
                 is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
                 nodes = np.where(is_gaining, nodes, PADDING_PARENT)
@@ -98,7 +108,7 @@ class BestFirst:
         return builder.build(keep, is_width_fixed=children == SELECTED)
 
     def _frontier(
-        self, builder: TreeBuilder, level: np.ndarray, level_ranks: np.ndarray, ranks: np.ndarray
+        self, builder: TreeBuilder, level: np.ndarray, level_ranks: np.ndarray, ranks: np.ndarray, share: float
     ) -> np.ndarray:
         """The columns of `level` [B, w] that are to be expanded, best first, then padding: [B, F].
 
@@ -107,7 +117,7 @@ class BestFirst:
         values = np.minimum(builder.take(builder.values, level), level_ranks)
         if ranks.shape[1] >= self.num_nodes:
             worst = np.partition(ranks, -self.num_nodes, axis=1)[:, -self.num_nodes, None]
-            values = np.where(values > worst, values, 0.0)
+            values = np.where(share * values > worst, values, 0.0)
         return best_nodes(level, values, self.beam or level.shape[1])
 
 

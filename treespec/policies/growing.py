@@ -124,17 +124,34 @@ class TreeBuilder:
             keep: bool [B, M], the nodes wanted, which must hold their ancestors; None keeps all.
             is_width_fixed: see `TokenTree`.
         """
-        is_node = self.parents != PADDING_PARENT
+        is_kept = self.parents != PADDING_PARENT
+        is_kept = is_kept if keep is None else is_kept & keep
+        probs, draft_index = self._table(is_kept)
         batch = TreeBatch(
             tokens=torch.from_numpy(self.tokens),
             parents=torch.from_numpy(self.parents),
-            draft_probs=torch.cat(self._probs) if self._probs else None,
-            draft_index=torch.from_numpy(self._draft_index) if self._probs else None,
-            is_without_replacement=torch.from_numpy(self._flags) if self._probs else None,
+            draft_probs=probs,
+            draft_index=None if probs is None else torch.from_numpy(draft_index),
+            is_without_replacement=None if probs is None else torch.from_numpy(self._flags),
             is_width_fixed=is_width_fixed,
             values=torch.from_numpy(self.values),
         )
-        return batch.keep_nodes(torch.from_numpy(is_node if keep is None else is_node & keep))
+        return batch.keep_nodes(torch.from_numpy(is_kept))
+
+    def _table(self, is_kept: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
+        """The distributions that kept nodes [B, M] were drawn from, and their rows by column."""
+        if not self._probs or self._probs[0].device.type != "cpu":  # An accelerator would wait for the rows' numbers.
+            return (torch.cat(self._probs) if self._probs else None), self._draft_index
+        index = np.where(is_kept, self._draft_index, POINT_MASS)
+        used, rows = np.unique(index[index >= 0], return_inverse=True)
+        if not len(used):
+            return None, index
+        ends = np.cumsum([len(probs) for probs in self._probs])
+        parts = np.split(used, np.searchsorted(used, ends[:-1]))
+        starts = [0, *ends[:-1]]
+        index[index >= 0] = rows
+        chosen = zip(self._probs, parts, starts, strict=True)
+        return torch.cat([probs[torch.from_numpy(part - start)] for probs, part, start in chosen]), index
 
     def _is_node(self, nodes: np.ndarray) -> np.ndarray:
         return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)

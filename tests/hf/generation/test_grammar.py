@@ -14,9 +14,11 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 import treespec
 from benchmarks.joint_distribution.run import g_test
 from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.drafters import DraftModel
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.hf import GrammarProcessor
+from treespec.hf import GrammarProcessor, make_scorer
 from treespec.hf.generation import grammar as grammar_module
+from treespec.policies import AdaptiveChain
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 PATTERN = r'\{"name": "[a-z]{3,6}", "age": [0-9]{1,3}\}'
@@ -76,13 +78,80 @@ def test_sampled_texts_and_drafts_are_in_the_grammar(target, draft, children):
     out = constrained(target, inputs, processor, do_sample=True, custom_generate=speculation)[:, 12:].tolist()
     assert all(map(is_rising, out))
     assert speculation.stats.num_accepted_tokens > 0
-    texts = {row: [] for row in range(4)}
+    assert all_drafts_are_rising(speculation, 4)
+
+
+class Spelled:
+    """One text of 30 tokens, then the end."""
+
+    def __init__(self, position=0):
+        self.position = position
+
+    def fork(self):
+        return Spelled(self.position)
+
+    def advance(self, token):
+        self.position += 1
+
+    def mask(self):
+        mask = torch.zeros(64, dtype=torch.bool)
+        mask[5 + 7 * self.position % 50 if self.position < 30 else 1] = True
+        return mask
+
+
+class Sometimes(Spelled):
+    """Four tokens that are given, then two that are free, and so on."""
+
+    def fork(self):
+        return Sometimes(self.position)
+
+    def mask(self):
+        return super().mask() if self.position % 6 < 4 else torch.ones(64, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("policy", [8, AdaptiveChain(4)], ids=["tree", "chain"])
+def test_drafters_that_were_not_asked_go_on(target, draft, policy):
+    """Forced names between free tokens, with drafters that learn from every step."""
+    processor, inputs = GrammarProcessor(Sometimes()), padded(prompt(2), [0, 3])
+    plain = constrained(target, inputs, processor, max_new_tokens=30)
+    for drafter in (draft, [draft, TokenRecycling(), SuffixLookup()], SuffixLookup()):
+        speculation = TreeSpeculation(drafter, tree=policy)
+        out = constrained(target, inputs, processor, max_new_tokens=30, custom_generate=speculation)
+        assert torch.equal(out, plain)
+        assert speculation.stats.num_accepted_tokens > 10
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_what_is_forced_costs_no_draft_pass(target, draft, do_sample):
+    options = {"max_new_tokens": 40, "eos_token_id": 1, "do_sample": do_sample}
+    processor, inputs = GrammarProcessor(Spelled()), {"input_ids": prompt(2)}
+    plain = constrained(target, inputs, processor, **options)
+    assert plain.shape == (2, 12 + 31)
+    drafter = DraftModel(make_scorer(draft))
+    drafter.expand = None  # It would fail.
+    speculation = TreeSpeculation(drafter, tree=8)
+    assert torch.equal(constrained(target, inputs, processor, **options, custom_generate=speculation), plain)
+    assert speculation.stats.mean_acceptance_length > 6
+
+
+def test_lookups_propose_nothing_that_is_forbidden(target):
+    speculation = TreeSpeculation(TokenRecycling(), tree=8, record_steps=True)
+    processor, inputs = GrammarProcessor(Rising()), {"input_ids": prompt(2)}
+    for _ in range(2):
+        out = constrained(target, inputs, processor, custom_generate=speculation)
+    assert torch.equal(out, constrained(target, inputs, processor))
+    assert speculation.stats.num_draft_tokens > 0
+    assert all_drafts_are_rising(speculation, 2)
+
+
+def all_drafts_are_rising(speculation, num_rows):
+    texts, is_right = {row: [] for row in range(num_rows)}, True
     for step in speculation.steps:
         for row, tree, emitted in zip(step.rows, step.trees, step.emitted, strict=True):
-            for node in range(1, tree.num_nodes):
-                path = [tree.token(n) for n in tree.path_to(node)[1:]]
-                assert is_rising(texts[row] + path)
+            paths = [[tree.token(n) for n in tree.path_to(node)[1:]] for node in range(1, tree.num_nodes)]
+            is_right = is_right and all(is_rising(texts[row] + path) for path in paths)
             texts[row] += emitted
+    return is_right
 
 
 class SometimesRising(Rising):

@@ -147,7 +147,7 @@ def test_a_drafters_arrays_may_be_views(target):
 
     ids = prompt(3, 6)
     plain = target.generate(ids, **OPTIONS)
-    speculation = treespec.TreeSpeculation(Columns(plain[:, 6:].tolist(), 64))
+    speculation = treespec.TreeSpeculation(Columns(plain[:, 6:].tolist(), 64), tree=16)
     assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)
     assert speculation.stats.num_accepted_tokens > 0
 

@@ -117,7 +117,7 @@ def test_greedy_decoding_equals_generate(architecture: Architecture):
     options["eos_token_id"] = VOCAB_SIZE + 1
     plain = model.generate(ids, **options)
     max_width = 4 if architecture.capability == Capability.TREE else 1
-    speculation = treespec.TreeSpeculation(Planted(plain[:, PROMPT_LENGTH:].tolist(), VOCAB_SIZE, max_width))
+    speculation = treespec.TreeSpeculation(Planted(plain[:, PROMPT_LENGTH:].tolist(), VOCAB_SIZE, max_width), tree=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TreespecWarning)
         found = model.generate(ids, **options, custom_generate=speculation)

@@ -25,6 +25,7 @@ from treespec.errors import ConfigError, TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.grammar import after_prompt
+from treespec.hf.generation.grammar_drafts import under_grammar
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
@@ -121,7 +122,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     )
     try:
         with after_prompt(call.processors, call.input_ids.shape[1]):
-            result = speculate(target, options.drafter, request)
+            result = speculate(target, under_grammar(options.drafter, call.processors), request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
         if call.num_rows == 1:

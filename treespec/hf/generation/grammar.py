@@ -5,7 +5,7 @@ Axis letters: M paths, L tokens, V vocabulary.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -66,6 +66,21 @@ class GrammarProcessor(LogitsProcessor):
         start = self._length_of_prompt(input_ids)
         masks = [self._mask(tuple(ids[start:]), scores.shape[-1]) for ids in input_ids.tolist()]
         return scores.masked_fill(~torch.stack(masks).to(scores.device), -torch.inf)
+
+    def allows(self, tokens: tuple[int, ...], token: int) -> bool:
+        """Whether the grammar allows a token after these, which follow the prompt."""
+        known = self._at(tokens)
+        return known is not None and token < len(known[1]) and bool(known[1][token])
+
+    def forced(self, text: Sequence[int], max_length: int) -> list[int]:
+        """The tokens that must follow a text, as long as there is only one to choose from."""
+        run: list[int] = []
+        while len(run) < max_length and (known := self._at((*text, *run))) is not None:
+            allowed = known[1].nonzero().flatten()
+            if len(allowed) != 1:
+                break
+            run.append(int(allowed[0]))
+        return run
 
     def _length_of_prompt(self, ids: Tensor) -> int:
         if self._num_prompt is not None:

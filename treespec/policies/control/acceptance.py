@@ -23,7 +23,7 @@ _CELLS = NUM_RANKS * (NUM_BINS + 2)
 PRIOR_TRIALS = 12.0
 MEMORY = 0.995
 """The factor on a cell's counts per trial."""
-STEP_MEMORY = 0.97
+STEP_MEMORY = 0.985
 """The factor on what candidates have shown per step."""
 EXTRAPOLATION_STEPS = 2.0
 """The weight of what acceptance by depth and rank predicts, in steps."""
@@ -145,7 +145,7 @@ class Acceptance:
         path = self._record(tree, emitted)
         shown = self._replay(tree, path, loss, curve)
         self._complete_chains(shown[0], tree, path, self._candidates[run])
-        known = self._candidates.known(run)
+        known = self._candidates.known[run]
         self._sums[:, known] += shown[:, known]
         self._weights[known] += 1
         self._ratio[0] = STEP_MEMORY * self._ratio[0] + shown[0, run]
@@ -175,7 +175,9 @@ class Acceptance:
             return np.zeros((3, len(self._candidates)))
         probs, depths = tree.probs[order], np.array(tree.depths[1:])[order]
         inside = self._candidates.inside(depths, np.array(tree.is_first[1:])[order])
-        nodes, right = np.cumsum(inside, 1), np.cumsum(inside & np.isin(order + 1, path), 1)
+        is_right = np.zeros(len(order) + 1, dtype=bool)
+        is_right[list(path)] = True
+        nodes, right = np.cumsum(inside, 1), np.cumsum(inside & is_right[order + 1], 1)
         rows, last = np.arange(len(nodes)), np.full(len(nodes), len(order) - 1)
         levels = np.where(inside, depths, 0).max(1)
         if loss > 0:

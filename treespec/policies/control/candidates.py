@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treespec.policies.best_first import BestFirst
+from treespec.policies.best_first import CHILD_SHARE, BestFirst
 from treespec.policies.chain import Chain
 from treespec.protocols import TreePolicy
 
@@ -35,7 +35,8 @@ class Candidate(NamedTuple):
     def policy(self) -> TreePolicy:
         if self.is_chain:
             return Chain(self.depth)
-        return BestFirst(self.num_nodes, depth=None if self.depth == ANY_DEPTH else self.depth)
+        depth = None if self.depth == ANY_DEPTH else self.depth
+        return BestFirst(self.num_nodes, depth=depth, child_share=CHILD_SHARE)
 
 
 class Candidates(list[Candidate]):
@@ -52,6 +53,12 @@ class Candidates(list[Candidate]):
         self.depths = np.array([c.depth for c in self])
         self.chains = np.array([c.is_chain for c in self])
         self.most_nodes = int(self.nodes.max())
+        self.known = [self._known(run) for run in range(len(self))]
+        """By candidate: of which ones a tree that it drafted says what they would have accepted, bool [C].
+
+        It depends on no tree: to learn of large candidates only where little was drafted would underestimate them.
+        Chains are always known, see `Acceptance`.
+        """
 
     def inside(self, depths: np.ndarray, is_first: np.ndarray) -> np.ndarray:
         """Which of n nodes in order of falling value each candidate drafts, bool [C, n].
@@ -62,12 +69,7 @@ class Candidates(list[Candidate]):
         allowed = (depths <= self.depths[:, None]) & (is_first | ~self.chains[:, None])
         return allowed & (np.cumsum(allowed, 1) <= self.nodes[:, None])
 
-    def known(self, run: int) -> np.ndarray:
-        """Of which candidates a tree that number `run` drafted says what they would have accepted, bool [C].
-
-        It depends on no tree: to learn of large candidates only where little was drafted would underestimate them.
-        Chains are always known, see `Acceptance`.
-        """
+    def _known(self, run: int) -> np.ndarray:
         wanted = self[run]
         is_within = (self.nodes < wanted.num_nodes) & (self.depths <= wanted.depth) & (not wanted.is_chain)
         return is_within | self.chains | (np.arange(len(self)) == run)

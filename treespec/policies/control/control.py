@@ -26,6 +26,8 @@ LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
+EXPLORED_EVERY, NEAR = 8, 0.85
+"""Every so many drafts the largest candidate is taken whose predicted rate is at least this share of the best one's."""
 MOST_LEARNED_ROWS = 1
 """Rows of a batch that a step is learned from, in turn: so that large batches cost no more."""
 
@@ -215,7 +217,7 @@ class _Books:
         self.passes = PassTimes(profile)
         self._level_ms = draft_share * float(self.passes.curve(1, 1)[1])
         self._drafts: dict[int, DraftTimes] = {}
-        self._plain_steps, self._wait = 0, FIRST_WAIT
+        self._plain_steps, self._wait, self._drafts_since = 0, FIRST_WAIT, 0
         best = self.acceptance.expected()[0].argmax()
         self.first_policy: TreePolicy = candidates.policies[int(best)] or BestFirst(1)
 
@@ -236,6 +238,10 @@ class _Books:
         gain = drafting[best] / rates[PLAIN]
         if gain >= LEAST_GAIN:
             self._plain_steps, self._wait = 0, max(self._wait // 2, FIRST_WAIT)
+            self._drafts_since += 1
+            if self._drafts_since % EXPLORED_EVERY == 0:
+                near = np.flatnonzero(drafting >= NEAR * drafting[best])
+                return int(near[self.candidates.nodes[near].argmax()]), "larger than the best: to learn of larger ones"
             return best, f"{gain:.2f} times plain"
         if self._plain_steps >= self._wait:
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
