@@ -13,8 +13,8 @@ from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
-MORE_WHERE_SAMPLED = {"sampled": 200, "sampled, top-p and penalty": 260}
-"""Draws, processors and the verification of drawn children: some twenty operations per wave of the tree."""
+MORE_WHERE_DRAWN = {"sampled": 180, "sampled, top-p and penalty": 230}
+"""Of draft models: draws, processors, and the verification of drawn children, some twenty operations per wave of them."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""
 QUICK = ("draft model, tree of 8, greedy", "both merged, tree of 8, sampled, top-p and penalty")
@@ -38,7 +38,9 @@ def test_waits_and_launches_are_few(case: Any) -> None:
     assert row["reads"] + row["uploads"] <= row["levels"] + 2 + ROWS_LEAVE
     is_adaptive = name.startswith("draft model, tree of")
     limit = LEVEL_LAUNCHES * row["levels"] if is_adaptive else FIXED_LAUNCHES
-    assert row["launches"] <= limit + MORE_WHERE_SAMPLED.get(name.split(", ", 2)[2], 0)
+    if name.startswith("draft model"):
+        limit += MORE_WHERE_DRAWN.get(name.split(", ", 2)[2], 0)
+    assert row["launches"] <= limit
 
 
 def test_launches_do_not_grow_with_the_nodes() -> None:
