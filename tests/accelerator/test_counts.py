@@ -14,7 +14,7 @@ from treespec import KAry, TreeSpeculation
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
 MORE_WHERE_DRAWN = {"sampled": 180, "sampled, top-p and penalty": 230}
-"""Of draft models: draws, processors, and the verification of drawn children, some twenty operations per wave of them."""
+"""Of draft models: draws, processors, verification with some twenty operations per wave of drawn children."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""
 QUICK = ("draft model, tree of 8, greedy", "both merged, tree of 8, sampled, top-p and penalty")
