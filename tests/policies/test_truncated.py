@@ -8,7 +8,7 @@ from helpers.toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
 from treespec.errors import ConfigError, RuleMismatchError
-from treespec.policies import AdaptiveChain, Chain, KAry, Truncated
+from treespec.policies import AdaptiveChain, Chain, Control, KAry, Truncated
 from treespec.policies.truncated import as_chain, is_chain
 from treespec.protocols import LearningPolicy
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
@@ -95,3 +95,5 @@ def test_misuse_is_named():
         Truncated(KAry((2,)), 0)
     with pytest.raises(ConfigError, match="policy"):
         Truncated(16)
+    with pytest.raises(ConfigError, match="not a Control"):
+        Truncated(Control())

@@ -200,6 +200,7 @@ class _Run:
     def record(
         self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]
     ) -> None:
+        """Count the step, and let the control learn its times."""
         self.stats.record(trees.trees, verdicts, emitted)
         seconds = {phase: total - before[phase] for phase, total in self.stats.seconds.items()}
         choice = None if self.control is None else self.control.choice

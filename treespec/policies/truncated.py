@@ -22,12 +22,15 @@ class Truncated:
     `verification="optimal_transport"` and `"transport_traversal"` support the trees: they take distributions of at most
     20 tokens. Candidates of tables and look-ups, which have no distribution, are not changed.
 
-    Raises `ConfigError`: `policy` is not a policy, or `num_tokens` is not a positive int.
+    Raises `ConfigError`: `policy` is not a policy, or a `Control`, whose trees no rule of fixed widths can take;
+    `num_tokens` is not a positive int.
     """
 
     def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:
         if not is_policy(policy):
             raise ConfigError(f"policy must be a tree policy such as KAry((2, 2)), got {policy!r}")
+        if isinstance(policy, Control):
+            raise ConfigError('Truncated takes a policy of its own such as KAry((2, 2)), not a Control or "auto"')
         self.policy, self.num_tokens = policy, check_count("num_tokens", num_tokens)
 
     @property
