@@ -20,6 +20,11 @@ AUTHORS_TREE = [(0,), (0, 0), (1,), (0, 1), (0, 0, 0), (1, 0), (2,), (0, 2), (0,
 
 
 @pytest.fixture(scope="module")
+def target():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
 def ragged():
     return padded(prompt(3, 10), [0, 4, 9])
 
