@@ -265,7 +265,7 @@ class VerificationRule(Protocol):
 
     @property
     def name(self) -> str:
-        """What `verification=` and messages call it."""
+        """The rule's name, in `verification=` and in messages."""
 
     @property
     def is_lossless(self) -> bool:

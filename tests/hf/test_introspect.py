@@ -81,7 +81,7 @@ def test_prompt_learning_adapters_are_refused_by_name():
         tuned.generate(ids, custom_generate=speculation, **OPTIONS)
 
 
-def test_other_adapters_are_not():
+def test_lora_adapters_are_not_refused():
     """LoRA's configurations say False."""
     model, ids = tiny_llama(), prompt(1)
     plain = model.generate(ids, **OPTIONS)

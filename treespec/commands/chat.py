@@ -113,7 +113,7 @@ class Conversation:
         if num_dropped:
             try:
                 self._cache.crop(-num_dropped)
-            except (ValueError, NotImplementedError):  # Layers that keep a window only.
+            except (ValueError, NotImplementedError):  # Sliding-window layers have dropped what is needed.
                 self._cache, self.num_reused = DynamicCache(config=self._loaded.model.config.get_text_config()), 0
 
 

@@ -45,7 +45,7 @@ def policy_of_call(session: Session) -> TreePolicy:
 
 
 def depth_room(history: History, max_length: int | None) -> int:
-    """The depth of trees for which a drafter that reads at most `max_length` tokens has room: leaves are not read."""
+    """The greatest depth of a tree whose inner nodes fit into `max_length` tokens; a drafter does not read leaves."""
     if max_length is None:
         return sys.maxsize
     longest = max(length - padding for length, padding in zip(history.lengths, history.num_padding, strict=True))

@@ -22,7 +22,7 @@ def path_probs(
     if not session.processors.can_remove_all:
         return scores.softmax(-1, dtype=torch.float32)
     is_unknown = scores.amax(-1, keepdim=True) == -torch.inf
-    # On a CPU a look at a few flags is cheaper than a copy of all scores.
+    # On a CPU reading a few flags is cheaper than copying all scores.
     if scores.device.type != "cpu" or bool(is_unknown.any()):
         scores = torch.where(is_unknown, torch.where(logits == -torch.inf, -torch.inf, 0.0), scores)
     return scores.softmax(-1, dtype=torch.float32)

@@ -146,7 +146,7 @@ class _Run:
         return trees
 
     def _check(self, trees: TreeBatch) -> None:
-        """Refuse what cannot be scored."""
+        """Raise an error for trees that the target cannot score."""
         if not isinstance(trees, TreeBatch) or trees.num_rows != len(self.rows):
             got = f"{trees.num_rows} trees" if isinstance(trees, TreeBatch) else type(trees).__name__
             raise InvalidTreeError(f"the drafter must propose a TreeBatch of {len(self.rows)} trees, got {got}")

@@ -12,7 +12,7 @@ from treespec.protocols import DraftSource
 from treespec.tree import Path, TreeBatch, parse_paths
 
 MAX_NODES = 4096
-"""The most nodes of a k-ary tree: more is a typing error."""
+"""The most nodes of a k-ary tree: a larger number is most likely a typing error."""
 
 
 class Level(NamedTuple):

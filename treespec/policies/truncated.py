@@ -46,7 +46,7 @@ class Truncated:
 
 
 def shape_of(policy: TreePolicy | None) -> TreePolicy | None:
-    """The policy that shapes the trees: of a truncated one the one inside, of a `Control` the one of this step."""
+    """The policy that shapes the trees: the one that a `Truncated` wraps, or that a `Control` chose for this step."""
     if isinstance(policy, Control):
         return policy.current
     return shape_of(policy.policy) if isinstance(policy, Truncated) else policy

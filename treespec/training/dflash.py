@@ -1,8 +1,8 @@
 """DSpark heads in training: blocks anchored at random positions of the target's texts, nothing unrolled.
 
-The Markov bias is trained as the low-rank correction that it is: logits W (h + B a(e)), with the output h and the
-embedding e of the token before. Its tables, one row per token of either vocabulary, are computed when the head is
-saved: few weights learn from few texts, and a(e) may be any function of e at no cost in drafting.
+The Markov bias is trained in low-rank form: logits W (h + B a(e)), with the output h and the embedding e of the token
+before. That has few weights, so few texts suffice. When the head is saved, the bias is computed for every token of both
+vocabularies and kept as tables: drafting looks it up, whatever function a(e) is.
 
 Axis letters: B texts, T tokens, C blocks per text, H the hidden size, R the Markov rank.
 """

@@ -79,7 +79,7 @@ def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftMod
 
 
 def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """A copy with only these decoder layers, from 0, in this order; `UnsupportedModelError` where that cannot be."""
+    """A copy with only these decoder layers, from 0, in this order. Raises `UnsupportedModelError`: impossible."""
     stack, config = decoder_layers(model), copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = len(layers)

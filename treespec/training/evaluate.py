@@ -36,10 +36,11 @@ class Evaluation:
 
     acceptance: list[list[float]]
     """By depth and rank: how often the token of that rank is the text's, given that all before it were."""
-    greedy_acceptance: list[list[float]]  # The same at temperature 0, on the greedy ends of texts.
+    greedy_acceptance: list[list[float]]  # The same where the target wrote at temperature 0.
     overlap: list[float]
     """By depth: the mass that draft and target share, the acceptance of one sampled token (temperature 1)."""
-    chain: dict[int, float]  # By length: tokens per round at temperature 0, with rounds played along the greedy ends.
+    chain: dict[int, float]
+    """By length: tokens per round at temperature 0, simulated on the parts of texts that the target wrote greedily."""
     sampled_chain: dict[int, float]  # The expected tokens per round at temperature 1, computed from the overlaps.
     tree: dict[int, float]
     """By number of nodes, the root included: tokens per round at temperature 0 of the best tree of fixed shape."""

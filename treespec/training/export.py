@@ -38,7 +38,7 @@ def export_head(
         dtype: of the weights.
         has_all: with the output rows and the embedding. False leaves out those that equal the target's after rounding
             to `dtype`: `load_drafter` takes them from there.
-        markov_rank: a smaller rank for a DSpark head's bias; `ConfigError` for a rank that the head does not have.
+        markov_rank: a smaller rank for a DSpark head's bias, at most the head's.
     """
     # Not in the target's dtype, which may be coarser than the file's.
     head = load_head(name, target, torch.float32)

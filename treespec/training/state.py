@@ -62,7 +62,7 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
 
 
 def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> None:
-    """Load another run's weights only; `CheckpointError` for a damaged file, another kind, size or `Learner.reads`."""
+    """Load another run's weights only. Raises `CheckpointError`: damaged, of another kind, size or `Learner.reads`."""
     weights = _trained(module)
     tensors, metadata = read_tensors(path, FORMAT, weights)
     with open_tensors(path) as file:  # A further layer or a bias would be dropped silently.

@@ -1,4 +1,4 @@
-"""What a rule of this package is: a name, the trees that it can verify, how it verifies one, and with what chance."""
+"""What a rule of this package is: a name, the trees that it can verify, how it verifies one, and its random numbers."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """The two orders in which rules visit the nodes of a tree, and the two steps that the lossless ones are made of.
 
-Neither order asks for a target distribution that it can do without. All of it runs on torch, numpy and rational arrays
-alike: `Any` stands for such an array or scalar.
+Both compute a node's target distribution only when a decision needs it. All of it runs on torch, numpy and rational
+arrays alike: `Any` stands for such an array or scalar.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,8 +40,8 @@ class Candidate(NamedTuple):
 
 
 Candidates = Callable[[VerifiableTree, int, Any, Any], Iterator[Candidate]]
-"""Given a tree, a node with children, the mass that it is entered with and its target distribution [V]: the children in
-turn, each one asked for once the last one was rejected, and in the end the node itself."""
+"""Given a tree, a node with children, the mass that it is entered with and its target distribution [V]: yields the
+children in order, each after the one before was rejected, and finally the node itself."""
 
 
 def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, candidates: Candidates) -> Verdict:
@@ -84,6 +84,7 @@ def residual_weights(weights: Any, draft_probs: Any | None, token: int) -> Any:
     """`(weights - draft_probs)+`, an array [V], not normalised (Leviathan et al. 2023, equation 3)."""
     if draft_probs is not None:
         return (weights - draft_probs).clip(min=0)
-    rest = weights.clip(min=0)  # Copies, on every kind of array; the weights are at most one, the point mass is one.
+    # Of the token nothing is left, as its weight is at most one. `clip` copies, on every kind of array.
+    rest = weights.clip(min=0)
     rest[token] = 0
     return rest

@@ -199,7 +199,7 @@ class TestPlantedBugs:
         mask, positions = oracle(self.PARENTS, self.CACHED, reach)
         return torch.equal(attention.mask[:, 0], mask) and torch.equal(attention.position_ids, positions)  # pyright: ignore
 
-    def test_none_planted(self):
+    def test_the_mask_without_a_planted_fault_is_right(self):
         assert all(self.is_right(reach) for reach in REACHES)
 
     def test_ancestors_missing(self, monkeypatch):

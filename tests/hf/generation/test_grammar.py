@@ -271,6 +271,6 @@ def test_processors_with_states_are_refused_by_name_at_once(target, package):
         constrained(target, {"input_ids": prompt(1)}, kind(), custom_generate=speculation)
 
 
-def test_what_is_no_grammar():
+def test_an_object_that_is_no_grammar_is_refused():
     with pytest.raises(ConfigError, match=r"fork\(\), advance\(token\) and mask\(\), got str"):
         GrammarProcessor("[a-z]+")

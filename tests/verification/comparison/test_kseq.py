@@ -185,6 +185,6 @@ def test_removing_duplicates_is_caught(record_property):
 
 
 @pytest.mark.parametrize("num_bisections", [-1, 2.5, "many"])
-def test_what_is_no_number_of_bisections_is_refused(num_bisections):
+def test_an_invalid_number_of_bisections_is_refused(num_bisections):
     with pytest.raises(ConfigError, match="num_bisections must be"):
         KSeq(num_bisections)

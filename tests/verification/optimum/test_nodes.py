@@ -210,7 +210,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", NOT_DISTRIBUTIONS)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_is_no_distribution_is_refused(function, name):
+def test_invalid_distributions_are_refused(function, name):
     with pytest.raises(ConfigError, match="target_probs must"):
         FUNCTIONS[function](NOT_DISTRIBUTIONS[name], DISTRIBUTION)
     with pytest.raises(ConfigError, match="draft_probs must"):

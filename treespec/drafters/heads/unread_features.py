@@ -37,7 +37,7 @@ class UnreadFeatures:
 
     @property
     def reaches_roots(self) -> bool:
-        """Whether every row's root is the token of a pair that was not taken yet."""
+        """Whether every row has unread pairs; the last one's token is the root."""
         return bool(self._unread) and min(self._unread[-1].counts) > 0
 
     def add(self, step: VerifiedStep) -> None:

@@ -14,7 +14,7 @@ RANK_DECAY = 0.5
 WARM_TRIALS = 1000.0
 """The weight of counts from texts, in trials of a call, so that calls soon outweigh them."""
 MAX_ENTRIES = 1 << 28
-"""The largest table that a file may ask for (2 GiB): rows without candidates take no room in the file."""
+"""The largest table that is read (2 GiB). Small files can ask for more: empty rows take no room in them."""
 PACKED = ("known", "candidates", "hits")
 """The tensors of a packed table."""
 

@@ -10,7 +10,7 @@ from treespec.tree import PADDING_PARENT
 
 
 class PendingNodes:
-    """Finds the scorer's pending nodes of expanded nodes and of emitted tokens.
+    """Converts expanded numbers, and the tokens of accepted paths, into the scorer's pending ids.
 
     The scorer numbers pending nodes by column over all passes, padding included. The first pass holds the committed
     tokens that were not cached yet as a chain per row of at most M, the root last (-1 if it is cached already). So

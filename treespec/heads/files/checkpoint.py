@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a folder with `config.json` and `*.safetensors`; `CheckpointError` for missing, damaged or pickled files."""
+    """Read a folder with `config.json` and `*.safetensors`. Raises `CheckpointError`: missing, damaged or pickled."""
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
@@ -65,7 +65,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_finite_tensors(path: Path) -> dict[str, Tensor]:
-    """A file's tensors, on the CPU; `CheckpointError` if it is damaged or a weight is not a finite float."""
+    """A file's tensors, on the CPU. Raises `CheckpointError`: damaged, or a weight is not a finite float."""
     with open_tensors(path) as file:
         tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     others = [
@@ -76,7 +76,7 @@ def read_finite_tensors(path: Path) -> dict[str, Tensor]:
     ]
     if others:
         raise CheckpointError(f"{path} holds weights that are not plain floating-point numbers: {some(others)}")
-    # torch has no isfinite for floating-point numbers of one byte.
+    # torch has no isfinite for float8.
     wide = {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in tensors.items()}
     if spoilt := [name for name, tensor in wide.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{path} holds NaN or infinity in {some(spoilt)}: it is damaged")

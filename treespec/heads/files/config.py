@@ -32,7 +32,7 @@ from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
 
 MAX_SIZE, MAX_COUNT = 2**24, 2**10
-"""The bounds of sizes, and of how many of something a head has: numbers in a file may ask for any amount of memory."""
+"""Upper bounds of a head's sizes and counts: without them a damaged file could ask for any amount of memory."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The values of `layer_types` that are supported."""

@@ -40,7 +40,7 @@ class DFlashConfig(HeadConfig):
     block_size: int  # K
     mask_token: int  # The input id at positions whose token is to be guessed.
     spans: tuple[Span, ...] = (Span(), Span())  # One per layer.
-    has_anchor_output: bool = False  # Position 0 guesses too, as in DSpark.
+    has_anchor_output: bool = False  # The block's first position drafts a token too (DSpark).
     markov_rank: int = 0  # R, zero without a Markov head.
 
     @property

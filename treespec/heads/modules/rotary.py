@@ -61,7 +61,7 @@ def rotate(states: Tensor, rotation: Rotation) -> Tensor:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's `rope_parameters`, or its `rope_theta` and `rope_scaling`; `CheckpointError` if unsupported."""
+    """The `rope_parameters`, or `rope_theta` and `rope_scaling`. Raises `CheckpointError`: unsupported."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
         raise CheckpointError(f"rope settings must be one flat object for all layers, got {given!r}")

@@ -22,7 +22,7 @@ LEAST_SPARE = 32
 class GrowingLayer(DynamicLayer):
     """A `DynamicLayer` whose `keys` and `values` [B, H, S, D] are views of the first S slots of a room.
 
-    Whoever replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know of the room:
+    Code that replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know of the room:
     it is used as long as they are still its first slots; otherwise the next update copies them into a new one.
     """
 

@@ -51,7 +51,7 @@ class SlotCache:
         return self.num_slots - max(self.lengths)
 
     def append(self, num_nodes: int) -> None:
-        """Make room for nodes that the next pass writes; `ContextFullError` where a static cache has none."""
+        """Make room for nodes that the next pass writes. Raises `ContextFullError`: a static cache is full."""
         if self._max_slots is not None:
             if self.num_holes and self.num_slots + self.num_pending + num_nodes > self._max_slots:
                 self._repack()

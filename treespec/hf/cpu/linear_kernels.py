@@ -76,7 +76,7 @@ def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], 
 
 
 class FastForward:
-    """Stands for the `forward` of one `nn.Linear`.
+    """Replaces the `forward` of one `nn.Linear`.
 
     Calls that want a gradient, that have another dtype than the weights or that are being compiled run as they would
     without it. Weights are packed at a kernel's first use and packed again after they were changed.

@@ -75,7 +75,7 @@ class Options:
 class Prepared:
     """What transformers hands to a `custom_generate` object: int64 [B, P], bool [B, P], and what it prepared.
 
-    `prompt` is there where the model reads more than text.
+    `prompt` is None for a model that reads text only.
     """
 
     model: PreTrainedModel
@@ -152,7 +152,9 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
     """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
     drafter, cache = options.drafter, call.cache
     if call.num_rows > 1 and cache is not None and is_filled(cache):
-        cache = twin_cache(cache)  # Rows end at different lengths, which nothing could continue: theirs is left alone.
+        cache = twin_cache(
+            cache
+        )  # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
     num_slots = None
     if call.config.cache_implementation == "static":
         # The whole text, one tree, and the holes of rows that accept different lengths.
@@ -167,7 +169,7 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
 def _final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
     """The cache of a single row, as plain decoding would leave it; None for a batch, whose rows end raggedly.
 
-    An empty growing cache of the caller's is filled.
+    An empty `DynamicCache` that the caller gave receives the text's keys and values.
     """
     if call.num_rows > 1:
         return None

@@ -138,7 +138,7 @@ def after_prompt(processors: Iterable[Any], num_prompt: int) -> Iterator[None]:
 
 
 def as_grammar_state(grammar: Any) -> GrammarState:
-    """The state at the start of a text; `ConfigError` for what is no grammar."""
+    """The state at the start of a text. Raises `ConfigError`: `grammar` is no grammar."""
     package, name = type(grammar).__module__.split(".")[0], type(grammar).__name__
     if (package, name) == ("xgrammar", "CompiledGrammar"):
         matcher = sys.modules["xgrammar"].GrammarMatcher(grammar)

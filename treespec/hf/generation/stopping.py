@@ -43,7 +43,7 @@ class TreeStopping:
 
     @property
     def joint_length(self) -> int | None:
-        """Where a joint call ends for every row: known once every row has met a criterion."""
+        """The length at which all rows of a joint call end; None until every row has met a criterion."""
         return self._longest if self.is_joint and self._num_open == 0 else None
 
     def max_new(self, row: int, length: int, num_padding: int) -> int:

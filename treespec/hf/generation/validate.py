@@ -45,7 +45,7 @@ def prompt_arguments(model: PreTrainedModel, inputs: Inputs | None, tokenizer: A
 
 
 def _as_ids(ids: Any, model: PreTrainedModel) -> Any:
-    """Lists of token ids as a tensor [B, P]; tensors as they are, and all else too, for the checks of the ids."""
+    """Lists of token ids as a tensor [B, P]; anything else unchanged, for the later checks of ids."""
     if not isinstance(ids, (list, tuple)):
         return ids
     rows = ids if ids and all(isinstance(row, (list, tuple)) for row in ids) else [ids]

@@ -27,7 +27,7 @@ MAX_SHAPES = 64
 
 
 def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
-    """A drafter from a drafter, a model, or a list of them, merged into one tree; `ConfigError` for anything else."""
+    """A drafter from a drafter, a model, or a list of them, which are merged. Raises `ConfigError`: anything else."""
     if isinstance(drafter, Drafter) and not isinstance(drafter, type):
         return drafter
     if isinstance(drafter, torch.nn.Module) and hasattr(drafter, "config"):  # Wrappers too: adapted, compiled.

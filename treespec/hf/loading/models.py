@@ -29,7 +29,7 @@ def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
     except torch.OutOfMemoryError:
-        raise  # The machine is too small, the checkpoint may be right.
+        raise  # Out of memory says nothing about the checkpoint.
     except _FAILURES as error:
         raise _failed("a causal language model", name, error) from error
     model, report = loaded
@@ -41,7 +41,7 @@ def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a hub name or a folder; `CheckpointError` for nothing there or an unreadable file."""
+    """The tokenizer of a hub name or a folder. Raises `CheckpointError`: nothing there, or unreadable."""
     try:
         return AutoTokenizer.from_pretrained(name)
     except _FAILURES as error:

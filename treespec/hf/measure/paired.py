@@ -115,7 +115,7 @@ def tokens_per_pass(rounds: Iterable[Run]) -> float:
 
 
 def speeds(runs: Runs, name: str) -> list[float]:
-    """By prompt, how many times as fast as plain: the median of the ratios round by round."""
+    """By prompt, how many times as fast as plain decoding: the median over rounds of the ratio within a round."""
     pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
     return [median(plain.ms_per_token / mine.ms_per_token for plain, mine in rounds) for rounds in pairs]
 

@@ -32,7 +32,7 @@ class Detection(NamedTuple):
     errors: Mapping[Capability, float] = {}
     """The largest node's difference for each capability that a self-check tried, infinite where the model failed."""
     has_prefix: bool = False
-    """The prompt's tokens attend each other in both directions (PaliGemma), as a passage of its own."""
+    """The prompt's tokens attend each other in both directions (PaliGemma); later ones only backwards."""
 
 
 _detected: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Detection]] = WeakKeyDictionary()

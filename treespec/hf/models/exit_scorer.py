@@ -174,7 +174,10 @@ class _LatePart(_Part):
 
     @property
     def _model_cache(self) -> Cache:
-        """The cache as the model numbers its layers. A pass reads the length from the first one: here a late one."""
+        """The late layers, at their numbers in the model.
+
+        The first late one stands for every early layer, as a pass reads the cache's length from layer 0.
+        """
         layers = self._state.cache.layers
         return Cache(layers=[layers[0]] * self._layers.num_early + layers)
 

@@ -75,7 +75,7 @@ class SplitLayers:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The outermost list of modules as long as the configuration's layers; `UnsupportedModelError` if there is none."""
+    """The outermost list of modules as long as the configuration's layers. Raises `UnsupportedModelError`: none."""
     text = model.config.get_text_config()
     count = getattr(text, "num_hidden_layers", None)
     for module in text_modules(model).values():

@@ -68,7 +68,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
     scorer.prefill(torch.ones(1, room, dtype=torch.int64, device=scorer.device), torch.ones(1, room, dtype=torch.bool))
     times: dict[int, float] = {}
     end = time.perf_counter() + MOST_SECONDS
-    # In turns, so that a load that comes and goes meets all sizes; what is compiled at a first pass is not counted.
+    # All sizes in turns, so that other load on the machine slows all alike; first passes may compile and do not count.
     for number in range(NUM_ROUNDS + 1):
         for count in NUM_NODES if number < 2 else tuple(times):
             if time.perf_counter() > end and not (number < 2 and count in NUM_NODES[:2]):
@@ -122,7 +122,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _read(path: Path) -> dict[int, float] | None:
-    """Kept times; None, with a warning, for a file that holds none."""
+    """The times in a file; None if there is no file, or, with a warning, if it is damaged."""
     if not path.is_file():
         return None
     try:

@@ -35,7 +35,7 @@ class PromptInputs:
 
     Attributes:
         ids: the prompt, placeholders included, left-padded.
-        arguments: of the model's `prepare_inputs_for_generation`, without the cache.
+        arguments: those for the model's `prepare_inputs_for_generation`, without the cache.
     """
 
     ids: Int[Tensor, "B P"]
@@ -62,7 +62,7 @@ class ReadPrompt:
     """What is kept of the pass over a prompt.
 
     Attributes:
-        offsets: what a token's number in its row lacks to its position; None for a model without position ids.
+        offsets: a token's position id minus its number in its row; None for a model without position ids.
         last_logits: after the prompt's last token, which the first tree scores again; None once they were compared.
     """
 

@@ -49,7 +49,7 @@ _results: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Detection]] =
 def check_once(
     facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False, exit_layer: int | None = None
 ) -> Detection:
-    """`self_check`, kept per model, dtype, attention, adapters, kind of cache and early exit."""
+    """`self_check`, run once per model, dtype, attention, adapters, kind of cache and early exit."""
     known = _results.setdefault(facts.model, {})
     key = (facts.dtype, plain_implementation(facts.config), facts.adapters, is_static, exit_layer)
     if key not in known:

@@ -62,7 +62,7 @@ class Planted:
             first = len(tokens)
             tokens += level
             parents += [parent] * len(level)
-            # A wrong turn is followed now and then: what grows on it must be rejected with it.
+            # Some levels grow below a wrong token: rejecting it must reject them too.
             is_planted = token in level and self._random.random() > self._miss_rate / 2
             parent = first + (level.index(token) if is_planted else self._random.randrange(len(level)))
         return TokenTree(torch.tensor(tokens), torch.tensor(parents))

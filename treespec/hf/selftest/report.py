@@ -63,7 +63,7 @@ class CheckReport:
         return "\n".join([*lines, self.verdict])
 
     def save(self, path: str | Path) -> None:
-        """Write *.md or *.json; `ConfigError` for any other name."""
+        """Write *.md or *.json. Raises `ConfigError`: any other name."""
         path = Path(path)
         check_report_path(path)
         text = json.dumps(self.as_dict(), indent=1) + "\n" if path.suffix == ".json" else self.markdown()

@@ -20,7 +20,7 @@ class Turns(NamedTuple):
 
 
 def chat_turns(tokenizer: Any) -> Turns:
-    """The turns of a chat template, or without one the beginning of a text; `ConfigError` for lack of either."""
+    """The turns of a chat template; without one, a text's first token. Raises `ConfigError`: there is neither."""
     if getattr(tokenizer, "chat_template", None) is None:
         first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if first is None:
@@ -36,7 +36,7 @@ def chat_turns(tokenizer: Any) -> Turns:
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """The ids that end an answer, by the generation configuration or the tokenizer; `ConfigError` if there is none."""
+    """The ids that end an answer, by the generation configuration or the tokenizer. Raises `ConfigError`: none."""
     found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         found = tokenizer.eos_token_id

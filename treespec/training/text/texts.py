@@ -36,7 +36,7 @@ def save_texts(path: Path, texts: Texts, settings: str) -> None:
 
 
 def read_texts(path: Path, settings: str | None = None) -> Texts:
-    """Read one shard; `CheckpointError` if it is damaged, inconsistent, or written with other settings than these."""
+    """Read one shard. Raises `CheckpointError`: damaged, inconsistent, or written with other settings."""
     tensors, metadata = read_tensors(path, FORMAT, Texts._fields)
     if settings is not None and metadata.get("settings") != settings:
         raise CheckpointError(

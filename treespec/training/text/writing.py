@@ -80,7 +80,7 @@ class _Row:
     temperature: float
     num_message: int | None  # Tokens of the user's message so far; None once the answer has begun.
     top: list[Tensor]  # The most probable next tokens after every token but the last.
-    forced: list[int] = field(default_factory=list)  # The template's tokens that come next, whatever is drawn.
+    forced: list[int] = field(default_factory=list)  # The template's tokens that come next; they replace drawn ones.
     num_cached: int = 0  # Tokens that the model has read, those after the text's end included until the row leaves.
     is_done: bool = False
 

@@ -86,7 +86,7 @@ def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tupl
     nonzero = draft_probs.nonzero(as_tuple=True) if isinstance(draft_probs, Tensor) else draft_probs.nonzero()
     support = nonzero[0].tolist()
     draft, demand = draft_probs[support].tolist(), weights[support].tolist()
-    total = sum(draft)  # One but for the rounding of float32.
+    total = sum(draft)  # 1 up to rounding in float32.
     draft = [prob / total for prob in draft]
     if len(children) == 1:
         i = support.index(tokens[0])
@@ -182,5 +182,5 @@ def _traced(before: dict[int, int], end: int) -> list[int]:
 
 def _capped(row: list[Any], demand: Any) -> list[Any]:
     total = sum(row)
-    # Asked this way round, a demand that is NaN comes out as NaN, and the decision that it reaches raises.
+    # `total > demand` would be False for a NaN demand and hide it; like this the NaN goes on, and the decision raises.
     return row if total <= demand or not total > 0 else [mass * demand / total for mass in row]
