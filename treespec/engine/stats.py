@@ -87,7 +87,7 @@ class SpeculationStats:
 
     @property
     def acceptance_per_node(self) -> dict[int, float]:
-        """Share of the drafts with a node of this number in which it was accepted."""
+        """By node id: in what share of the trees that have this node it was accepted."""
         return _shares(self.num_accepted_at_node, self.num_drafted_at_node)
 
     @property

@@ -173,7 +173,7 @@ def best_nodes(nodes: np.ndarray, values: np.ndarray, num_best: int) -> np.ndarr
 
 
 def falling(values: np.ndarray) -> np.ndarray:
-    """The order [B, w] in which values fall; of equal ones the first comes first."""
+    """Indices [B, w] that sort values in descending order; equal ones keep their order."""
     return np.argsort(-values, axis=1, kind="stable")
 
 

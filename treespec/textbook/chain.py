@@ -56,7 +56,7 @@ def speculative_decoding_verify(
 
 
 def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array, random_coins: Array) -> dict[str, Any]:
-    """One round with given coins and no other chance: argmax stands where a token would be drawn.
+    """One round with given coins and no other randomness: where a token would be drawn, the most probable one is taken.
 
     Token i is kept when its coin is strictly below target/draft, a quotient of floats (in `explain_round` an equal coin
     keeps it too). The first rejected one is replaced by the argmax of the residual (target - draft)+; when all are kept

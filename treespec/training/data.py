@@ -154,7 +154,7 @@ class FeatureSet:
 
 
 def check_texts(texts: Texts, vocab_size: int) -> None:
-    """`ConfigError` for no texts or empty ones, no probable next tokens, or ids beyond a vocabulary of `vocab_size`."""
+    """Raise `ConfigError` for no texts or empty ones, no probable next tokens, or ids of at least `vocab_size`."""
     if not len(texts.lengths) or int(texts.lengths.min()) < 1:
         raise ConfigError("expected texts of at least one token, got no text or an empty one")
     if texts.top.ndim != 2 or texts.top.shape[1] < 1:

@@ -183,7 +183,7 @@ class TokenTree(TreeArrays):
         return paths[1:]
 
     def ancestor_mask(self) -> Bool[Tensor, "N N"]:
-        """Whether node j is node i itself or an ancestor of i, at (i, j)."""
+        """True at (i, j) where node j is node i or one of its ancestors."""
         return ancestor_mask(self.parents.unsqueeze(0))[0]
 
     def to_networkx(self) -> networkx.DiGraph:

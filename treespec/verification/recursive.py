@@ -42,7 +42,7 @@ class TokenVerification(RecursiveRejection):
 
 
 def verify_by_rejection(tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
-    """The children of one node, each against what the last one left of the distribution [V]: a `VerifyChildren`."""
+    """A `VerifyChildren`: in order, each child against the residual distribution [V] after the one before."""
     for child in tree.children(node):
         token, draft_probs = tree.token(child), tree.draft_probs_of(child)
         if rng.flip(child, min(likelihood_ratio(probs, draft_probs, token), 1)):

@@ -139,7 +139,7 @@ class _Block:
         return stack_trees(trees)
 
     def _children(self, row: int, state: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
-        """Probability, token and state of the best children of a row's nodes with this state: depth and token."""
+        """The best children of a node in this state (depth, token): probability, token and state of each."""
         depth, token = state
         key = (row, depth, token if self._shared is None else 0)
         if key not in self._known:

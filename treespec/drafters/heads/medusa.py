@@ -1,4 +1,4 @@
-"""Medusa (Cai et al. 2024): heads on the target's last hidden state guess the tokens after next, all at once.
+"""Medusa (Cai et al. 2024): heads on the target's last hidden state, each for a later token, all in one pass.
 
 The heads do not see each other's tokens, so all nodes of one depth share one distribution: a node at depth d is a guess
 of head d - 1, whatever stands above it.

@@ -224,6 +224,6 @@ class UnionTree:
             at.append(child)
 
     def _group(self, node: int) -> SiblingGroup:
-        """The node's children. A drafter without any of them has ended its draft there, which is not a vote."""
+        """The node's children. A drafter with none of them ended its draft there: no vote against them."""
         votes = [self.votes[child] for child in self._children[node].values()]
         return SiblingGroup(votes, sorted({voter for vote in votes for voter in vote}), self.depths[node] + 1)

@@ -116,7 +116,7 @@ class OpinionPool:
         return [mass / total for mass in masses]
 
     def _log_probs(self, group: SiblingGroup) -> list[dict[int, float]]:
-        """Every voter's log probability of every child, and of none of them."""
+        """Every voter's log probability of every outcome: each child in turn, and last that it is none of them."""
         calibrated = [
             {d: self.calibration.estimate(v.confidence, vote_cells(d, group.depth, v)) for d, v in votes.items()}
             for votes in group.votes

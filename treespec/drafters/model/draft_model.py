@@ -81,7 +81,7 @@ class DraftModel(SessionSource):
         return single_nodes(self.root_tokens)
 
     def update(self, step: VerifiedStep) -> None:
-        """Keep what was computed of the emitted tokens, whatever tree they came from."""
+        """Keep the cache entries of emitted tokens that were already computed, whichever drafter proposed them."""
         pending, self._pending = self._pending, None
         emitted = self._text.append(step.emitted)
         if pending is None or self._is_full:

@@ -95,7 +95,7 @@ class ReEncoding:
         return stack_trees(trees)
 
     def update(self, step: VerifiedStep) -> None:
-        """Update the draft model with the emitted text, in its drafted tokens as far as these spell the same."""
+        """Update the draft model with the emitted text; its own drafted tokens stay as far as they spell that text."""
         trees, self._trees = self._trees, None
         translated = []
         for row, emitted in enumerate(step.emitted):

@@ -131,7 +131,7 @@ class DFlashHead(DraftHead[DFlashConfig]):
         return self.norm(states)
 
     def by_depth(self, outputs: Tensor) -> Tensor:
-        """Outputs [..., D, H] at the positions that guess, from those at all positions of a block [..., K, H]."""
+        """Outputs [..., D, H] at the positions that draft, from those at all positions of a block [..., K, H]."""
         return outputs if self.config.has_anchor_output else outputs[..., 1:, :]
 
     def read(self, outputs: Tensor, tokens: Tensor | None = None) -> Tensor:

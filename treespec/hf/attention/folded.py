@@ -53,7 +53,7 @@ class FoldedAttention:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While open, passes of the model by this thread use folded attention."""
+        """Inside this context the model's passes in this thread use folded attention."""
         if not self.is_supported:
             yield
             return

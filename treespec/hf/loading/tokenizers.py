@@ -20,7 +20,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Spelling:
-    """What the tokens of a transformers tokenizer spell, and which spell a text (`TextCodec`); else a `ConfigError`."""
+    """Texts and tokens of a transformers tokenizer, as a `TextCodec`. Raises `ConfigError`: not a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or not tokenizer.get_vocab():

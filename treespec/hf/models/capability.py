@@ -130,7 +130,7 @@ def _looks_ahead(facts: ModelFacts) -> bool:
     name, model = facts.name, facts.model
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no language modelling head: load it with AutoModelForCausalLM")
-    _ = facts.cache_argument  # An error where there is none.
+    _ = facts.cache_argument  # Reading it checks that the model takes a cache.
     # `is_decoder` does not say: causal gpt_neox has it False.
     last = torch.tensor([[3], [4]], device=facts.device) % facts.config.vocab_size
     ids = torch.cat([_probe_ids(facts, 1, 4).expand(2, -1), last], dim=1)

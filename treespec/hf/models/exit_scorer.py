@@ -140,7 +140,7 @@ class _EarlyPart(_Part):
         return scores
 
     def known(self) -> tuple[list[dict[tuple[int, int], int]], int]:
-        """Per row the pending nodes by (parent, token), the first of equals; and how many columns of them there are."""
+        """Per row the pending nodes by (parent, token), the first of equal ones; and the number of their columns."""
         num_known, found = self._parents.shape[1], []
         if not num_known:
             return [{} for _ in self._state.lengths], 0

@@ -76,7 +76,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
             try:
                 ms = round(1e3 * _time_pass(scorer, count), 4)
             except TreespecError:
-                break  # The model has no positions for so deep a chain.
+                break  # A chain of this length does not fit into the model's positions.
             if number > 0:
                 times[count] = min(ms, times.get(count, ms))
     return dict(sorted(times.items()))

@@ -1,4 +1,4 @@
-"""What a model scores rightly in one pass, measured at its first use.
+"""Whether a model scores trees, chains or single tokens correctly in one pass, measured at its first use.
 
 A small tree is scored after a short cached prefix, a path that is not the first child's is committed, and a second tree
 is scored; all logits are compared with plain uncached passes along each path. A node's difference is the root mean

@@ -30,7 +30,7 @@ class Texts(NamedTuple):
 
 
 def save_texts(path: Path, texts: Texts, settings: str) -> None:
-    """Write one shard; a `CheckpointError` if that fails."""
+    """Write one shard. Raises `CheckpointError`: it cannot be written."""
     tensors = {name: tensor.to(torch.int32).contiguous() for name, tensor in texts._asdict().items()}
     write_tensors(path, FORMAT, tensors, {"settings": settings})
 

@@ -29,7 +29,7 @@ from treespec.training.text.chat import Turns, chat_turns, end_tokens
 from treespec.training.text.texts import Texts, fingerprint, join, read_texts, save_texts
 
 LEAVE_SHARE = 8
-"""Finished rows leave the batch once they are one in so many, as every removal copies the cache."""
+"""Finished rows leave the batch once they are one row in eight, as every removal copies the cache."""
 SEED_STRIDE = 1_000_003
 """More than a run's batches, so that runs of neighbouring seeds share no batch's seed."""
 
@@ -81,7 +81,7 @@ class _Row:
     num_message: int | None  # Tokens of the user's message so far; None once the answer has begun.
     top: list[Tensor]  # The most probable next tokens after every token but the last.
     forced: list[int] = field(default_factory=list)  # The template's tokens that come next; they replace drawn ones.
-    num_cached: int = 0  # Tokens that the model has read, those after the text's end included until the row leaves.
+    num_cached: int = 0  # Tokens that the model has read; a finished row goes on reading until it leaves.
     is_done: bool = False
 
     def append(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:

@@ -92,7 +92,7 @@ def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tupl
         i = support.index(tokens[0])
         taken = [min(d, q) for d, q in zip(demand, draft, strict=True)]  # In this order NaN stays NaN.
         return [taken[i] / draft[i]], _less(weights, support, taken)
-    # A second draw that could not have been the first token again was one without replacement.
+    # If the second child's distribution excludes the first one's token, they were drawn without replacement.
     supply = pair_supply(draft, is_without_replacement=not tree.draft_probs_of(children[1])[tokens[0]] > 0)
     accepted = best_transport(demand, supply)
     i, j = (support.index(token) for token in tokens)

@@ -56,7 +56,9 @@ def end_of_traversal(tree: TokenTree, accept_probs: Sequence[float], coins: Sequ
 DENSE_FORMS: dict[type, DenseForm] = {
     TokenVerification: DenseForm(scan_rejection, end_of_rejection),
     RecursiveRejection: DenseForm(scan_rejection, end_of_rejection),
-    BlockVerification: DenseForm(scan_traversal, end_of_traversal),  # On chains the two are one rule, coin for coin.
+    BlockVerification: DenseForm(
+        scan_traversal, end_of_traversal
+    ),  # On chains block verification and traversal decide alike for the same coins.
     Traversal: DenseForm(scan_traversal, end_of_traversal),
 }
 
