@@ -11,7 +11,7 @@ CHECKED = (
     "treespec.tree",
     "treespec.verification",
     "treespec.policies",
-    "treespec.hf.attention.mask",
+    "treespec.hf.attention",
     "treespec.hf.cache",
     "treespec.hf.models",
 )

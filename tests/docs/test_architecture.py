@@ -68,11 +68,34 @@ def test_every_test_has_the_name_of_a_module_or_is_on_the_map() -> None:
     assert unnamed == across, "rename it after the module that it tests, or list it under Tests"
 
 
-def test_axis_letters_of_signatures_are_on_the_map() -> None:
-    section = PAGE.split("## Axis letters")[1].split("\n## ")[0]
-    listed = set(re.findall(r"\| (\w) \|", section)) | set(re.findall(r"\| (\w) (?=\|)", section))
-    used: set[str] = set()
+def _listed_letters() -> set[str]:
+    table = PAGE.split("## Axis letters")[1].split("\n## ")[0]
+    return {cell for line in table.splitlines() for cell in line.strip("| ").split(" | ") if re.fullmatch(r"\w", cell)}
+
+
+def _own_letters(text: str) -> set[str]:
+    """The letters of a module's `Axis letters:` line."""
+    found = re.search(r"Axis letters: (.*?)[.\n]", text)
+    return set(re.findall(r"(?:^|, )(\w) ", found.group(1))) if found else set()
+
+
+SHAPE_IN_SIGNATURE = r'(?:Int|Float|Bool|Shaped|Num|Real)\[[\w.]+, "([^"]*)"\]'
+SHAPE_IN_TEXT = r"(?<![\w\])])\[([^\[\]()\n\"'`=]{1,40})\]"
+AXIS = r"\.\.\.|1 or [A-Z]|<= [A-Z]|[A-Z] or 1|\d+|[\dA-Za-z](?: ?[-+*/]? ?[\dA-Za-z])*"
+
+
+def test_axis_letters_mean_the_same_everywhere() -> None:
+    listed, wrong = _listed_letters(), []
+    assert len(listed) > 20
     for file in (ROOT / "treespec").rglob("*.py"):
-        for shape in re.findall(r'(?:Int|Float|Bool|Shaped|Num|Real)\[\w+, "([^"]*)"\]', file.read_text()):
-            used |= set(re.findall(r"\b[A-Za-z]\b", shape))
-    assert used <= listed, f"not in the table of axis letters: {sorted(used - listed)}"
+        text = file.read_text()
+        used = {
+            letter for shape in re.findall(SHAPE_IN_SIGNATURE, text) for letter in re.findall(r"\b[A-Za-z]\b", shape)
+        }
+        for shape in re.findall(SHAPE_IN_TEXT, text):
+            if all(re.fullmatch(AXIS, axis) for axis in shape.split(", ")):
+                used |= set(re.findall(r"\b[A-Z]\b", shape))
+        own = _own_letters(text)
+        wrong += [f"{file}: {letter} is not on the map" for letter in sorted(used - listed - own)]
+        wrong += [f"{file}: {letter} has a meaning on the map" for letter in sorted(own & listed)]
+    assert wrong == []

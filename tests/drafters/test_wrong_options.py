@@ -40,7 +40,7 @@ WRONG = {
     "a table of other shapes": (
         lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
         ConfigError,
-        r"hits \[K \+ 1\], got",
+        r"hits \[k \+ 1\], got",
     ),
     "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), ConfigError, "int64"),
     "a chain of nothing": (lambda: Chain(0), ConfigError, "0"),

@@ -8,29 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from helpers.zoo import MIN_LOGIT_STD, WINDOW
+from helpers.zoo import MIN_LOGIT_STD, SIZES, VOCAB_SIZE, WINDOW
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForMultimodalLM, Gemma3nVisionConfig, PreTrainedModel
 
-VOCAB_SIZE = 96
 START, END, MEDIA, VIDEO, OTHER = 90, 91, 92, 93, 94
 FIRST_SPECIAL = 88
 """Texts have smaller ids."""
 
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _TOWER: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -256,7 +241,7 @@ KINDS: tuple[Multimodal, ...] = (
         "phi4_multimodal",
         None,
         _TOWER | {"image_size": 16, "crop_size": 16, "patch_size": 4, "image_token_id": MEDIA},
-        _TEXT
+        SIZES
         | {
             "audio_config": {
                 "hidden_size": 16,
@@ -337,7 +322,7 @@ def build(kind: Multimodal, attention: str | None = None) -> PreTrainedModel:
     """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
     options = dict(kind.options) | {kind.tower: dict(kind.vision), "tie_word_embeddings": False}
     if kind.text is not None:
-        options["text_config"] = _TEXT | dict(kind.text)
+        options["text_config"] = SIZES | dict(kind.text)
     config = AutoConfig.for_model(kind.model_type, **options)
     chosen = attention or "sdpa"
     with torch.random.fork_rng(devices=[]), _without_timm():

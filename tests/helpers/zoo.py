@@ -20,7 +20,7 @@ WINDOW = 8
 VOCAB_SIZE = 96
 MIN_LOGIT_STD = 1.5
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -250,7 +250,7 @@ BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}
 
 def build(architecture: Architecture, attention: str | None = None) -> PreTrainedModel:
     """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
-    sizes = {name: value for name, value in (_SIZES | dict(architecture.options)).items() if value is not None}
+    sizes = {name: value for name, value in (SIZES | dict(architecture.options)).items() if value is not None}
     config = AutoConfig.for_model(architecture.model_type, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -61,7 +61,8 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None) 
             model, tokenizer = smollm2.load(say=CONSOLE.print)
             torch.nn.Module.to(model, options.get("dtype", model.dtype))
         else:
-            model, tokenizer = load_model(name, **options).eval(), load_tokenizer(name)
+            model = load_model(name, **options).eval()
+            tokenizer = load_tokenizer(name)
     torch.nn.Module.to(model, processor)
     return Loaded(model, tokenizer, name or smollm2.NAME)
 

@@ -55,9 +55,11 @@ def train(
 
     use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [], kind)
-    config, processor = TrainingConfig(**given), device_of(device)
+    config = TrainingConfig(**given)
+    processor = device_of(device)
     with CONSOLE.status(f"loading {model}"):
-        target, written = load_model(model).eval(), join([read_folder(folder) for folder in texts])
+        target = load_model(model).eval()
+        written = join([read_folder(folder) for folder in texts])
         tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
     torch.nn.Module.to(target, processor)
     about = {"name": name or model, "command": command_line()}

@@ -114,7 +114,8 @@ def _let_write(
     options = {} if dtype is None else {"dtype": dtype_of(dtype)}
     given = {name: read_prompts(path) for name, path in messages.items() if path}
     with CONSOLE.status(f"loading {model}"):
-        target, tokenizer = load_model(model, **options).eval(), load_tokenizer(model)
+        target = load_model(model, **options).eval()
+        tokenizer = load_tokenizer(model)
     with _packed(target, writing.batch_size), progress_bar() as progress:
         task = progress.add_task("tokens written", total=tokens)
         on_tokens = partial(progress.advance, task)

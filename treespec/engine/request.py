@@ -57,7 +57,7 @@ class Request:
         prompt_ids: P >= 1, left-padded.
         prompt_mask: False on padding.
         stopping: where each row ends.
-        policy: how trees are shaped, for drafters that have no policy of their own.
+        policy: shapes the trees of drafters that build them from next-token distributions; others ignore it.
         verification: "auto", a rule's name or a rule.
         seed: see `Streams.from_seed`.
         on_tokens: called with (row, tokens) as soon as tokens are final.

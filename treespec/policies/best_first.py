@@ -4,8 +4,6 @@ Selected children: the most probable paths, as in OPT-Tree (Wang et al. 2024) an
 best `num_nodes - 1` of them. Sampled children: the heap of DySpec (Xiong et al. 2024), which holds the next *draw*
 below every node, ranked by how likely verification is to reach it and to accept its token (see
 `treespec/policies/draw_values.py`).
-
-Axis letters: B rows, F expanded nodes, k children, w nodes of a level, M nodes so far.
 """
 
 import numpy as np

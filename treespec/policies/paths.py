@@ -42,7 +42,8 @@ class Paths:
         parsed = parse_paths(paths)
         if not parsed:
             raise InvalidTreeError("no rank path given: a tree needs a child of the root at least, such as [(0,)]")
-        self._levels, self.max_nodes = levels_of_paths(parsed), len(parsed) + 1
+        self._levels = levels_of_paths(parsed)
+        self.max_nodes = len(parsed) + 1
         self.children = check_children(children)
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:

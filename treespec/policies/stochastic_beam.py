@@ -32,7 +32,8 @@ class StochasticBeam:
     """
 
     def __init__(self, width: int, depth: int, children: str = AUTO) -> None:
-        self.width, self.depth = check_count("width", width), check_count("depth", depth)
+        self.width = check_count("width", width)
+        self.depth = check_count("depth", depth)
         self.max_nodes = 1 + width * depth
         self._children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT))
 

@@ -1,4 +1,4 @@
-"""The textbook algorithm on torch tensors, numpy arrays or nested lists, for K draft tokens and a vocabulary V.
+"""The textbook algorithm on torch tensors, numpy arrays or nested lists, for D draft tokens and a vocabulary V.
 
 Random numbers come from `generator=`, or else from the global state of the library that the arrays belong to (lists
 count as numpy): for every token first the coin, then, if it is needed, the token.
@@ -28,8 +28,8 @@ def speculative_decode(
     normalised residual (target - draft)+ and ends the round. Where the residual has no mass, which only rounding can
     bring about, the draw is from the target distribution.
 
-    Both distributions are float [K, V], the draft's the ones that the tokens, int [K], were really drawn from; a torch
-    generator is on the arrays' device. Returns 1 to K tokens.
+    Both distributions are float [D, V], the draft's the ones that the tokens, int [D], were really drawn from; a torch
+    generator is on the arrays' device. Returns 1 to D tokens.
 
     Raises `ConfigError`: shapes that do not fit, invalid distributions, or a draft token of draft probability zero.
     """
@@ -44,11 +44,11 @@ def speculative_decoding_verify(
 ) -> list[int]:
     """Token verification with a bonus token (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 
-    As `speculative_decode`, and when *every* draft token was kept and `target_probs` is [K + 1, V], one token is drawn
-    from its last row. Counting the appended tokens instead (`len(output) == K`) would also add a bonus token after the
+    As `speculative_decode`, and when *every* draft token was kept and `target_probs` is [D + 1, V], one token is drawn
+    from its last row. Counting the appended tokens instead (`len(output) == D`) would also add a bonus token after the
     last draft token was rejected and replaced: its row is conditioned on the rejected token, so that form is biased.
 
-    Returns 1 to K + 1 tokens; none when K = 0 and there is no extra row.
+    Returns 1 to D + 1 tokens; none when D = 0 and there is no extra row.
     Raises `ConfigError`: see `speculative_decode`; also when `vocab_size` is not V.
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1), vocab_size=vocab_size)
@@ -64,8 +64,8 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
     hand; the distribution of its output is *not* the target's, which needs draws.
 
     Returns `accepted_tokens`: the kept draft tokens, then the replacement or the bonus token; `num_generated`: how many
-    those are; `acceptance_rate`: kept draft tokens / K, rounded to 4 decimals (0.0 when K = 0).
-    Raises `ConfigError`: see `speculative_decode`; also for coins that are not K numbers in [0, 1].
+    those are; `acceptance_rate`: kept draft tokens / D, rounded to 4 decimals (0.0 when D = 0).
+    Raises `ConfigError`: see `speculative_decode`; also for coins that are not D numbers in [0, 1].
     """
     chain = read_chain(target_probs, draft_probs, draft_tokens, extra_rows=(0, 1))
     coins = iter(read_vector(random_coins, "random_coins", len(chain.tokens)))
@@ -126,7 +126,7 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
     than target/draft. The comparison is exact on the decimals as written: .06 / .2 is .3, and a coin of .3 accepts.
     Tokens after the first rejected one are discarded without being verified.
 
-    All arguments are float [K]: both models' probabilities of the draft tokens, the draft's positive, coins in [0, 1].
+    All arguments are float [D]: both models' probabilities of the draft tokens, the draft's positive, coins in [0, 1].
 
     Raises `ConfigError`: lengths that differ, numbers outside [0, 1], or a draft probability of zero.
     """
@@ -165,7 +165,8 @@ def _verify(chain: Chain, chance: _Chance) -> tuple[list[int], int]:
     """The kept draft tokens and the replacement of the first rejected one or the bonus token; how many were kept."""
     for i, token in enumerate(chain.tokens):
         target, draft = chain.target[i], chain.draft[i]
-        ratio, coin = float(target[token]) / float(draft[token]), chance.coin()
+        ratio = float(target[token]) / float(draft[token])
+        coin = chance.coin()
         if not (ratio >= 1 or coin < ratio):
             weights = (target - draft).clip(0)
             return [*chain.tokens[:i], chance.pick(weights if weights.sum() > 0 else target)], i

@@ -15,7 +15,7 @@ Array = Tensor | np.ndarray | Sequence[Any]
 
 
 class Chain(NamedTuple):
-    """Checked inputs in one library: target [K or K + 1, V], draft [K, V], tokens of length K."""
+    """Checked inputs in one library: target [D or D + 1, V], draft [D, V], tokens of length D."""
 
     target: Any
     draft: Any
@@ -33,7 +33,7 @@ def read_chain(
     extra_rows: tuple[int, ...],
     vocab_size: int | None = None,
 ) -> Chain:
-    """Check K draft tokens, their distributions and K + `extra_rows` target distributions.
+    """Check D draft tokens, their distributions and D + `extra_rows` target distributions.
 
     Distributions become torch's if any of them is, else numpy's in float64.
     Raises `ConfigError`: shapes that do not fit, rows that are not distributions, a draft token of draft probability
@@ -43,7 +43,7 @@ def read_chain(
         raise ConfigError(f"vocab_size must be an integer, got {vocab_size!r}")
     ids = to_numpy(draft_tokens, "draft_tokens")
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-        raise ConfigError(f"draft_tokens must be integers [K], got {ids.dtype} {list(ids.shape)}")
+        raise ConfigError(f"draft_tokens must be integers [D], got {ids.dtype} {list(ids.shape)}")
     use_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
     draft = _read_distributions(draft_probs, "draft_probs", use_torch)
     target = _read_distributions(target_probs, "target_probs", use_torch)
@@ -90,7 +90,7 @@ def read_vector(values: Array, name: str, length: int | None) -> list[float]:
     """Numbers in [0, 1], as many as `length` says; single precision is read by its shortest decimal, .3 as .3."""
     vector = to_numpy(values, name)
     if vector.ndim != 1 or (length is not None and len(vector) != length):
-        expected = "[K]" if length is None else f"[{length}]"
+        expected = "[D]" if length is None else f"[{length}]"
         raise ConfigError(f"{name} must have shape {expected}, got {list(vector.shape)}")
     try:
         numbers = [float(str(value)) for value in vector]

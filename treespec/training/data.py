@@ -1,7 +1,4 @@
-"""A target's features of the texts it wrote, kept on disk up to a size; the target reads the other texts again.
-
-Axis letters: B texts, T tokens of the longest text, J the target's hidden size, L layers, K candidates.
-"""
+"""A target's features of the texts it wrote, kept on disk up to a size; the target reads the other texts again."""
 
 import hashlib
 import json
@@ -36,9 +33,9 @@ class Batch(NamedTuple):
     """
 
     tokens: Tensor  # int64 [B, T]
-    states: Tensor  # [B, T, L J]
-    target_token_ids: Tensor  # int64 [B, T, K]
-    target_token_probs: Tensor  # float32 [B, T, K]
+    states: Tensor  # [B, T, Y]
+    target_token_ids: Tensor  # int64 [B, T, k]
+    target_token_probs: Tensor  # float32 [B, T, k]
     is_generated: Tensor  # bool [B, T]
     is_greedy: Tensor  # bool [B, T]
 
@@ -69,7 +66,8 @@ class FeatureSet:
         lengths = texts.lengths.tolist()
         # Of whole texts, so that the same ones are held out with any `max_length`.
         self._hashes = [hashlib.sha256(text.numpy().tobytes()).digest() for text in texts.tokens.split(lengths)]
-        generated, greedy = texts.top[:, 0] >= 0, texts.top[:, 0] == texts.tokens.roll(-1)
+        generated = texts.top[:, 0] >= 0
+        greedy = texts.top[:, 0] == texts.tokens.roll(-1)
         self._texts, self._is_generated, self._is_greedy = (
             [part[:max_length] for part in parts.split(lengths)]
             for parts in (texts.tokens, generated, generated & greedy)
@@ -159,7 +157,8 @@ def check_texts(texts: Texts, vocab_size: int) -> None:
         raise ConfigError("expected texts of at least one token, got no text or an empty one")
     if texts.top.ndim != 2 or texts.top.shape[1] < 1:
         raise ConfigError(f"texts need probable next tokens after every token, got top {list(texts.top.shape)}")
-    lowest, highest = int(texts.tokens.min()), max(int(texts.tokens.max()), int(texts.top.max()))
+    lowest = int(texts.tokens.min())
+    highest = max(int(texts.tokens.max()), int(texts.top.max()))
     if lowest < 0 or highest >= vocab_size:
         found = f"the texts hold the id {lowest if lowest < 0 else highest}: they are another model's texts"
         raise ConfigError(f"the model has {vocab_size} tokens, {found}")

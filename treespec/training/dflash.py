@@ -3,8 +3,6 @@
 The Markov bias is trained in low-rank form: logits W (h + B a(e)), with the output h and the embedding e of the token
 before. That has few weights, so few texts suffice. When the head is saved, the bias is computed for every token of both
 vocabularies and kept as tables: drafting looks it up, whatever function a(e) is.
-
-Axis letters: B texts, T tokens, C blocks per text, H the hidden size, R the Markov rank.
 """
 
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ WIDENING = 4
 
 
 class MarkovMap(nn.Module):
-    """The bias by the token before: `a` maps normed embeddings [..., H] to [..., R], `b` maps those to outputs."""
+    """The bias by the token before: `a` maps normed embeddings [..., H] to [..., r], `b` maps those to outputs."""
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__()
@@ -58,14 +56,15 @@ class DFlashLearner(HeadLearner[DFlashHead]):
         return [Draft(*map(torch.cat, zip(*of_depth, strict=True))) for of_depth in zip(*parts, strict=True)]
 
     def _drafts(self, batch: Batch, anchors: Tensor) -> list[Draft]:
-        """Drafts of blocks at anchors int64 [B, C], where the target generated the token."""
+        """Drafts of blocks at anchors int64 [B, U], where the target generated the token."""
         outputs = self.head(batch.tokens, batch.states.to(self.head.fc.weight.dtype), anchors)
         drafts, length = [], batch.tokens.shape[1]
         for depth in range(self.num_depths):
             positions = anchors + depth
             is_generated = batch.is_generated.gather(1, positions.clamp(max=length - 1)) & (positions < length)
             texts, blocks = is_generated.nonzero(as_tuple=True)
-            chosen, starts = outputs[texts, blocks, depth], anchors[texts, blocks]
+            chosen = outputs[texts, blocks, depth]
+            starts = anchors[texts, blocks]
             if self.markov is not None:
                 before = nn.functional.embedding(batch.tokens[texts, starts + depth], self.head.embedding)
                 chosen = chosen + self.markov(before)
@@ -89,7 +88,7 @@ class DFlashLearner(HeadLearner[DFlashHead]):
 
 
 def draw_anchors(is_generated: Tensor, num_anchors: int, generator: torch.Generator) -> Tensor:
-    """Distinct positions int64 [B, C] of every text, those with `is_generated` bool [B, T] before all others."""
+    """Distinct positions int64 [B, U] of every text, those with `is_generated` bool [B, T] before all others."""
     draws = torch.rand(is_generated.shape, generator=generator, device=is_generated.device) + is_generated
     return draws.topk(min(num_anchors, is_generated.shape[1])).indices.sort().values
 

@@ -71,7 +71,8 @@ def _copy_first_layer(layer: nn.Module, weights: Mapping[str, Tensor]) -> None:
     The weights for the embedding, which the target's layer does not read, stay random and are scaled down.
     """
     names = [f"self_attn.{name}_proj.weight" for name in "qkv"]
-    wide, norm = layer.get_parameter("self_attn.qkv_proj.weight"), weights.get("input_layernorm.weight")
+    wide = layer.get_parameter("self_attn.qkv_proj.weight")
+    norm = weights.get("input_layernorm.weight")
     if all(name in weights for name in names):
         narrow = torch.cat([weights[name] for name in names])
         if wide.shape == (len(narrow), 2 * narrow.shape[1]):

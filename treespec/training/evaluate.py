@@ -2,8 +2,6 @@
 
 Drafts are compared with texts that the target generated: in its greedily generated text the text's own token is the
 target's most probable one, which is the draft token that is accepted at temperature 0.
-
-Axis letters: B texts, T tokens, D depths.
 """
 
 import math
@@ -64,7 +62,8 @@ def evaluate(texts: Iterable[EvaluatedDrafts]) -> Evaluation:
     ranks, overlaps, counted, _ = map(torch.cat, zip(*texts, strict=True))
     is_end = torch.cat([torch.arange(len(text.ranks)) >= start for text, start in zip(texts, starts, strict=True)])
     counted_greedy = counted & is_end.unsqueeze(1)
-    num_depths, has_greedy = ranks.shape[1], bool(counted_greedy[:, 0].any())
+    num_depths = ranks.shape[1]
+    has_greedy = bool(counted_greedy[:, 0].any())
     table = histogram(ranks, counted_greedy)
     expected = overlaps[counted.all(1)].cumprod(1).mean(0).nan_to_num()
     return Evaluation(

@@ -65,7 +65,8 @@ def cut_markov(head: DFlashHead, rank: int) -> DFlashHead:
     With W1 = Q1 R1 and W2 = Q2 R2 the singular values of B are those of the small matrix R1 R2^T.
     """
     assert head.markov_head is not None
-    first, second = head.markov_head.markov_w1.weight.float(), head.markov_head.markov_w2.weight.float()
+    first = head.markov_head.markov_w1.weight.float()
+    second = head.markov_head.markov_w2.weight.float()
     (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
     left, sizes, right = torch.linalg.svd(r1 @ r2.T)
     roots = sizes[:rank].sqrt()

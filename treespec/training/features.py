@@ -1,7 +1,4 @@
-"""What a draft head learns from: a target's hidden states and next-token distributions, by plain passes over texts.
-
-Axis letters: B rows, T tokens of a text, J the hidden size, L layers read, V vocabulary, K candidates.
-"""
+"""What a draft head learns from: a target's hidden states and next-token distributions, by plain passes over texts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,9 +21,9 @@ NUM_CANDIDATES = 64
 class Features(NamedTuple):
     """Of one text, on the CPU: the layers' states concatenated, and the most probable next tokens after every token."""
 
-    states: Tensor  # [T, L J]
-    top_ids: Tensor  # int32 [T, K], best first
-    top_probs: Tensor  # float16 [T, K]
+    states: Tensor  # [T, Y]
+    top_ids: Tensor  # int32 [T, k], best first
+    top_probs: Tensor  # float16 [T, k]
 
 
 class FeatureReader:
@@ -34,7 +31,7 @@ class FeatureReader:
 
     Args:
         hidden_layers: the hidden states to keep, see `HiddenStates`; empty for distributions alone.
-        num_candidates: K.
+        num_candidates: k.
         dtype: of the kept states; float16 overflows in models with massive activations.
         is_mixed: multiply in bfloat16.
     """

@@ -1,7 +1,4 @@
-"""What all draft heads have in common in training: their shape, their first weights, their learner.
-
-Axis letters: H the head's hidden size, L fused hidden states, V the target's vocabulary, W the draft vocabulary.
-"""
+"""What all draft heads have in common in training: their shape, their first weights, their learner."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -143,11 +140,14 @@ def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:
     kind, size = type(model).__name__, layer.hidden_size
     for name, weight in zip(("embedding", "output head"), vocabulary_weights(model), strict=True):
         if weight.shape[1] != size:
-            widths = f"{weight.shape[1]} wide where its hidden states are {size}"
-            raise UnsupportedModelError(f"{kind}'s {name} is {widths}: a draft head needs one width for both")
+            raise UnsupportedModelError(
+                f"{kind}'s {name} is {weight.shape[1]} wide where its hidden states are {size}: a draft head needs one "
+                "width for both"
+            )
     if layer.head_dim % 2:
-        sizes = f"attention heads of size {layer.head_dim}"
-        raise UnsupportedModelError(f"{kind} has {sizes}: a head's rotary positions need an even size")
+        raise UnsupportedModelError(
+            f"{kind} has attention heads of size {layer.head_dim}: a head's rotary positions need an even size"
+        )
 
 
 def _rope(text: Any) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Run:
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
         trained = [weight for weight in objective.parameters() if weight.requires_grad]
-        matrices, others = [w for w in trained if w.ndim > 1], [w for w in trained if w.ndim <= 1]
+        matrices = [w for w in trained if w.ndim > 1]
+        others = [w for w in trained if w.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
         self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)

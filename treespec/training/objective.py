@@ -3,8 +3,6 @@
 The distribution at position t is that of the token at t + 1. A draft anchored at position a predicts the token at
 a + d + 1 at depth d, counted from 0. Logits are by far the largest tensors of training: a chunk of them lives only
 until it has become its loss and its gradient with respect to the outputs.
-
-Axis letters: B texts, T tokens of the longest text, N outputs, H their size, W the draft vocabulary, K candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ TINY = 1e-30
 
 
 class Draft(NamedTuple):
-    """A drafter's outputs at one depth: `outputs` [N, H], for drafts from `anchors` int64 [N] of `texts` int64 [N]."""
+    """A drafter's outputs at one depth: `outputs` [M, H], for drafts from `anchors` int64 [M] of `texts` int64 [M]."""
 
     outputs: Tensor
     texts: Tensor
@@ -100,9 +98,10 @@ class Objective(nn.Module):
         return TargetTopProbs(ids, batch.target_token_probs[at] * (ids >= 0))
 
     def _compare(self, outputs: Tensor, right: Tensor, target: TargetTopProbs) -> tuple[Tensor, Tensor]:
-        """Ranks int64 [N] of draft ids `right` int64 [N], and overlaps float32 [N]."""
+        """Ranks int64 [M] of draft ids `right` int64 [M], and overlaps float32 [M]."""
         weight = self.learner.output_weight
-        ranks, overlaps = torch.empty_like(right), target.probs.new_zeros(len(right))
+        ranks = torch.empty_like(right)
+        overlaps = target.probs.new_zeros(len(right))
         for part in _chunks(len(right), len(weight)):
             probs = nn.functional.linear(outputs[part], weight).float().softmax(-1)
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
@@ -115,8 +114,8 @@ class Objective(nn.Module):
 class TargetTopProbs(NamedTuple):
     """The target's most probable tokens that the draft vocabulary has; rows of probabilities sum to at most one."""
 
-    ids: Tensor  # int64 [N, K], draft ids, -1 for tokens outside.
-    probs: Tensor  # float32 [N, K], 0 for those.
+    ids: Tensor  # int64 [M, k], draft ids, -1 for tokens outside.
+    probs: Tensor  # float32 [M, k], 0 for those.
 
 
 def distribution_loss(
@@ -125,8 +124,8 @@ def distribution_loss(
     """The weighted sum over rows of (1 - tv_weight) KL(target, draft) + tv_weight TV(target, draft), a scalar.
 
     The Kullback-Leibler divergence and the cross-entropy have the same gradient. Mass of the target that is not in
-    `target` counts in neither term. With bfloat16 `outputs` [N, H] everything but the sums is computed in bfloat16;
-    `weight` [W, H] is not trained; `row_weights` float32 [N].
+    `target` counts in neither term. With bfloat16 `outputs` [M, H] everything but the sums is computed in bfloat16;
+    `weight` [W, H] is not trained; `row_weights` float32 [M].
     """
     loss = _DistributionLoss.apply(outputs, weight, target.ids, target.probs, row_weights, tv_weight)
     assert isinstance(loss, Tensor)
@@ -162,7 +161,7 @@ class _DistributionLoss(torch.autograd.Function):
 def _chunk(
     logits: Tensor, ids: Tensor, probs: Tensor, row_weights: Tensor, tv_weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and the logits' gradients [N, W] up to a factor [N, 1] per row.
+    """The loss, and the logits' gradients [M, W] up to a factor [M, 1] per row.
 
     With q the draft's distribution, t the target's, c the sum of t, S where q < t and A the draft's mass there, the
     gradients of the two losses by logit v are c q_v - t_v and (A - 1[v in S]) q_v.

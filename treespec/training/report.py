@@ -36,8 +36,11 @@ def write_report(folder: Path, about: Mapping[str, Any], progress: Progress, eva
 
 def model_card(about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> str:
     """Markdown: what the drafter is, how to use it, what it was trained on and for how long, what was measured."""
-    config, num_tokens = about["config"], about["num_tokens"]
-    kind, model, start = config["kind"], about["model"] or "the target", config["start"]
+    config = about["config"]
+    num_tokens = about["num_tokens"]
+    kind = config["kind"]
+    model = about["model"] or "the target"
+    start = config["start"]
     lines = [
         "---",
         "library_name: treespec",

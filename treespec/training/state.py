@@ -69,7 +69,8 @@ def load_weights(path: Path, module: nn.Module, reads: Mapping[str, Any]) -> Non
         further = sorted(name for name in set(file.keys()) - set(weights) if ":" not in name)
     if further:
         raise CheckpointError(f"{path} is of a drafter that has more: {', '.join(further)}")
-    found, expected = json.loads(metadata["run"])["reads"], json.loads(json.dumps(reads))
+    found = json.loads(metadata["run"])["reads"]
+    expected = json.loads(json.dumps(reads))
     if found != expected:
         raise CheckpointError(f"{path} is of a drafter that reads {found}, where this one reads {expected}: set these")
     if other := sorted(name for name, weight in weights.items() if tensors[name].shape != weight.shape):

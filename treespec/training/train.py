@@ -67,9 +67,11 @@ def train(
         CheckpointError: `folder` holds another run, `config.start` holds no such drafter, or a file is damaged.
         TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
-    config, folder = config or TrainingConfig(), Path(folder)
+    config = config or TrainingConfig()
+    folder = Path(folder)
     layers = fused_layers(model, config)
-    device, vocab_size = input_device(model), num_logits(model)
+    device = input_device(model)
+    vocab_size = num_logits(model)
     check_texts(texts, vocab_size)
     target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -1,7 +1,7 @@
 """Token trees, batches of them, and verdicts: the types that every other module uses.
 
-Axis letters: B rows, N nodes, V vocabulary, R draft distributions. Node 0 is the root: the last committed token, whose
-key/value rows are not cached yet. Parents come before children; siblings are in *verification order*.
+Node 0 is the root: the last committed token, whose key/value rows are not cached yet. Parents come before children;
+siblings are in *verification order*.
 """
 
 from treespec.tree.arrays import (

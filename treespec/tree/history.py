@@ -1,4 +1,4 @@
-"""The committed tokens of every row. Axis letters: B rows, P prompt positions, L length."""
+"""The committed tokens of every row."""
 
 from collections.abc import Sequence
 

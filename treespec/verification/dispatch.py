@@ -22,6 +22,7 @@ from treespec.tree.transfer import download
 from treespec.verification.dense.forms import (
     check_flags,
     has_dense_form,
+    has_known_tokens,
     is_verifiable,
     verify_dense,
     verify_scores,
@@ -203,7 +204,7 @@ def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
 
 def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
     vocab_size = target_probs.shape[-1]
-    if (((trees.tokens < 0) | (trees.tokens >= vocab_size)) & (trees.parents >= 0)).any():
+    if not has_known_tokens(trees, vocab_size):
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
     check_flags(trees, trees.is_valid, True)
     is_wrong = ~are_distributions(target_probs).cpu() & (trees.parents != PADDING_PARENT)
@@ -219,7 +220,8 @@ def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
 def _check_uniforms(name: str, values: Tensor, trees: TreeBatch) -> Tensor:
     """The caller's coins or draws, float [B, N] in [0, 1)."""
     if values.shape != trees.tokens.shape or not values.is_floating_point():
-        expected, got = list(trees.tokens.shape), f"{values.dtype} {list(values.shape)}"
+        expected = list(trees.tokens.shape)
+        got = f"{values.dtype} {list(values.shape)}"
         raise ConfigError(f"{name} must be one float per node, {expected}, got {got}")
     if not ((values >= 0) & (values < 1)).all():
         raise ConfigError(f"{name} must lie in [0, 1), got values from {float(values.min())} to {float(values.max())}")

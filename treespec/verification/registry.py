@@ -49,7 +49,8 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
     rule = get_rule(verification)
     if rule.is_lossless and not is_sampling:
         is_chain_only = getattr(rule, "requirements", Requirements()).is_chain_only
-        reason, chosen = Requirements(is_chain_only=is_chain_only).reason_against(trees), RULES["target_walk"]
+        reason = Requirements(is_chain_only=is_chain_only).reason_against(trees)
+        chosen = RULES["target_walk"]
     else:
         reason, chosen = rule.reason_against(trees), rule
     if reason is not None:

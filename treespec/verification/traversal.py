@@ -11,7 +11,7 @@ from typing import Any
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
 from treespec.verification.rule import BaseRule, Requirements
-from treespec.verification.walks import Candidate, likelihood_ratio, residual_weights, walk_up
+from treespec.verification.walks import Visit, likelihood_ratio, residual_weights, walk_up
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,15 @@ class Traversal(BaseRule):
     requirements = Requirements()
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return walk_up(tree, target_probs, rng, _candidates)
+        return walk_up(tree, target_probs, rng, _visits)
 
 
-def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Candidate]:
+def _visits(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Visit]:
     for child in tree.children(node):
-        token, draft_probs, weights = tree.token(child), tree.draft_probs_of(child), mass * probs
-        yield Candidate(child, min(likelihood_ratio(weights, draft_probs, token), 1))
+        token = tree.token(child)
+        draft_probs = tree.draft_probs_of(child)
+        weights = mass * probs
+        yield Visit(child, min(likelihood_ratio(weights, draft_probs, token), 1))
         rest = residual_weights(weights, draft_probs, token)
         total = rest.sum()
         if total == 0:
@@ -41,4 +43,4 @@ def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Itera
             mass = 0
             break
         mass, probs = total / (total + (1 - mass)), rest / total
-    yield Candidate(node, mass, probs)
+    yield Visit(node, mass, probs)

@@ -30,7 +30,7 @@ def walk_down(
         path.append(child)
 
 
-class Candidate(NamedTuple):
+class Visit(NamedTuple):
     """A node, and the mass with which it is entered or, once all its children were rejected, accepted."""
 
     node: int
@@ -39,18 +39,18 @@ class Candidate(NamedTuple):
     """[V], what the token after the node is drawn from: once its children were rejected; None at a leaf."""
 
 
-Candidates = Callable[[VerifiableTree, int, Any, Any], Iterator[Candidate]]
+Visits = Callable[[VerifiableTree, int, Any, Any], Iterator[Visit]]
 """Given a tree, a node with children, the mass that it is entered with and its target distribution [V]: yields the
 children in order, each after the one before was rejected, and finally the node itself."""
 
 
-def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, candidates: Candidates) -> Verdict:
+def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, visits: Visits) -> Verdict:
     """From the leaves: every subtree comes before its own root, which is accepted with the mass that is left to it."""
 
-    def enter(node: int, mass: Any) -> Iterator[Candidate]:
+    def enter(node: int, mass: Any) -> Iterator[Visit]:
         if not tree.children(node):
-            return iter([Candidate(node, mass)])
-        return candidates(tree, node, mass, target_probs(node))
+            return iter([Visit(node, mass)])
+        return visits(tree, node, mass, target_probs(node))
 
     path, waiting = [0], [enter(0, 1)]
     while True:

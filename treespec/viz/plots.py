@@ -49,7 +49,8 @@ def plot_comparison(
     left.invert_yaxis()
     left.set_title("milliseconds per token (less is better)", fontsize=9, color=GREY, loc="left")
     right.set_title("tokens per target pass (more is better)", fontsize=9, color=GREY, loc="left")
-    heading, caption = title or "Decoding methods", "Bars: median over prompts; dots: single prompts. " + (note or "")
+    heading = title or "Decoding methods"
+    caption = "Bars: median over prompts; dots: single prompts. " + (note or "")
     figure.text(0.015, 1 - 0.28 / height, heading, fontsize=12.5, color=INK, weight="bold", va="center")
     figure.text(0.015, 0.2 / height, caption, fontsize=7.5, color=GREY, va="center")
     figure.tight_layout(rect=(0.0, 0.32 / height, 1.0, 1 - 0.45 / height), w_pad=2)

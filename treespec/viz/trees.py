@@ -112,7 +112,10 @@ def _lay_out(graph: networkx.DiGraph) -> None:
 
 def _draw_edge(axes: Axes, graph: networkx.DiGraph, parent: int, child: int) -> None:
     start, end = graph.nodes[parent], graph.nodes[child]
-    x0, x1, y0, y1 = start["x"] + start["width"], end["x"], start["y"], end["y"]
+    x0 = start["x"] + start["width"]
+    x1 = end["x"]
+    y0 = start["y"]
+    y1 = end["y"]
     middle = (x0 + x1) / 2
     curve = Path([(x0, y0), (middle, y0), (middle, y1), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
     width = 1.2 if end["prob"] is None else 0.7 + 3.0 * end["prob"]
@@ -124,7 +127,8 @@ def _draw_edge(axes: Axes, graph: networkx.DiGraph, parent: int, child: int) -> 
 def _draw_box(axes: Axes, data: dict[str, Any]) -> None:
     x, y, kind = data["x"], data["y"], data["kind"]
     dashes = (0, (2.5, 1.5)) if kind == "next" else "solid"
-    corner, size = (x + 0.05, y - BOX_HEIGHT / 2 + 0.05), (data["width"] - 0.1, BOX_HEIGHT - 0.1)
+    corner = (x + 0.05, y - BOX_HEIGHT / 2 + 0.05)
+    size = (data["width"] - 0.1, BOX_HEIGHT - 0.1)
     colors: dict[str, Any] = {"facecolor": FILLS[kind], "edgecolor": EDGES[kind]}
     shape = "round,pad=0.05,rounding_size=0.07"
     axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=shape, linestyle=dashes, linewidth=1.0, zorder=3, **colors))

@@ -116,7 +116,7 @@ TEXT, TOP = torch.tensor([1, 2]), torch.tensor([[2, 3], [-1, -1]])
         ([TEXT - 2], TOP, VOCAB, "from -1 to 0"),
         ([TEXT, TEXT], TOP, VOCAB, "top must have 4 rows"),
         ([TEXT], TOP[:, :0], VOCAB, "top must be token ids"),
-        ([TEXT], TOP[0], VOCAB, r"top must be token ids int64 \[N, K\] and not empty, got torch.int64 \[2\]"),
+        ([TEXT], TOP[0], VOCAB, r"top must be token ids int64 \[T, k\] and not empty, got torch.int64 \[2\]"),
         ([TEXT], TOP.tolist(), VOCAB, "top must be token ids"),
         ([TEXT], TOP, 3, "top holds ids from -1 to 3 in a vocabulary of 3"),
         ([TEXT], TOP - 1, VOCAB, "top holds ids from -2 to 2"),
@@ -189,7 +189,7 @@ DAMAGE = {
     "a tensor missing": (lambda path: rewrite(path, {"hits": None}), "lacks the tensors hits"),
     "no vocabulary": (lambda path: rewrite(path, vocab_size="many"), "vocab_size, got 'many'"),
     "a smaller vocabulary": (lambda path: rewrite(path, vocab_size="3"), "in a vocabulary of 3 tokens"),
-    "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "hits [K + 1], got"),
+    "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "hits [k + 1], got"),
     "hits of NaN": (
         lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}),
         "hits must be counts",
@@ -227,10 +227,10 @@ def test_damaged_files_are_refused(tmp_path, kind, damage):
 @pytest.mark.parametrize(
     ("tensors", "metadata", "words"),
     [
-        ({"lengths": torch.tensor([3, 4], dtype=torch.int32)}, {}, "lengths sum to N"),
-        ({"lengths": torch.tensor([9, -1], dtype=torch.int32)}, {}, "lengths sum to N"),
-        ({"lengths": torch.tensor([3.0, 5.0])}, {}, "lengths sum to N"),
-        ({"lengths": torch.tensor([[3], [5]], dtype=torch.int32)}, {}, "lengths sum to N"),
+        ({"lengths": torch.tensor([3, 4], dtype=torch.int32)}, {}, "lengths sum to T"),
+        ({"lengths": torch.tensor([9, -1], dtype=torch.int32)}, {}, "lengths sum to T"),
+        ({"lengths": torch.tensor([3.0, 5.0])}, {}, "lengths sum to T"),
+        ({"lengths": torch.tensor([[3], [5]], dtype=torch.int32)}, {}, "lengths sum to T"),
         ({"tokens": torch.full((8,), 65_535, dtype=torch.uint16)}, {}, "must be ids"),
         ({}, {"about": "{"}, "about must be a JSON object"),
         ({}, {"about": "[1]"}, "about must be a JSON object"),

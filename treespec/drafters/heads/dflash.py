@@ -3,9 +3,6 @@
 Without a Markov head all nodes of a depth share one distribution, and the best trees are those of the depths' marginals
 (DDTree). With one the children of a node at depth d that holds token u have the distribution softmax(U[d] + W2 W1[u])
 (PCTree): a look-up per node and no second pass.
-
-Axis letters: B rows, M tokens to catch up with, F nodes of a level, K positions of a block, D depths, S cached slots,
-LJ the width of all fused states, W the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -72,7 +69,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         keys.drop_pending()
         return head.read(head.by_depth(outputs)[:, :num_depths])
 
-    def _read_context(self, states: Float[Tensor, "B M LJ"], counts: list[int]) -> None:
+    def _read_context(self, states: Float[Tensor, "B M Y"], counts: list[int]) -> None:
         """Keep the keys of committed tokens' states for good."""
         keys, num_columns = self._keys, states.shape[1]
         firsts = [length + offset for length, offset in zip(keys.lengths, self._unread.offsets, strict=True)]
@@ -82,7 +79,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         self.head.add_context(self.head.fuse(states), positions, keys)
 
     def _masks(self, lengths: Int[Tensor, "B"]) -> list[Tensor | None]:
-        """Per layer, what the blocks see: bool [B, 1, K, S], or None where that is everything."""
+        """Per layer, what the blocks see: bool [B, 1, Q, S], or None where that is everything."""
         num_committed, size = self._keys.num_committed, self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1
         slots = torch.arange(num_committed, device=lengths.device)
@@ -121,7 +118,8 @@ class _Block:
         if self._shared is not None:
             probs, ids = self._shared
             return Proposal(probs[rows, depths], None if ids is None else ids[rows, depths])
-        rows, depths = rows.to(self._logits.device), depths.to(self._logits.device)
+        rows = rows.to(self._logits.device)
+        depths = depths.to(self._logits.device)
         logits = self._logits[rows, depths]
         if self._head.markov_head is not None:
             logits = logits + self._head.markov_head(frontier.tokens.to(logits.device))

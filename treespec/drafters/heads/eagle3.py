@@ -4,9 +4,6 @@ The feature of a position is known once the target has scored it, and pairs with
 pass feeds the head one pair per token that was emitted since the last one, the root's last; its keys are kept for good.
 Every level of the tree below is one tree-masked pass whose features are the head's own outputs; those keys are dropped
 with the tree, because the true features replace them.
-
-Axis letters: B rows, M tokens to catch up with, F nodes of a pass, E expanded nodes, S cached slots, H the head's
-hidden size, LJ the width of all fused states, W the draft vocabulary.
 """
 
 import torch
@@ -64,7 +61,7 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         return self.head.read(roots)
 
     def _read_committed(
-        self, states: Float[Tensor, "B M LJ"], tokens: Int[Tensor, "B M"], counts: list[int]
+        self, states: Float[Tensor, "B M Y"], tokens: Int[Tensor, "B M"], counts: list[int]
     ) -> Float[Tensor, "B M H"]:
         """Outputs of a pass over committed tokens, whose keys are kept."""
         device, num_columns = self.head.fc.weight.device, tokens.shape[1]

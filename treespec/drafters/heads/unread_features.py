@@ -1,4 +1,4 @@
-"""Hidden states of committed tokens that a draft head has not read yet: L J is the width of all layers it reads."""
+"""Hidden states of committed tokens that a draft head has not read yet: Y is the width of all layers it reads."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -17,7 +17,7 @@ MAX_COLUMNS = 512
 class Pairs(NamedTuple):
     """Committed tokens that the head has not read, with the states before them: `counts[b]` of row b, first."""
 
-    states: Float[Tensor, "B M LJ"]
+    states: Float[Tensor, "B M Y"]
     tokens: Int[Tensor, "B M"]
     counts: list[int]
 
@@ -82,7 +82,7 @@ class UnreadFeatures:
             joined, tokens = take_columns(joined, index), tokens.gather(1, index)
         return Pairs(joined, tokens, [last - first for first in firsts])
 
-    def _join_layers(self, states: HiddenStates) -> Float[Tensor, "B N LJ"]:
+    def _join_layers(self, states: HiddenStates) -> Float[Tensor, "B N Y"]:
         return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
 
 
@@ -94,7 +94,8 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
     counts = list(map(len, columns))
     padded = [[*row, *[0] * (max(counts) - len(row))] for row in columns]
     index = torch.tensor(padded).to(parts[0].tokens.device, non_blocking=True)
-    states, tokens = torch.cat([part.states for part in parts], 1), torch.cat([part.tokens for part in parts], 1)
+    states = torch.cat([part.states for part in parts], 1)
+    tokens = torch.cat([part.tokens for part in parts], 1)
     return Pairs(take_columns(states, index), tokens.gather(1, index), counts)
 
 

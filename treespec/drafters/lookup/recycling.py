@@ -25,11 +25,11 @@ MANY_TRIALS = 2.0**20
 
 
 class TokenRecycling(SessionSource):
-    """Drafts from an adjacency table: the K tokens that the target last found most likely after every token.
+    """Drafts from an adjacency table: the k tokens that the target last found most likely after every token.
 
     The table is on the host, is updated from every node of every target pass by one copy, and persists across calls. A
     candidate's probability is how often its rank held the target's most likely token so far. Threads must not share a
-    table, as every call writes to it. A given table is copied and has its own K.
+    table, as every call writes to it. A given table is copied and has its own k.
 
     Raises `ConfigError`: `num_candidates` is not a positive int, or see `check_table`.
     """
@@ -71,7 +71,7 @@ class TokenRecycling(SessionSource):
         return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
 
     def update(self, step: VerifiedStep) -> None:
-        """Store the top K of every node's logits for its token; the last of several nodes with one token counts."""
+        """Store the top k of every node's logits for its token; the last of several nodes with one token counts."""
         (top,) = download(step.scores.logits.topk(self.table.shape[1], dim=-1).indices)
         is_node = step.trees.parents != PADDING_PARENT
         tokens, top = step.trees.tokens[is_node], top[is_node]
@@ -98,14 +98,14 @@ class TokenRecycling(SessionSource):
 
     @property
     def table(self) -> Tensor:
-        """int64 [V, K], -1 where there is no candidate yet. Raises `ConfigError`: before the first call."""
+        """int64 [V, k], -1 where there is no candidate yet. Raises `ConfigError`: before the first call."""
         if self._table is None:
             raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
         return self._table
 
     @property
     def rank_probs(self) -> Tensor:
-        """float32 [K]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
+        """float32 [k]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
         ranks = torch.arange(len(self._hits) - 1)
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values

@@ -21,9 +21,9 @@ PACKED = ("known", "candidates", "hits")
 
 class Table(NamedTuple):
     candidates: Tensor
-    """int64 [V, K], -1 where there is none."""
+    """int64 [V, k], -1 where there is none."""
     hits: Tensor
-    """float32 [K + 1]: how often each rank held the target's most likely token, and the number of trials."""
+    """float32 [k + 1]: how often each rank held the target's most likely token, and the number of trials."""
 
 
 def check_table(table: Table) -> None:
@@ -34,7 +34,7 @@ def check_table(table: Table) -> None:
     is_fitting = candidates.ndim == 2 and candidates.dtype == torch.int64 and candidates.numel() > 0
     if not is_fitting or hits.shape != (candidates.shape[1] + 1,):
         got = f"{candidates.dtype} {list(candidates.shape)} and {list(hits.shape)}"
-        raise ConfigError(f"a table has candidates int64 [V, K] and hits [K + 1], got {got}")
+        raise ConfigError(f"a table has candidates int64 [V, k] and hits [k + 1], got {got}")
     if int(candidates.max()) >= len(candidates) or int(candidates.min()) < -1:
         raise ConfigError(f"a table's candidates are tokens of its {len(candidates)} rows, or -1")
     if not bool((hits.isfinite() & (hits >= 0) & (hits <= hits[-1])).all()):
@@ -42,9 +42,9 @@ def check_table(table: Table) -> None:
 
 
 def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
-    """The candidates that were most likely on average after every token of a text, int64 [N].
+    """The candidates that were most likely on average after every token of a text, int64 [T].
 
-    `top` int64 [N, K] holds the model's most likely next tokens at every position, best first; -1 where unknown.
+    `top` int64 [T, k] holds the model's most likely next tokens at every position, best first; -1 where unknown.
     """
     is_known = top[:, 0] >= 0
     tokens, top = tokens[is_known], top[is_known]
@@ -87,7 +87,7 @@ def unpack_ids(packed: Tensor, name: str, vocab_size: int, path: str | Path) -> 
 
 
 def pack_table(table: Table) -> dict[str, Tensor]:
-    """The rows with candidates: `known` [M] tokens, their `candidates` [M, K], and `hits` float32 [K + 1]."""
+    """The rows with candidates: `known` [M] tokens, their `candidates` [M, k], and `hits` float32 [k + 1]."""
     candidates = table.candidates.cpu()
     known = (candidates[:, 0] >= 0).nonzero().squeeze(1)
     return {
@@ -108,7 +108,7 @@ def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str
     if not is_fitting or len(known.unique()) != len(known) or bool((known < 0).any()):
         shapes = {name: list(tensors[name].shape) for name in PACKED}
         raise CheckpointError(
-            f"{path}: different ids known [M], candidates [M, K], hits [K + 1] expected, got {shapes}"
+            f"{path}: different ids known [M], candidates [M, k], hits [k + 1] expected, got {shapes}"
         )
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
         raise CheckpointError(f"{path}: vocab_size is {vocab_size}, more than any model has: it is damaged")

@@ -66,7 +66,8 @@ class SuffixLookup:
         smoothing: float = 1.0,
         is_longest_only: bool = False,
     ) -> None:
-        self._max_match, self._min_match = check_count("max_match", max_match), check_count("min_match", min_match)
+        self._max_match = check_count("max_match", max_match)
+        self._min_match = check_count("min_match", min_match)
         if min_match > max_match:
             raise ConfigError(f"min_match is {min_match} and max_match {max_match}: nothing would ever be looked up")
         if store is not None and not isinstance(store, SuffixStore):
@@ -153,7 +154,9 @@ class TrieSource:
     def __init__(
         self, roots: Sequence[int], starts: Sequence[TrieNode | None], min_prob: float, is_sampling: bool
     ) -> None:
-        self.root_tokens, self.is_sampling, self.generator = torch.tensor(roots), is_sampling, torch.Generator()
+        self.root_tokens = torch.tensor(roots)
+        self.is_sampling = is_sampling
+        self.generator = torch.Generator()
         self._starts, self._min_prob = starts, min_prob
         self._expanded: list[list[Children]] = [[] for _ in starts]
 
@@ -162,7 +165,8 @@ class TrieSource:
         rows = zip(tokens.tolist(), frontier.parents.tolist(), strict=True)
         levels = [self._expand_row(row, *nodes) for row, nodes in enumerate(rows)]
         width = max(1, *(len(children) for level in levels for children in level))
-        probs, candidates = torch.zeros(*tokens.shape, width), torch.zeros(*tokens.shape, width, dtype=torch.int64)
+        probs = torch.zeros(*tokens.shape, width)
+        candidates = torch.zeros(*tokens.shape, width, dtype=torch.int64)
         for row, level in enumerate(levels):
             for column, children in enumerate(level):
                 for rank, (token, (prob, _, _)) in enumerate(children.items()):

@@ -31,7 +31,8 @@ class SuffixStore:
     """
 
     def __init__(self, texts: Iterable[Ids] = (), capacity: int = 1 << 19, max_match: int = 16) -> None:
-        self.capacity, self.max_match = check_count("capacity", capacity), check_count("max_match", max_match)
+        self.capacity = check_count("capacity", capacity)
+        self.max_match = check_count("max_match", max_match)
         self.text = SuffixText()
         self._recorded: list[tuple[SuffixText, int, int]] = []
         if capacity < MIN_CAPACITY:
@@ -94,7 +95,7 @@ class SuffixStore:
         is_listed = tokens.ndim == 1 and tokens.dtype == torch.int32 and len(tokens) > 0
         if not is_listed or int(tokens.min()) < SEPARATOR or not int(tokens[0]) == int(tokens[-1]) == SEPARATOR:
             got = f"{tokens.dtype} {list(tokens.shape)}"
-            raise CheckpointError(f"{path}: tokens must be int32 [N] of ids between {SEPARATOR}s, got {got}")
+            raise CheckpointError(f"{path}: tokens must be int32 [T] of ids between {SEPARATOR}s, got {got}")
         store.text = SuffixText(tokens[1:].numpy())
         store._drop_oldest()
         store._extend([])
@@ -120,7 +121,7 @@ class SuffixStore:
 
 
 def _as_ids(text: Ids) -> np.ndarray:
-    """Token ids int32 [N]. Raises `ConfigError`: it is no flat list of integers from 0 to 2**31 - 1."""
+    """Token ids int32 [T]. Raises `ConfigError`: it is no flat list of integers from 0 to 2**31 - 1."""
     try:
         tokens = np.asarray(text)
     except ValueError as error:

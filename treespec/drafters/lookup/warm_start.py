@@ -55,7 +55,7 @@ class WarmStart:
     ) -> Self:
         """Build the table from texts, int64 token ids, none of them empty.
 
-        `top` int64 [N, K] are the model's most likely next tokens at every token of all texts, -1 where unknown.
+        `top` int64 [T, k] are the model's most likely next tokens at every token of all texts, -1 where unknown.
         Raises `ConfigError`: no texts or an empty one, other types or shapes, ids outside the vocabulary.
         """
         check_count("vocab_size", vocab_size)
@@ -63,8 +63,9 @@ class WarmStart:
             raise ConfigError(f"texts must be a list of at least one tensor of token ids, got {texts!r}")
         for number, text in enumerate(texts):
             _check_ids(f"text {number}", text, "[n]", 0, vocab_size)
-        _check_ids("top", top, "[N, K]", -1, vocab_size)
-        num_tokens, is_known = sum(map(len, texts)), top >= 0
+        _check_ids("top", top, "[T, k]", -1, vocab_size)
+        num_tokens = sum(map(len, texts))
+        is_known = top >= 0
         if len(top) != num_tokens or bool((is_known.any(1) != is_known.all(1)).any()):
             raise ConfigError(f"top must have {num_tokens} rows, one per token, each of ids or of -1 alone")
         return cls(count_table(torch.cat(list(texts)), top, vocab_size), list(texts), about or {})
@@ -99,7 +100,7 @@ class WarmStart:
         lengths = tensors["lengths"]
         is_listed = lengths.dtype == torch.int32 and lengths.ndim == 1 and bool((lengths > 0).all())
         if tokens.ndim != 1 or bool((tokens < 0).any()) or not is_listed or int(lengths.sum()) != len(tokens):
-            raise CheckpointError(f"{path}: tokens must be ids [N] and lengths sum to N, got {list(tokens.shape)}")
+            raise CheckpointError(f"{path}: tokens must be ids [T] and lengths sum to T, got {list(tokens.shape)}")
         try:
             about = dict(json.loads(metadata.get("about", "{}")))
         except (TypeError, ValueError) as error:
@@ -120,7 +121,7 @@ class WarmStart:
 
 
 def _check_ids(name: str, ids: Tensor, shape: str, least: int, vocab_size: int) -> None:
-    """Raises `ConfigError`: it is no tensor of ids from `least` on, not empty, of a shape like "[N, K]"."""
+    """Raises `ConfigError`: it is no tensor of ids from `least` on, not empty, of a shape like "[T, k]"."""
     is_tensor = isinstance(ids, Tensor)
     if not is_tensor or ids.dtype != torch.int64 or ids.ndim != len(shape.split(", ")) or not ids.numel():
         got = f"{ids.dtype} {list(ids.shape)}" if is_tensor else type(ids).__name__

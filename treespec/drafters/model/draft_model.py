@@ -1,9 +1,6 @@
 """A draft model: any causal scorer proposes token trees.
 
 A level of the tree is one tree-masked pass over the model's own cache, and so is catching up after acceptance.
-
-Axis letters: B rows, F nodes of one pass, M tokens to catch up with, E expanded nodes, V the target's vocabulary, W the
-draft model's (the same unless a `Vocabulary` says otherwise).
 """
 
 import warnings

@@ -33,7 +33,8 @@ class PendingNodes:
         """Append F nodes, given their parents' expanded numbers (-2 for padding); returns the parents' pending ids."""
         below = torch.where(parents > 0, self._width - 1 + parents, parents)
         above = torch.where(parents == 0, self._roots, below)
-        self.tokens, self.parents = torch.cat([self.tokens, tokens], 1), torch.cat([self.parents, above], 1)
+        self.tokens = torch.cat([self.tokens, tokens], 1)
+        self.parents = torch.cat([self.parents, above], 1)
         return above
 
     def keep_logits(self, logits: Float[Tensor, "B F V"]) -> None:

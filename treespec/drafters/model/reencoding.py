@@ -157,7 +157,8 @@ def longest_path(tree: TokenTree, codec: TextCodec, text: bytes) -> Path:
     """The drafted path, root included, that spells the most of the beginning of `text`; of equal ones the first."""
     spelled: dict[int, int] = {0: 0}
     for node in range(1, tree.num_nodes):
-        piece, above = spell(codec, [tree.token(node)]), spelled.get(tree.parent_list[node])
+        piece = spell(codec, [tree.token(node)])
+        above = spelled.get(tree.parent_list[node])
         if piece and above is not None and text.startswith(piece, above):
             spelled[node] = above + len(piece)
     return tree.path_to(max(spelled, key=spelled.__getitem__))

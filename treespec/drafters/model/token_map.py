@@ -104,7 +104,8 @@ def known_tokens(tokens: Iterable[int], num_logits: int) -> list[int]:
 
 def continue_text(codec: TextCodec, before: bytes, text: bytes) -> list[int]:
     """The tokens that spell `text` after `before`; empty if no token starts where `text` starts."""
-    tokens, missing = codec.encode(before + text), len(text)
+    tokens = codec.encode(before + text)
+    missing = len(text)
     for start in range(len(tokens) - 1, -1, -1):
         missing -= len(spell(codec, tokens[start : start + 1]))
         if missing <= 0:

@@ -1,7 +1,4 @@
-"""Draft heads of every kind from their files.
-
-Axis letters: H the head's hidden size, V the target's vocabulary, W the draft vocabulary.
-"""
+"""Draft heads of every kind from their files."""
 
 from pathlib import Path
 

@@ -45,7 +45,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
-    config, tensors = read_config(folder / "config.json"), {}
+    config = read_config(folder / "config.json")
+    tensors = {}
     for file in weight_files(folder):
         fresh = read_finite_tensors(file)
         if twice := sorted(tensors.keys() & fresh.keys()):
@@ -89,7 +90,8 @@ def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerCon
     Raises `CheckpointError`: tensors that are missing, unknown or of another shape than the configuration's, all named.
     """
     expected = split_fused(module.state_dict(), layer)
-    missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    missing = sorted(expected.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - expected.keys())
     shapes = {name: (expected[name].shape, tensors[name].shape) for name in sorted(expected.keys() & tensors.keys())}
     wrong = [f"{name} expected {list(own)}, got {list(got)}" for name, (own, got) in shapes.items() if own != got]
     kinds = {"missing": missing, "unknown": unknown, "of another shape than config.json says": wrong}

@@ -110,7 +110,8 @@ def llama_keys(config: ConfigReader) -> ConfigReader:
 def layer_config(llama: ConfigReader, tensors: Mapping[str, Tensor]) -> LayerConfig:
     """The layers' shape in llama's keys, with biases and norms where the file has tensors for them."""
     llama.require("hidden_act", "silu")
-    hidden_size, num_heads = llama.integer("hidden_size"), llama.integer("num_attention_heads")
+    hidden_size = llama.integer("hidden_size")
+    num_heads = llama.integer("num_attention_heads")
     num_key_heads = llama.integer("num_key_value_heads", num_heads)
     head_dim = llama.integer("head_dim", hidden_size // num_heads)
     if num_heads % num_key_heads or head_dim % 2:
@@ -183,8 +184,10 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
     config = ConfigReader(config.path, {**config.values, **config.nested("dflash_config").values})
     config.require("projector_type", "dflash", "dspark")
     config.require("markov_head_type", "vanilla")
-    layer, count = layer_config(llama, tensors), llama.integer("num_hidden_layers", most=len(tensors))
-    vocab_size, hidden_layers = llama.integer("vocab_size"), _hidden_layers(config, count)
+    layer = layer_config(llama, tensors)
+    count = llama.integer("num_hidden_layers", most=len(tensors))
+    vocab_size = llama.integer("vocab_size")
+    hidden_layers = _hidden_layers(config, count)
     stored = tensors.get(MARKOV_WEIGHT)
     rank = config.integer("markov_rank", 0 if stored is None or stored.ndim != 2 else stored.shape[1], least=0)
     has_own_type = config.get("speculators_model_type") == "dspark" or "DSpark" in str(config.get("architectures"))

@@ -1,7 +1,4 @@
-"""The public checkpoint formats of Medusa heads, safetensors only.
-
-Axis letters: H the target's hidden size, V the target's vocabulary, W the tokens that a head scores.
-"""
+"""The public checkpoint formats of Medusa heads, safetensors only."""
 
 import re
 from collections.abc import Mapping
@@ -129,7 +126,9 @@ def _shared_output(found: Found, num_heads: int, file: Path) -> Tensor | None:
     """The output weights of heads that have none of their own."""
     outputs = {key for key in found if key[0] == "output"}
     if ("shared",) not in found and not outputs:
-        remedy = "give output_weight=model.get_output_embeddings().weight"
-        raise CheckpointError(f"{file} holds no output weights, its heads share the target's own: {remedy}")
+        raise CheckpointError(
+            f"{file} holds no output weights, its heads share the target's own: give "
+            "output_weight=model.get_output_embeddings().weight"
+        )
     # A vLLM checkpoint whose heads share one output may hold the first only.
     return found.get(("shared",), found["output", 0] if num_heads > 1 and outputs == {("output", 0)} else None)

@@ -1,8 +1,4 @@
-"""What all draft heads on a target's hidden states share: `fc` that fuses those, layers, a norm and an output layer.
-
-Axis letters: H the head's hidden size, J the target's, L fused hidden states, V the target's vocabulary, W the draft
-vocabulary.
-"""
+"""What all draft heads on a target's hidden states share: `fc` that fuses those, layers, a norm and an output layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +16,8 @@ class HeadConfig:
     layer: LayerConfig
     vocab_size: int  # V
     draft_vocab_size: int  # W
-    target_hidden_size: int  # J
-    num_features: int  # L
+    target_hidden_size: int
+    num_features: int  # Of the target's hidden states are fused: Y = num_features * target_hidden_size.
     hidden_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 

@@ -7,10 +7,6 @@ once per committed token.
 
 Position k > 0 of a DFlash block guesses the token k behind the anchor, position k of a DSpark block the token k + 1.
 Outputs here are by depth: those of depth d guess the token d + 1 behind the anchor.
-
-Axis letters: B rows, T tokens of a text, M context positions of a pass, C blocks per text, K positions of a block, D
-depths, H the head's hidden size, J the target's, L fused hidden states, V the target's vocabulary, W the draft
-vocabulary, R the Markov head's rank.
 """
 
 from collections.abc import Sequence
@@ -37,7 +33,7 @@ class Span:
 class DFlashConfig(HeadConfig):
     """The shape of a DFlash or DSpark head; see `HeadConfig`. The layer's own window is not used."""
 
-    block_size: int  # K
+    block_size: int  # Q
     mask_token: int  # The input id at positions whose token is to be guessed.
     spans: tuple[Span, ...] = (Span(), Span())  # One per layer.
     has_anchor_output: bool = False  # The block's first position drafts a token too (DSpark).
@@ -87,10 +83,10 @@ class DFlashHead(DraftHead[DFlashConfig]):
 
         Args:
             tokens: int64 [B, T], from position 0 on; padding may follow.
-            states: [B, T, L J], the target's hidden states of these tokens, concatenated.
-            anchors: int64 [B, C], positions in the texts.
+            states: [B, T, Y], the target's hidden states of these tokens, concatenated.
+            anchors: int64 [B, U], positions in the texts.
 
-        Returns outputs [B, C, D, H] for `read`; those of depth d guess the token at anchor + d + 1.
+        Returns outputs [B, U, D, H] for `read`; those of depth d guess the token at anchor + d + 1.
         """
         num_rows, num_tokens = tokens.shape
         size, cache = self.config.block_size, TrainingCache()
@@ -101,7 +97,7 @@ class DFlashHead(DraftHead[DFlashConfig]):
         return self.by_depth(outputs.view(num_rows, -1, size, outputs.shape[-1]))
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Context features [B, M, H] of the target's hidden states [B, M, L J]."""
+        """Context features [B, M, H] of the target's hidden states [B, M, Y]."""
         return self.hidden_norm(self.fc(states))
 
     def add_context(self, features: Tensor, positions: Tensor, cache: KeyValueCache) -> None:
@@ -112,7 +108,7 @@ class DFlashHead(DraftHead[DFlashConfig]):
             cache.extend(index, *layer.self_attn.project_keys(features, rotation))
 
     def block_tokens(self, anchors: Tensor) -> Tensor:
-        """Input tokens int64 [..., K] of blocks behind anchor tokens int64 [...]."""
+        """Input tokens int64 [..., Q] of blocks behind anchor tokens int64 [...]."""
         masks = anchors.new_full((*anchors.shape, self.config.block_size - 1), self.config.mask_token)
         return torch.cat([anchors.unsqueeze(-1), masks], -1)
 
@@ -131,7 +127,7 @@ class DFlashHead(DraftHead[DFlashConfig]):
         return self.norm(states)
 
     def by_depth(self, outputs: Tensor) -> Tensor:
-        """Outputs [..., D, H] at the positions that draft, from those at all positions of a block [..., K, H]."""
+        """Outputs [..., D, H] at the positions that draft, from those at all positions of a block [..., Q, H]."""
         return outputs if self.config.has_anchor_output else outputs[..., 1:, :]
 
     def read(self, outputs: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -141,11 +137,12 @@ class DFlashHead(DraftHead[DFlashConfig]):
 
 
 def anchored_masks(config: DFlashConfig, anchors: Tensor, num_tokens: int) -> list[AnchoredAttention]:
-    """Per layer, the attention of blocks at anchors int64 [B, C] over a text of T tokens and all blocks.
+    """Per layer, the attention of blocks at anchors int64 [B, U] over a text of T tokens and all blocks.
 
     A block sees the context before its anchor and itself, no other block.
     """
-    distances, size = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device), config.block_size
+    size = config.block_size
+    distances = anchors.unsqueeze(-1) - torch.arange(num_tokens, device=anchors.device)
     masks: dict[Span, AnchoredAttention] = {}
     for span in set(config.spans):
         context = distances > 0 if span.window is None else (distances > 0) & (distances <= span.window)

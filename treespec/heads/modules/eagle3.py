@@ -3,9 +3,6 @@
 The feature at position t, fused from hidden states of three of the target's layers, and the token at t + 1 together
 predict the token at t + 2. Deeper in a draft the target's features are not known yet: the head's own output before its
 last norm takes their role.
-
-Axis letters: B rows, F tokens of a pass, T tokens of a text, H the head's hidden size, J the target's, L fused hidden
-states, V the target's vocabulary, W the draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ class Eagle3Config(HeadConfig):
     Args:
         num_layers: decoder layers; those after the first are plain ones.
         has_norm_before_residual: the first layer's residual is the normed feature.
-        has_norm_before_fc: one RMS norm over the L J inputs of `fc`.
+        has_norm_before_fc: one RMS norm over the Y inputs of `fc`.
         has_feature_norms: an RMS norm per fused hidden state (EAGLE-3.1).
         has_norm_output: the next feature is the output after the last norm (EAGLE-3.1).
     """
@@ -87,7 +84,7 @@ class Eagle3Head(DraftHead[Eagle3Config]):
         self.input_norm = layer.norm(count * size) if config.has_norm_before_fc else None
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The features [B, F, H] of the target's hidden states [B, F, L J], concatenated."""
+        """The features [B, F, H] of the target's hidden states [B, F, Y], concatenated."""
         if self.fc_norm is not None:
             parts = states.chunk(len(self.fc_norm), -1)
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
@@ -131,7 +128,9 @@ def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -
     Returns:
         Normed outputs [B, T - i, H] of every step i; those at t predict the token after `tokens[:, t + i]`.
     """
-    num_tokens, cache, outputs = tokens.shape[1], TrainingCache(), []
+    num_tokens = tokens.shape[1]
+    cache = TrainingCache()
+    outputs = []
     for step in range(num_steps):
         positions = torch.arange(step, num_tokens, device=tokens.device).unsqueeze(0)
         mask = UnrolledAttention(step, num_tokens)

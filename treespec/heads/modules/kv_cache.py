@@ -1,7 +1,4 @@
-"""Key-value caches of draft heads: one for drafting, one for training.
-
-Axis letters: B rows, F new tokens, G key heads, S slots, D head size.
-"""
+"""Key-value caches of draft heads: one for drafting, one for training."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""The layers of draft heads; projections of the same input are one matrix here, see `split_fused`.
-
-Axis letters: B rows, F new tokens, S keys, H hidden size, A query heads, G key heads, D head size.
-"""
+"""The layers of draft heads; projections of the same input are one matrix here, see `split_fused`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +15,7 @@ class LayerConfig:
     """The shape of a decoder layer, in llama's terms.
 
     Args:
-        hidden_size, intermediate_size, num_heads, num_key_heads, head_dim: H, the MLP's width, A, G, D.
+        hidden_size, intermediate_size, num_heads, num_key_heads, head_dim: H, the MLP's width, A, G, d.
         norm_eps: of all RMS norms.
         rope: see `Rotary`.
         max_positions: the positions that the checkpoint was made for; not a limit.
@@ -53,14 +50,14 @@ class KeyValueCache(Protocol):
     """Keeps keys and values of one pass for the next ones."""
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [B, G, F, D] of a layer; returns all that the pass may attend, [B, G, S, D] each."""
+        """Add keys and values [B, G, F, d] of a layer; returns all that the pass may attend, [B, G, S, d] each."""
         ...
 
 
 Mask = Tensor | Callable[[Tensor, Tensor, Tensor], Tensor] | None
 """bool [B or 1, 1, F, S], True where a key is attended; None: every key is attended. Or a function that computes the
-attention where a mask would hide most keys: queries [B, G, R F, D], R query heads per key head stacked; keys and values
-[B, G, S, D]."""
+attention where a mask would hide most keys: queries [B, G, g F, d], g query heads per key head stacked; keys and values
+[B, G, S, d]."""
 
 
 class Attention(nn.Module):
@@ -89,7 +86,7 @@ class Attention(nn.Module):
         return self.attend(queries, *cache.extend(self._index, keys, values), mask)
 
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [B, F, A, D], rotated keys and values [B, G, F, D]."""
+        """Rotated queries [B, F, A, d], rotated keys and values [B, G, F, d]."""
         num_rows, num_tokens, _ = states.shape
         projected = self.qkv_proj(states).view(num_rows, num_tokens, -1, self._head_dim)
         num_heads, num_key_heads = self._num_heads, self._num_key_heads
@@ -102,7 +99,7 @@ class Attention(nn.Module):
         return queries, keys.transpose(1, 2), values.transpose(1, 2)
 
     def project_keys(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values [B, G, F, D] of states [B, F, input_size], without queries."""
+        """Rotated keys and values [B, G, F, d] of states [B, F, input_size], without queries."""
         first, bias = self._num_heads * self._head_dim, self.qkv_proj.bias
         projected = nn.functional.linear(states, self.qkv_proj.weight[first:], None if bias is None else bias[first:])
         keys, values = projected.view(*states.shape[:2], -1, self._head_dim).chunk(2, 2)
@@ -110,7 +107,7 @@ class Attention(nn.Module):
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
-        """Queries [B, F, A, D] over keys and values [B, G, S, D]: [B, F, H]."""
+        """Queries [B, F, A, d] over keys and values [B, G, S, d]: [B, F, H]."""
         num_rows, num_tokens, _, size = queries.shape
         share = self._num_heads // self._num_key_heads
         stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
@@ -142,7 +139,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LayerConfig, index: int) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = config.norm(), config.norm()
+        self.input_layernorm = config.norm()
+        self.post_attention_layernorm = config.norm()
         self.self_attn = Attention(config, index)
         self.mlp = GatedMlp(config)
 

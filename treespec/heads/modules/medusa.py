@@ -1,7 +1,4 @@
-"""Medusa heads (Cai et al. 2024): small networks on the target's last hidden state, one per depth of the draft.
-
-Axis letters: B rows, H the target's hidden size, V the target's vocabulary, W the tokens that a head scores.
-"""
+"""Medusa heads (Cai et al. 2024): small networks on the target's last hidden state, one per depth of the draft."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rotary position embeddings (RoFormer, Su et al. 2021) with the scalings that public checkpoints use.
-
-Axis letters: B rows, F tokens, A heads, D head size.
-"""
+"""Rotary position embeddings (RoFormer, Su et al. 2021) with the scalings that public checkpoints use."""
 
 import math
 from collections.abc import Mapping
@@ -16,14 +13,14 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class Rotation(NamedTuple):
-    """`cos` and `sin` [B, F, 1, D / 2] of the angles of every token's position, in the layers' dtype."""
+    """`cos` and `sin` [B, F, 1, d / 2] of the angles of every token's position, in the layers' dtype."""
 
     cos: Tensor
     sin: Tensor
 
 
 class Rotary(nn.Module):
-    """Rotations by position, for heads of size D and a checkpoint trained for texts up to `max_positions`.
+    """Rotations by position, for heads of size d and a checkpoint trained for texts up to `max_positions`.
 
     `settings`: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`.
 
@@ -54,7 +51,7 @@ class Rotary(nn.Module):
 
 
 def rotate(states: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate queries or keys [B, F, A, D]; the first half of D pairs with the second."""
+    """Rotate queries or keys [B, F, A, d]; the first half of d pairs with the second."""
     first, second = states.chunk(2, -1)
     cos, sin = rotation
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -73,8 +70,9 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frequencies(head_dim: int, settings: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:
-    """Inverse frequencies float64 [D / 2] and the factor on cosine and sine."""
-    theta, kind = float(settings["rope_theta"]), settings["rope_type"]
+    """Inverse frequencies float64 [d / 2] and the factor on cosine and sine."""
+    theta = float(settings["rope_theta"])
+    kind = settings["rope_type"]
     plain = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
     if kind == "default":
         return plain, 1.0
@@ -98,7 +96,8 @@ def _yarn(
     def dimension(turns: float) -> float:
         return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dimension(float(settings.get("beta_fast") or 32)), dimension(float(settings.get("beta_slow") or 1))
+    low = dimension(float(settings.get("beta_fast") or 32))
+    high = dimension(float(settings.get("beta_slow") or 1))
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)

@@ -1,7 +1,6 @@
 """Attention in training, where masks are mostly empty: one product over the context, another over the draft's tokens.
 
-Axis letters: B rows, G key heads, D head size, F queries per head, S keys, T context keys, C blocks, K positions of a
-block, R query heads per key head; stacked queries are [B, G, R F, D], ordered by query head.
+Stacked queries are [B, G, g F, d]: F per query head, in the order of the query heads.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ class AnchoredAttention:
 
     Args:
         context: bool [B, F, T], which of the context's keys a query sees.
-        size: K.
+        size: Q.
         is_causal: a position sees no later one of its block.
     """
 
@@ -25,7 +24,7 @@ class AnchoredAttention:
     is_causal: bool = False
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention outputs of stacked queries over keys and values [B, G, S, D]; see `Mask`."""
+        """Attention outputs of stacked queries over keys and values [B, G, S, d]; see `Mask`."""
         num_context, size = self.context.shape[2], self.size
         sizes = [num_context, keys.shape[2] - num_context]
         (context_keys, own_keys), (context_values, own_values) = keys.split(sizes, 2), values.split(sizes, 2)
@@ -58,7 +57,7 @@ class UnrolledAttention:
     num_tokens: int
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention outputs of stacked queries over keys and values [B, G, S, D]; see `Mask`."""
+        """Attention outputs of stacked queries over keys and values [B, G, S, d]; see `Mask`."""
         length, device = self.num_tokens - self.step, queries.device
         sizes = [self.num_tokens - i for i in range(self.step + 1)]
         (first_keys, *own_keys), (first_values, *own_values) = keys.split(sizes, 2), values.split(sizes, 2)
@@ -75,13 +74,13 @@ class UnrolledAttention:
 
 
 def _masked(scores: Tensor, seen: Tensor, share: int) -> Tensor:
-    """Scores [B, G, R F, T] where `seen` [B or 1, F, T] is True, else minus infinity."""
+    """Scores [B, G, g F, T] where `seen` [B or 1, F, T] is True, else minus infinity."""
     penalty = torch.zeros(seen.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~seen, -torch.inf)
     return scores + penalty.repeat(1, share, 1).unsqueeze(1)
 
 
 def _by_block(rows: Tensor, share: int, size: int) -> Tensor:
-    """[B, G, R C K, X] to [B, G, C, R K, X]."""
+    """[B, G, g U Q, ...] to [B, G, U, g Q, ...]."""
     num_rows, num_heads, _, width = rows.shape
     parts = rows.view(num_rows, num_heads, share, -1, size, width).transpose(2, 3)
     return parts.reshape(num_rows, num_heads, -1, share * size, width)
@@ -95,5 +94,5 @@ def _by_head(blocks: Tensor, share: int) -> Tensor:
 
 
 def _of_blocks(keys: Tensor, size: int) -> Tensor:
-    """[B, G, C K, D] to [B, G, C, K, D]."""
+    """[B, G, U Q, d] to [B, G, U, Q, d]."""
     return keys.reshape(*keys.shape[:2], -1, size, keys.shape[3])

@@ -1,10 +1,8 @@
 """Attention of few queries without expanded keys and values: grouped query heads become rows of their key's head.
 
-With G query heads per key head, PyTorch's CPU attention wants keys and values copied G times; at a few nodes and a few
-hundred slots the copies cost more than the attention. Here queries [B, KV * G, F, D] are read as [B, KV, G * F, D] and
-attended in one call of the same kernel, with the mask repeated G times: the sums are the same.
-
-Axis letters: B rows, KV key heads, G query heads per key head, F new nodes, K key slots, D size of a head.
+With g query heads per key head, PyTorch's CPU attention wants keys and values copied g times; at a few nodes and a few
+hundred slots the copies cost more than the attention. Here queries [B, G * g, F, d] are read as [B, G, g * F, d] and
+attended in one call of the same kernel, with the mask repeated g times: the sums are the same.
 """
 
 import threading
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -76,16 +75,16 @@ class FoldedAttention:
 
 def folded_attention(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Float[Tensor, "_ A F _"],
+    key: Float[Tensor, "_ G K _"],
+    value: Float[Tensor, "_ G K _"],
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [B, KV * G, F, D], key, value [B, KV, K, D] to [B, F, KV * G, D]."""
+    """transformers' attention interface: returns [B, F, A, d], A = G * g. What is shaped otherwise goes to `sdpa`."""
     masks: dict[tuple[int, int], tuple[Tensor, Tensor]] | None = getattr(_local, "masks", None)
     if masks is None or not _can_fold(query, key, value, attention_mask, dropout, kwargs):
         return sdpa_attention_forward(
@@ -100,7 +99,12 @@ def folded_attention(
 
 
 def _can_fold(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
+    query: Float[Tensor, "_ A F _"],
+    key: Float[Tensor, "_ G K _"],
+    value: Float[Tensor, "_ G K _"],
+    mask: Tensor | None,
+    dropout: float,
+    kwargs: dict[str, Any],
 ) -> bool:
     is_set = (kwargs[name] is not None and kwargs[name] is not False for name in kwargs.keys() - _KNOWN_ARGUMENTS)
     if dropout or any(is_set):
@@ -114,9 +118,12 @@ def _can_fold(
 
 
 def _folded_mask(
-    mask: Tensor, num_groups: int, dtype: torch.dtype, known: dict[tuple[int, int], tuple[Tensor, Tensor]]
-) -> Tensor:
-    """A mask [B, 1, F, K], bool or additive, as an additive one [B, 1, G * F, K]; made once per pass, not per layer."""
+    mask: Shaped[Tensor, "B 1 F K"],
+    num_groups: int,
+    dtype: torch.dtype,
+    known: dict[tuple[int, int], tuple[Tensor, Tensor]],
+) -> Float[Tensor, "B 1 _ K"]:
+    """A mask, bool or additive, as an additive one [B, 1, g F, K]; made once per pass, not per layer."""
     key = (id(mask), num_groups)
     if key not in known:
         additive = mask

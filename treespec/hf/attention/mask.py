@@ -2,7 +2,7 @@
 
 A node attends the row's committed tokens, its ancestors and itself. Sliding windows and chunks count *positions*
 (committed tokens before the node, plus its depth), never slots: siblings lie side by side in the cache but have the
-same position. Axis letters: B rows, S committed slots, N pending nodes, the last F of them new, K = S + N key slots.
+same position.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,8 @@ def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
     if implementation not in MASK_IMPLEMENTATIONS:
         remedy = f"load the model with one of attn_implementation={MASK_IMPLEMENTATIONS}, or verify chains"
         raise UnsupportedModelError(f"attention implementation {implementation!r} takes no tree mask: {remedy}")
-    window, chunk = getattr(text, "sliding_window", None), getattr(text, "attention_chunk_size", None)
+    window = getattr(text, "sliding_window", None)
+    chunk = getattr(text, "attention_chunk_size", None)
     reaches: dict[str | None, Reach] = {
         "full_attention": Reach("full"),
         "sliding_attention": Reach("sliding", window or 0),

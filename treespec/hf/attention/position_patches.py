@@ -77,7 +77,9 @@ class _WindowRows:
     """Replaces gpt_neo's window buffer [1, 1, L, L], of which a pass reads the rows of its own queries."""
 
     def __init__(self, buffer: Tensor, near: Bool[Tensor, "B F K"]) -> None:
-        self._buffer, self._near, self._owner = buffer, near.unsqueeze(1), threading.get_ident()
+        self._buffer = buffer
+        self._near = near.unsqueeze(1)
+        self._owner = threading.get_ident()
 
     def __getitem__(self, index: Any) -> Tensor:
         if threading.get_ident() != self._owner:
@@ -133,7 +135,8 @@ def _hook_blocks(
         if threading.get_ident() != owner or name is None:
             return None
         bias = kwargs[name]
-        keys, nodes = key_positions.to(bias.device), allowed.to(bias.device).unsqueeze(1)
+        keys = key_positions.to(bias.device)
+        nodes = allowed.to(bias.device).unsqueeze(1)
         mask = _masked(kwargs["attention_mask"], nodes, keys)
         return args, {**kwargs, name: _bias_at(name, bias, keys), "attention_mask": mask}
 

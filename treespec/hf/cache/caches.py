@@ -78,7 +78,8 @@ def twin_cache(cache: Cache) -> Cache:
     twin.layers = [copy(layer) for layer in cache.layers]
     for layer in twin.layers:
         if isinstance(layer, StaticLayer) and layer.is_initialized:
-            layer.keys, layer.values = cast(Tensor, layer.keys).clone(), cast(Tensor, layer.values).clone()
+            layer.keys = cast(Tensor, layer.keys).clone()
+            layer.values = cast(Tensor, layer.values).clone()
             layer.cumulative_length = layer.cumulative_length.clone()
     return twin
 

@@ -2,8 +2,6 @@
 
 transformers' `DynamicLayer` concatenates: every pass copies the whole cache. Here keys and values are the first slots
 of larger tensors, the layer's room, so that a pass copies its own nodes only.
-
-Axis letters: B rows, H heads, S slots, F new slots, D size of a head.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -20,7 +19,7 @@ LEAST_SPARE = 32
 
 
 class GrowingLayer(DynamicLayer):
-    """A `DynamicLayer` whose `keys` and `values` [B, H, S, D] are views of the first S slots of a room.
+    """A `DynamicLayer` whose `keys` and `values` [B, G, S, d] are views of the first S slots of a room.
 
     Code that replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know of the room:
     it is used as long as they are still its first slots; otherwise the next update copies them into a new one.
@@ -32,8 +31,10 @@ class GrowingLayer(DynamicLayer):
         super().__init__(**kwargs)
         self._rooms: tuple[Tensor, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append states [B, H, F, D]; returns those of all S + F slots."""
+    def update(
+        self, key_states: Float[Tensor, "B G F d"], value_states: Float[Tensor, "B G F _"], *args: Any, **kwargs: Any
+    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
+        """Append the states of F tokens; returns those of all S slots. Keys and values may differ in size."""
         wants_gradient = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)
         if wants_gradient or torch.compiler.is_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
@@ -77,8 +78,10 @@ def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLaye
             vars(cache.layers[number]).update(state)
 
 
-def _append(held: Tensor, room: Tensor | None, fresh: Tensor) -> tuple[Tensor, Tensor]:
-    """Write states [B, H, F, D] behind those held; returns all of them [B, H, S + F, D] and the room they lie in."""
+def _append(
+    held: Float[Tensor, "..."], room: Float[Tensor, "..."] | None, fresh: Float[Tensor, "B G F d"]
+) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G num_room d"]]:
+    """Write states behind those held, if any; returns all of them and the room they lie in."""
     start = held.shape[-2] if held.ndim == fresh.ndim else 0
     end = start + fresh.shape[-2]
     if room is None or end > room.shape[-2] or not _can_append(held, room, fresh):
@@ -89,7 +92,7 @@ def _append(held: Tensor, room: Tensor | None, fresh: Tensor) -> tuple[Tensor, T
     return room.narrow(-2, 0, end), room
 
 
-def _can_append(held: Tensor, room: Tensor, fresh: Tensor) -> bool:
+def _can_append(held: Float[Tensor, "B G S d"], room: Float[Tensor, "..."], fresh: Float[Tensor, "B G F d"]) -> bool:
     """Whether what is held are the first slots of the room, and the new states fit behind them."""
     is_start = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and held.dtype == room.dtype
     is_alike = held.shape[:-2] == room.shape[:-2] == fresh.shape[:-2] and held.shape[-1] == fresh.shape[-1]

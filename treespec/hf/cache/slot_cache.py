@@ -1,7 +1,7 @@
 """`SlotCache`: a cache and the record of its slots; and how a cache is cut back to accepted paths.
 
 A pass writes whole trees, of which a commit keeps one path per row. A cache's slots hold the committed tokens first,
-then the pending nodes. Axis letters: B rows, S committed slots, L the longest accepted path.
+then the pending nodes.
 """
 
 from collections.abc import Sequence
@@ -57,9 +57,10 @@ class SlotCache:
                 self._repack()
             free = self._max_slots - self.num_slots - self.num_pending
             if num_nodes > free:
-                lack = f"the static cache of {self._max_slots} slots has {free} free for {num_nodes} more nodes"
-                needed = "the length of the prompt and the new tokens, plus a tree's nodes"
-                raise ContextFullError(f"{lack}: max_cache_len must be {needed}")
+                raise ContextFullError(
+                    f"the static cache of {self._max_slots} slots has {free} free for {num_nodes} more nodes: "
+                    "max_cache_len must be the length of the prompt and the new tokens, plus a tree's nodes"
+                )
         self.num_pending += num_nodes
 
     def commit(self, paths: Paths) -> None:
@@ -166,7 +167,7 @@ def move_to_front(layer: FilledLayer, start: int, index: Int[Tensor, "B L"]) -> 
     _cut(layer, start + index.shape[1])
 
 
-def _take(states: Float[Tensor, "B heads S size"], index: Int[Tensor, "B L"]) -> Float[Tensor, "B heads L size"]:
+def _take(states: Float[Tensor, "B G S d"], index: Int[Tensor, "B L"]) -> Float[Tensor, "B G L d"]:
     """A copy of the slots `index`."""
     if states.shape[0] == 1:
         return states.index_select(-2, index[0])

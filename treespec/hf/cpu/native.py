@@ -121,7 +121,8 @@ def _compile(compiler: str, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            objects, library = Path(scratch) / "linear.o", Path(scratch) / "linear.so"
+            objects = Path(scratch) / "linear.o"
+            library = Path(scratch) / "linear.so"
             _call([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects)])
             # Linked without an OpenMP runtime of its own: PyTorch's, with its threads, is loaded already.
             _call([compiler, "-shared", str(objects), "-o", str(library)])

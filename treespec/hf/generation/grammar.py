@@ -1,7 +1,4 @@
-"""Grammars along the branches of a tree: every path has a state of its own, so nothing depends on the order of calls.
-
-Axis letters: M paths, L tokens, V vocabulary.
-"""
+"""Grammars along the branches of a tree: every path has its own state, so nothing depends on the order of calls."""
 
 import sys
 from collections import OrderedDict
@@ -215,5 +212,5 @@ class OutlinesState:
 
 
 def _unpacked(words: Tensor) -> Tensor:
-    """The bits of int32 [W], lowest first, as bool [32 W]."""
+    """The bits of an int32 vector, lowest first, as a bool vector of 32 times its length."""
     return (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)).bitwise_and(1).bool().flatten()

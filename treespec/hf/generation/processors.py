@@ -1,7 +1,4 @@
-"""The caller's logits processors, applied to positions of a tree as plain `generate` applies them to a batch.
-
-Axis letters: M positions, L tokens, V vocabulary.
-"""
+"""The caller's logits processors, applied to positions of a tree as plain `generate` applies them to a batch."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -61,7 +61,8 @@ class TreeStopping:
             return stop
         if stop is not None and not self._has_stopped[row]:
             self._has_stopped[row] = True
-            self._num_open, self._longest = self._num_open - 1, max(self._longest, first + stop)
+            self._num_open -= 1
+            self._longest = max(self._longest, first + stop)
         length = ids.shape[0]
         if self.max_new(row, length, self._num_padding[row]) > 0:
             return None

@@ -96,7 +96,8 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         return TokenRecycling()
     if method == "suffix":
         return SuffixLookup(store=SuffixStore())
-    longest, shortest = config.get("prompt_lookup_max", 5), config.get("prompt_lookup_min", 1)
+    longest = config.get("prompt_lookup_max", 5)
+    shortest = config.get("prompt_lookup_min", 1)
     return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
 
 

@@ -112,7 +112,10 @@ def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:
     num_shared = int((draft_ids >= 0).sum())
     share = num_shared / min(len(target.pieces), len(draft.pieces))
     if share < SMALL_SHARE:
-        found = f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary"
-        remedy = "by method='intersection'; when decoding greedily try method='re-encoding'"
-        warnings.warn(f"{found}: the draft model can propose few {remedy}", TreespecWarning, stacklevel=3)
+        warnings.warn(
+            f"the tokenizers share {num_shared} tokens, {share:.1%} of the smaller vocabulary: the draft model can "
+            "propose few by method='intersection'; when decoding greedily try method='re-encoding'",
+            TreespecWarning,
+            stacklevel=3,
+        )
     return vocabulary

@@ -71,7 +71,8 @@ def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | No
 
 def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """A model's embedding and the rows of its output head, each [V, H]."""
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    output = model.get_output_embeddings()
     rows: Any = embedding if output is None else output
     return cast(Tensor, embedding.weight), rows.weight
 

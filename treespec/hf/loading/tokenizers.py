@@ -51,7 +51,8 @@ class Spelling:
         return ids
 
     def _encode_text(self, text: str) -> list[int]:
-        wanted, ids = text.encode(), self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        wanted = text.encode()
+        ids = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         pieces = [self.pieces[token] or b"" for token in ids]
         spelled = b"".join(piece for piece in pieces if isinstance(piece, bytes))
         if pieces[:1] == [b" "] and spelled == b" " + wanted:
@@ -72,7 +73,8 @@ class Spelling:
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase) -> list[bytes | str | None]:
-    vocabulary, spell = tokenizer.get_vocab(), _speller(tokenizer)
+    vocabulary = tokenizer.get_vocab()
+    spell = _speller(tokenizer)
     pieces: list[bytes | str | None] = [None] * (max(vocabulary.values()) + 1)
     for token, index in vocabulary.items():
         pieces[index] = spell(token)

@@ -76,9 +76,12 @@ def warn_of_dynamic_int8(facts: ModelFacts) -> None:
     """Warn, once per model type, of layers whose rounding depends on which tokens share a pass."""
     kinds = {type(module) for module in facts.model.modules() if "quantized.dynamic" in type(module).__module__}
     if kinds:
-        layers = f"dynamic int8 layers ({', '.join(sorted(kind.__name__ for kind in kinds))})"
-        reason = "its logits depend on which tokens share a pass, so the tokens can differ from plain generate's"
-        _warn(facts, f"has {layers}, which round all activations of a pass by one scale: {reason}")
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        _warn(
+            facts,
+            f"has dynamic int8 layers ({names}), which round all activations of a pass by one scale: its logits depend "
+            "on which tokens share a pass, so the tokens can differ from plain generate's",
+        )
 
 
 def _warn(facts: ModelFacts, message: str) -> None:

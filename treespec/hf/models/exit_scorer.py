@@ -57,7 +57,7 @@ class ExitScorer(TreeScorer):
             raise ConfigError(f"hidden states {within} lie before the early exit at layer {exit_layer}: exit earlier")
         self._early = _EarlyPart(self.facts, self._layers)
         self._late = _LatePart(self.facts, self._layers, hidden_layers)
-        self._early_nodes: list[list[int]] = []
+        self._early_ids: list[list[int]] = []
 
     @property
     def num_draft_weights(self) -> int:
@@ -81,12 +81,12 @@ class ExitScorer(TreeScorer):
 
     def extend(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
         """See `TreeScorer`; once between commits."""
-        self._early_nodes = self._compute_missing(tokens.tolist(), parents.tolist())
-        self._late.hidden = self._early.hidden_of(self._early_nodes)
+        self._early_ids = self._compute_missing(tokens.tolist(), parents.tolist())
+        self._late.hidden = self._early.hidden_of(self._early_ids)
         return self._late.extend(tokens, parents)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        self._early.commit([[self._early_nodes[row][node] for node in path] for row, path in enumerate(paths)])
+        self._early.commit([[self._early_ids[row][node] for node in path] for row, path in enumerate(paths)])
         self._late.commit(paths)
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -94,23 +94,24 @@ class ExitScorer(TreeScorer):
         self._late.select_rows(rows)
 
     def _compute_missing(self, tokens: list[list[int]], parents: list[list[int]]) -> list[list[int]]:
-        """Every tree node's number in the early part; nodes that it has not computed are computed, all in one pass."""
+        """Every tree node's pending id in the early part; those that it has not computed are computed in one pass."""
         known, num_known = self._early.known()
-        numbers: list[list[int]] = [[] for _ in tokens]
+        early_ids: list[list[int]] = [[] for _ in tokens]
         missing: list[list[tuple[int, int]]] = [[] for _ in tokens]
-        for row, nodes in enumerate(zip(tokens, parents, strict=True)):
-            for token, parent in zip(*nodes, strict=True):
+        for row, row_ids in enumerate(early_ids):
+            for token, parent in zip(tokens[row], parents[row], strict=True):
                 if parent == PADDING_PARENT:
-                    numbers[row].append(0)
+                    row_ids.append(0)
                     continue
-                above, new = numbers[row][parent] if parent >= 0 else parent, num_known + len(missing[row])
-                numbers[row].append(known[row].setdefault((above, token), new))
-                if numbers[row][-1] == new:
-                    missing[row].append((token, above))
+                early_parent = row_ids[parent] if parent >= 0 else parent
+                if (early_parent, token) not in known[row]:
+                    known[row][early_parent, token] = num_known + len(missing[row])
+                    missing[row].append((token, early_parent))
+                row_ids.append(known[row][early_parent, token])
         if width := max(map(len, missing)):
             padded = torch.tensor([row + [(0, PADDING_PARENT)] * (width - len(row)) for row in missing])
             self._early.extend(padded[..., 0], padded[..., 1], has_head=False)
-        return numbers
+        return early_ids
 
 
 class _Part(TreeScorer):
@@ -140,13 +141,16 @@ class _EarlyPart(_Part):
         return scores
 
     def known(self) -> tuple[list[dict[tuple[int, int], int]], int]:
-        """Per row the pending nodes by (parent, token), the first of equal ones; and the number of their columns."""
-        num_known, found = self._parents.shape[1], []
+        """Per row the pending ids by (parent, token), the first of equal ones; and how many pending nodes a row has."""
+        found: list[dict[tuple[int, int], int]] = [{} for _ in self._state.lengths]
+        num_known = self._parents.shape[1]
         if not num_known:
-            return [{} for _ in self._state.lengths], 0
-        for nodes in zip(self._parents.tolist(), torch.cat(self._tokens, 1).tolist(), strict=True):
-            columns = reversed(list(enumerate(zip(*nodes, strict=True))))
-            found.append({node: column for column, node in columns if node[0] != PADDING_PARENT})
+            return found, 0
+        tokens = torch.cat(self._tokens, 1).tolist()
+        for row, parents in enumerate(self._parents.tolist()):
+            for node, parent in enumerate(parents):
+                if parent != PADDING_PARENT:
+                    found[row].setdefault((parent, tokens[row][node]), node)
         return found, num_known
 
     def hidden_of(self, nodes: list[list[int]]) -> Float[Tensor, "*streams B N H"]:

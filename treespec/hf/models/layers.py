@@ -24,7 +24,8 @@ class SplitLayers:
             needed = f"an early exit needs 1 to {len(layers) - 1} of them, got {num_early}"
             raise ConfigError(f"{type(model).__name__} has {len(layers)} layers: {needed}")
         self.num_layers, self.num_early = len(layers), num_early
-        self._early, self._late = list(layers)[:num_early], list(layers)[num_early:]
+        self._early = list(layers)[:num_early]
+        self._late = list(layers)[num_early:]
         self._head = model.get_output_embeddings()
         self._rest: tuple[Any, ...] | None = None
         self._hidden: Tensor | None = None
@@ -87,7 +88,9 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Calls of the module from this thread run `forward`."""
-    owner, before, own = threading.get_ident(), module.forward, vars(module).get("forward")
+    owner = threading.get_ident()
+    before = module.forward
+    own = vars(module).get("forward")
 
     def run(*args: Any, **kwargs: Any) -> Any:
         chosen = forward if threading.get_ident() == owner else before

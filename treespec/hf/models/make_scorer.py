@@ -13,7 +13,7 @@ from treespec.hf.models.capability import detect, keeps_states, warn_of_dynamic_
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
-from treespec.hf.models.selfcheck import Candidate, check_once
+from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability, Scores
 
@@ -50,11 +50,11 @@ def make_scorer(
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes text only, no images or sounds")
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
     plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
-    candidates: list[Candidate] = [
+    attempts: list[Attempt] = [
         (capability, partial(TreeScorer, plain, capability=capability))
         for capability in (Capability.TREE, Capability.CHAIN)
     ]
-    found = check_once(facts, candidates, is_static)
+    found = check_once(facts, attempts, is_static)
     if not is_static:
         warn_once(facts, found)
     elif found.capability != Capability.TREE:
@@ -93,8 +93,8 @@ def make_exit_scorer(
         raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
     # Wrong arguments raise here, where no check takes that for a failure of the model.
     scorer = ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
-    candidates: list[Candidate] = [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))]
-    found = check_once(facts, candidates, exit_layer=exit_layer)
+    attempts: list[Attempt] = [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))]
+    found = check_once(facts, attempts, exit_layer=exit_layer)
     if found.capability != Capability.TREE:
         raise UnsupportedModelError(f"{facts.name} cannot leave out layers ({found.reason}): use another drafter")
     return scorer

@@ -2,8 +2,6 @@
 
 `generate` hands over what the model's own preparation made of the prompt: features, positions in several rows (M-RoPE),
 types of tokens. The pass over the prompt gets all of it; nodes are text, which follows the prompt's last position.
-
-Axis letters: B rows, P positions of the prompt, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -87,7 +85,8 @@ class ReadPrompt:
         """
         if self.last_logits is None:
             return self
-        difference, tolerance = float(largest_difference(logits, self.last_logits)), root_tolerance(facts)
+        difference = float(largest_difference(logits, self.last_logits))
+        tolerance = root_tolerance(facts)
         if not difference <= tolerance:
             raise UnsupportedModelError(
                 f"{facts.name} cannot continue this prompt by trees: its last token, read again as text, has logits "

@@ -40,26 +40,24 @@ ROUNDS: dict[Capability, tuple[Round, ...]] = {
 }
 
 
-Candidate = tuple[Capability, Callable[..., CausalScorer]]
+Attempt = tuple[Capability, Callable[..., CausalScorer]]
 """What to try, and what makes a new scorer, given `max_cache_len`: slots of a static cache, or None."""
 
 _results: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Detection]] = WeakKeyDictionary()
 
 
 def check_once(
-    facts: ModelFacts, candidates: Sequence[Candidate], is_static: bool = False, exit_layer: int | None = None
+    facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False, exit_layer: int | None = None
 ) -> Detection:
     """`self_check`, run once per model, dtype, attention, adapters, kind of cache and early exit."""
     known = _results.setdefault(facts.model, {})
     key = (facts.dtype, plain_implementation(facts.config), facts.adapters, is_static, exit_layer)
     if key not in known:
-        known[key] = self_check(facts, candidates, is_static)
+        known[key] = self_check(facts, attempts, is_static)
     return known[key]
 
 
-def self_check(
-    model: PreTrainedModel | ModelFacts, candidates: Sequence[Candidate], is_static: bool = False
-) -> Detection:
+def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
     """Try scorers from the most capable to the least; returns the first capability whose logits are right."""
     facts = model_facts(model)
     errors: dict[Capability, float] = {}
@@ -68,7 +66,7 @@ def self_check(
         prompt = _prompt(facts)
         tolerance = tolerance_of(facts, prompt)
         num_slots = 2 * MAX_CHECKED_WINDOW if is_static else None
-        for capability, make in candidates:
+        for capability, make in attempts:
             name = capability.name.lower()
             try:
                 error = _largest_error(facts, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
@@ -83,8 +81,9 @@ def self_check(
             errors[capability] = error
             if error <= tolerance:
                 return Detection(capability, "; ".join(reasons), tolerance, errors)
-            gap = f"{error:.2g} standard deviations, more than {tolerance:.2g}"
-            reasons.append(f"{name} logits differ from path logits by {gap}")
+            reasons.append(
+                f"{name} logits differ from path logits by {error:.2g} standard deviations, more than {tolerance:.2g}"
+            )
     return Detection(Capability.PLAIN, "; ".join(reasons), tolerance, errors)
 
 

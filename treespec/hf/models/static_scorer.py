@@ -25,8 +25,8 @@ class StaticScorer:
         self._scorer = scorer
         self.capability, self.vocab_size, self.device = scorer.capability, scorer.vocab_size, scorer.device
         self.max_positions, self.hidden_layers = scorer.max_positions, scorer.hidden_layers
-        self._columns: list[int] = []
-        self._num_columns = 0
+        self._inner_ids: list[int] = []  # The padded scorer's pending ids, by ours.
+        self._num_inner = 0
 
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `CausalScorer`; a prompt is one pass, without padding."""
@@ -41,13 +41,13 @@ class StaticScorer:
             torch.nn.functional.pad(tokens, (0, missing)),
             torch.nn.functional.pad(self._renumber(parents), (0, missing), value=PADDING_PARENT),
         )
-        self._columns += range(self._num_columns, self._num_columns + count)
-        self._num_columns += count + missing
+        self._inner_ids += range(self._num_inner, self._num_inner + count)
+        self._num_inner += count + missing
         states = {layer: hidden[:, :count] for layer, hidden in scores.hidden_states.items()}
         return Scores(scores.logits[:, :count], states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        self._scorer.commit([[self._columns[node] for node in path] for path in paths])
+        self._scorer.commit([[self._inner_ids[node] for node in path] for path in paths])
         self._drop_pending()
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -55,9 +55,10 @@ class StaticScorer:
 
     def _renumber(self, parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
         """The padded scorer's ids; parents may be of this pass, whose nodes follow all earlier ones and padding."""
-        numbers = [*self._columns, *range(self._num_columns, self._num_columns + parents.shape[1])]
-        columns = torch.tensor(numbers)
-        return torch.where(parents >= 0, columns[parents.clamp(min=0)], parents)
+        known = [*self._inner_ids, *range(self._num_inner, self._num_inner + parents.shape[1])]
+        inner_ids = torch.tensor(known)
+        return torch.where(parents >= 0, inner_ids[parents.clamp(min=0)], parents)
 
     def _drop_pending(self) -> None:
-        self._columns, self._num_columns = [], 0
+        self._inner_ids = []
+        self._num_inner = 0

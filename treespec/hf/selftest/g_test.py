@@ -15,7 +15,8 @@ def g_test(counts: Sequence[float] | np.ndarray, probs: Sequence[float] | np.nda
     Cells that expect fewer than five are pooled; an impossible outcome that came gives zero. `num_groups` is how many
     sums of the counts were fixed beforehand: one, or one for each context where several share a test.
     """
-    observed, share = np.asarray(counts, dtype=float), np.asarray(probs, dtype=float)
+    observed = np.asarray(counts, dtype=float)
+    share = np.asarray(probs, dtype=float)
     if observed[share == 0].any():
         return 0.0
     expected = share * observed.sum()

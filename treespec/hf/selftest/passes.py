@@ -61,12 +61,12 @@ def _cause(subject: Subject, tolerance: float) -> str:
     others, ancestor = tokens.clone(), tokens.clone()
     others[0, list(OTHERS)] = tokens[0, list(OTHERS)].roll(1)
     ancestor[0, 3] = tokens[0, 1]
-    if _distance(_score(subject, others, PARENTS)[[3, 6]], logits[[3, 6]]) > tolerance:
+    if largest_difference(_score(subject, others, PARENTS)[[3, 6]], logits[[3, 6]]) > tolerance:
         return "a node sees its siblings (the tree mask does not hide them)"
-    if not _distance(_score(subject, ancestor, PARENTS)[[6]], logits[[6]]) > tolerance:
+    if not largest_difference(_score(subject, ancestor, PARENTS)[[6]], logits[[6]]) > tolerance:
         return "a node does not see its ancestors (the tree mask hides them)"
     alone = _score(subject, tokens[:, list(PATH)], (-1, 0, 1))
-    if _distance(logits[[3, 6]], alone[1:]) > tolerance:
+    if largest_difference(logits[[3, 6]], alone[1:]) > tolerance:
         return "positions follow the node's index, not its depth: siblings before a node shift it"
     return "a path alone is scored wrongly too: positions, mask or cache of a plain continuation"
 
@@ -76,12 +76,6 @@ def _score(subject: Subject, tokens: Tensor, parents: Sequence[int]) -> Tensor:
     scorer = TreeScorer(subject.facts)
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     return scorer.extend(tokens, torch.tensor([list(parents)])).logits[0]
-
-
-def _distance(left: Tensor, right: Tensor) -> float:
-    is_allowed = right > torch.finfo(right.dtype).min / 2
-    gaps = torch.where(is_allowed, left.float() - right.float(), 0.0)
-    return float(gaps.square().mean(-1).sqrt().max() / right.float()[is_allowed].std())
 
 
 def _tokens(subject: Subject, seed: int) -> Tensor:

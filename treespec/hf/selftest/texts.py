@@ -74,7 +74,9 @@ def check_cache(subject: Subject) -> list[Finding]:
     name = "cache after many rounds"
     if keeps_states(subject.model):
         return [Finding(name, SKIPPED, "the model keeps states, not entries per token")]
-    prompt, plain, cache = subject.prompts[0], subject.plains[0], DynamicCache(config=subject.facts.config)
+    prompt = subject.prompts[0]
+    plain = subject.plains[0]
+    cache = DynamicCache(config=subject.facts.config)
     speculation = planted(subject, [plain], seed=5)
     output = _decode(subject, prompt, speculation, past_key_values=cache)
     ids = torch.cat([prompt, torch.tensor(output[:-1], dtype=torch.int64, device=prompt.device)])
@@ -90,7 +92,8 @@ def check_cache(subject: Subject) -> list[Finding]:
 def check_processors(subject: Subject) -> list[Finding]:
     """A processor whose scores depend on every token before the position; what it was asked with is kept."""
     name = "processors along paths"
-    prompt, processor = subject.prompts[-1], Fingerprint()
+    prompt = subject.prompts[-1]
+    processor = Fingerprint()
     processors = LogitsProcessorList([processor])
     plain = plain_greedy(subject.model, subject.inputs(prompt), subject.num_new // 2, logits_processor=processors)
     processor.asked.clear()
@@ -202,7 +205,8 @@ def _cache_fault(cache: Any, expected: Any, dtype: torch.dtype) -> str | None:
         if wrong:
             nearest = torch.cdist(mine, theirs).argmin(-1)
             is_permuted = (mine - theirs[nearest]).norm(dim=-1) <= tolerance * theirs[nearest].norm(dim=-1)
-            first, where = wrong[0], f"layer {number}, {len(wrong)} of {count} entries"
+            first = wrong[0]
+            where = f"layer {number}, {len(wrong)} of {count} entries"
             if bool(is_permuted.all()):
                 return f"commit in the wrong order: entry {first} holds that of token {int(nearest[first])} ({where})"
             return f"entries are not those of the text from number {first} on ({where}, error {float(error.max()):.1e})"

@@ -3,7 +3,7 @@
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
 would have emitted. What was not drafted is extrapolated from the acceptance by depth and rank.
 
-Axis letters: C candidates, n nodes below the root.
+The n nodes of a tree are here those below its root.
 """
 
 from collections.abc import Sequence

@@ -20,12 +20,12 @@ ORIGIN = ("_name_or_path", "transformers_version")
 
 
 class Texts(NamedTuple):
-    """C written texts of N tokens together, concatenated."""
+    """B written texts of T tokens together, concatenated."""
 
-    tokens: Tensor  # int64 [N]
-    lengths: Tensor  # int64 [C], of each text.
+    tokens: Tensor  # int64 [T]
+    lengths: Tensor  # int64 [B], of each text.
     top: Tensor
-    """int64 [N, K], the K most probable next tokens after every token, -1 where the model did not generate the next one
+    """int64 [T, k], the k most probable next tokens after every token, -1 where the model did not generate the next one
     (the template's opening, given prompts, a text's end)."""
 
 

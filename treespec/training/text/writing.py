@@ -118,7 +118,8 @@ def write_batch(
     generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
     temperatures = cycle(writing.temperatures)
     texts = [_start(message, turns, next(temperatures), writing) for message in messages]
-    message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
+    message_ends = frozenset([*ends, *turns.reply[:1]])
+    answer_ends = frozenset(ends)
     rows = list(texts)
     _prefill(scorer, rows)
     while rows:
@@ -135,7 +136,8 @@ def write_batch(
                 is_message = row.num_message is not None
                 row.append(token, candidates, turns, message_ends if is_message else answer_ends, writing)
         rows = _without_done(scorer, rows)
-    tokens, lengths = [token for row in texts for token in row.tokens], [len(row.tokens) for row in texts]
+    tokens = [token for row in texts for token in row.tokens]
+    lengths = [len(row.tokens) for row in texts]
     top = [each for row in texts for each in (*row.top, _unknown(writing))]
     return Texts(torch.tensor(tokens), torch.tensor(lengths), torch.stack(top))
 
@@ -212,7 +214,9 @@ def write_texts(
     """
     check_count("num_tokens", num_tokens)
     writing, folder = writing or Writing(), Path(folder)
-    scorer, ends, turns = make_scorer(model), end_tokens(model, tokenizer), chat_turns(tokenizer)
+    scorer = make_scorer(model)
+    ends = end_tokens(model, tokenizer)
+    turns = chat_turns(tokenizer)
     if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
         raise ConfigError(f"max_length is {writing.max_length}, the model has {scorer.max_positions} positions")
     given, opened = ([tokenizer(t, add_special_tokens=False)["input_ids"] for t in few] for few in (prompts, openings))

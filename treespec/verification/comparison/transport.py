@@ -18,7 +18,7 @@ from torch import Tensor
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, WITHOUT_REPLACEMENT, Verdict
 from treespec.verification.rule import BaseRule, Requirements
-from treespec.verification.walks import Candidate, walk_down, walk_up
+from treespec.verification.walks import Visit, walk_down, walk_up
 
 MAX_SUPPORT = 20
 Matrix = list[list[Any]]
@@ -64,16 +64,16 @@ class TransportTraversal(BaseRule):
     requirements = _REQUIREMENTS
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return walk_up(tree, target_probs, rng, _candidates)
+        return walk_up(tree, target_probs, rng, _visits)
 
 
-def _candidates(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Candidate]:
+def _visits(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Visit]:
     children = tree.children(node)
     masses, rest = transport_siblings(tree, children, mass * probs)
-    yield from map(Candidate, children, masses)
+    yield from map(Visit, children, masses)
     total = rest.sum()
     # Where nothing is left below rejected children, the root, always accepted, emits from its own distribution.
-    yield Candidate(node, 0, probs) if total == 0 else Candidate(node, total / (total + (1 - mass)), rest)
+    yield Visit(node, 0, probs) if total == 0 else Visit(node, total / (total + (1 - mass)), rest)
 
 
 def transport_siblings(tree: Any, children: Sequence[int], weights: Any) -> tuple[list[Any], Any]:

@@ -84,7 +84,7 @@ def verify_dense(
         check_flags(trees, is_verifiable(trees, target_probs.shape[-1]), True)
         picks = inverse_cdf(target_probs, *upload(target_probs.device, draws))
         return _follow(trees, *download(picks, are_distributions(target_probs)))
-    check_flags(trees, is_well_formed(trees) and _has_known_tokens(trees, target_probs.shape[-1]), True)
+    check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
     scan = form.scan(trees, target_probs)
     accept_probs = _read_checked(trees, target_probs, scan).tolist()
@@ -139,10 +139,11 @@ def _draw_next(scan: Scan, last: list[int], draws: Uniforms) -> list[int]:
 
 def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
     """Whether the trees are drafted trees and every drafted token is in the vocabulary."""
-    return _has_known_tokens(trees, vocab_size) and trees.is_valid
+    return has_known_tokens(trees, vocab_size) and trees.is_valid
 
 
-def _has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
+def has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
+    """Whether every drafted token is in the vocabulary; roots and padding are not looked at."""
     return bool(((trees.tokens >= 0) & (trees.tokens < vocab_size) | (trees.parents < 0)).all())
 
 

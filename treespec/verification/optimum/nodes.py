@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import check_count, check_distributions, check_number
@@ -94,8 +95,8 @@ def _check_pair(target_probs: Tensor, draft_probs: Tensor, may_be_empty: bool = 
         raise ConfigError(f"target_probs and draft_probs must have one shape, got {shapes}")
 
 
-def _all_inside(draft: Tensor, k: int, tolerance: float) -> tuple[Tensor, float]:
-    """Pr(k draws without replacement all fall in the prefix) for every prefix [V] of `draft`, and an error bound."""
+def _all_inside(draft: Float[Tensor, " V"], k: int, tolerance: float) -> tuple[Float[Tensor, " V"], float]:
+    """Pr(k draws without replacement all fall in the prefix) for every prefix of `draft`, and an error bound."""
     mass = draft.cumsum(-1)
     if k == 1:
         return mass, 0.0
@@ -112,7 +113,9 @@ def _all_inside(draft: Tensor, k: int, tolerance: float) -> tuple[Tensor, float]
     return inside, error
 
 
-def _race(draft: Tensor, rest: Tensor, k: int, tolerance: float) -> tuple[Tensor, float]:
+def _race(
+    draft: Float[Tensor, " V"], rest: Float[Tensor, " V"], k: int, tolerance: float
+) -> tuple[Float[Tensor, " V"], float]:
     """The integral over ring times for all prefixes at once: see `optimum_without_replacement`.
 
     Below the first panel at least k rings have probability at most t^k / k!; above the last one they are counted as
@@ -137,8 +140,8 @@ def _race(draft: Tensor, rest: Tensor, k: int, tolerance: float) -> tuple[Tensor
     return inside, tolerance / 4 + panel_error + missing + rounding
 
 
-def _fewer_rings(draft: Tensor, times: Tensor, k: int) -> Tensor:
-    """Pr(fewer than k tokens of the prefix have rung by t), [times, V].
+def _fewer_rings(draft: Float[Tensor, " V"], times: Float[Tensor, " M"], k: int) -> Float[Tensor, "M V"]:
+    """Pr(fewer than k tokens of the prefix have rung by t).
 
     `e^(-q(H) t) sum over j < k of e_j(e^(q t) - 1)` with elementary symmetric sums e_j as nested cumulative sums.
     Tokens that have certainly rung are counted instead of multiplied, which would overflow.
