@@ -159,7 +159,7 @@ class _Literals(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, device = dict(kwargs or {}), _active[-1]
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(first, DeviceTensor):
             wanted = kwargs.pop("device", None)
             out = func(*args, **kwargs)
@@ -168,7 +168,7 @@ class _Literals(TorchFunctionMode):
             device.count(device.uploads)
             return DeviceTensor(out)
         if func is torch.Tensor.pin_memory:
-            pinned = first.clone()
+            pinned: Any = first.clone()
             pinned.is_pinned_here = True
             return pinned
         if func is torch.Tensor.tolist and isinstance(first, DeviceTensor):
