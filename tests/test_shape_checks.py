@@ -8,7 +8,8 @@ import torch
 from helpers.toys import as_batch, random_drafted
 from jaxtyping import TypeCheckError
 
-from treespec.verification.dense.scans import at, scan_rejection
+from treespec.hf.cache.slot_cache import _take
+from treespec.verification.dense.scans import scan_rejection
 
 
 def test_a_wrong_shape_is_found() -> None:
@@ -19,6 +20,6 @@ def test_a_wrong_shape_is_found() -> None:
 
 
 def test_letters_mean_one_number_in_a_call() -> None:
-    assert at(torch.ones(2, 3), torch.tensor([0, 2])).tolist() == [1.0, 1.0]
+    assert _take(torch.ones(2, 1, 3, 1), torch.tensor([[0], [2]])).flatten().tolist() == [1.0, 1.0]
     with pytest.raises(TypeCheckError, match="index"):
-        at(torch.ones(2, 3), torch.tensor([0, 2, 1]))
+        _take(torch.ones(2, 1, 3, 1), torch.tensor([[0], [2], [1]]))
