@@ -24,6 +24,7 @@ from treespec.policies import (
     AdaptiveChain,
     BestFirst,
     Chain,
+    Control,
     KAry,
     LowConfidence,
     Paths,
@@ -47,6 +48,7 @@ POLICIES = {
     "mixed": lambda: KAry((2, 2), MIXED),
     "Sequoia": lambda: Sequoia([[0.6, 0.2, 0.1], [0.5, 0.2], [0.4]], 9),
     "delayed_branching": lambda: delayed_branching(2, (3, 1)),
+    "Control": lambda: Control(10, pass_ms={1: 1000.0, 64: 1100.0}, is_timed=False),
     "BestFirst": lambda: BestFirst(10),
     "beam": lambda: BestFirst(10, beam=2, depth=4),
     "eagle2": lambda: eagle2(10, beam=3, depth=3),
@@ -101,7 +103,8 @@ def test_greedy_equals_plain(target, inputs, plain, draft, drafter, policy):
     speculation = treespec.TreeSpeculation(DRAFTERS[drafter](draft), tree=POLICIES[policy]())
     assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
     assert speculation.stats.num_draft_tokens > 0
-    if drafter in ("draft model", "shared tokens", "re-encoding"):
+    # The control drafts rarely with a draft model as large as the target.
+    if drafter in ("draft model", "shared tokens", "re-encoding") and policy != "Control":
         assert speculation.stats.num_accepted_tokens > 0
 
 
