@@ -43,6 +43,7 @@ def test_waits_and_launches_are_few(case: Any) -> None:
     assert row["launches"] <= limit
 
 
+@pytest.mark.slow
 def test_launches_do_not_grow_with_the_nodes() -> None:
     """Processors along paths of a ragged batch: two nodes per level, or four and eight."""
     launches = []

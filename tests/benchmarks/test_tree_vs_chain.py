@@ -138,7 +138,11 @@ def test_highest_logits_are_kept(pair, text):
 
 @pytest.mark.parametrize(
     ("drafter", "shape"),
-    [*(("draft model", shape) for shape in POLICIES), ("merged", CHAIN), ("merged", "best first")],
+    [
+        ("merged", "best first"),
+        *(pytest.param("draft model", shape, marks=pytest.mark.slow) for shape in POLICIES),
+        pytest.param("merged", CHAIN, marks=pytest.mark.slow),
+    ],
 )
 def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     model, draft = pair
@@ -232,6 +236,7 @@ def tiny_models(pair, monkeypatch):
     return models
 
 
+@pytest.mark.slow
 def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,), (7,))))
     names = ["suffix, request only", "recycling, cold", "recycling + suffix, cold", "draft model"]

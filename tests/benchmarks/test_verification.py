@@ -154,6 +154,7 @@ def test_halves_choose_for_each_other():
     assert found[8, "best"].num_choices == 2
 
 
+@pytest.mark.slow
 def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     model = tiny_llama(vocab_size=97, num_layers=3)
     encoded = {"input_ids": prompt(2, vocab_size=97), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}

@@ -5,6 +5,7 @@ right, and the strongest planted bugs must be found with 2,000.
 """
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,16 @@ def strong_bugs() -> list[Case]:
     return [last[bug] for bug in STRONG_BUGS]
 
 
-@pytest.mark.parametrize("case", right_cases() + more_cases(), ids=lambda case: case.name)
+def every_case() -> list[Any]:
+    """All right cases; those of rules for comparison, which take long, are slow."""
+    quick = {name for name in RULES if not type(RULES[name]).__module__.startswith("treespec.verification.comparison")}
+    return [
+        pytest.param(case, id=case.name, marks=() if case.rule_name in quick else pytest.mark.slow)
+        for case in right_cases() + more_cases()
+    ]
+
+
+@pytest.mark.parametrize("case", every_case())
 def test_joint_distribution_is_the_targets(case, models):
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-4

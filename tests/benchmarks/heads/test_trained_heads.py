@@ -65,6 +65,7 @@ def run(model, draft, tmp_path, monkeypatch):
     return call
 
 
+@pytest.mark.slow
 def test_the_whole_run(run, model, draft, monkeypatch):
     data, text, picture = run()
     assert list(data["runs"]) == ["T=0", "T=1"]
@@ -90,6 +91,7 @@ def test_the_whole_run(run, model, draft, monkeypatch):
         run("--seed", "1")
 
 
+@pytest.mark.slow
 def test_temperatures_come_together(run, monkeypatch):
     one, text, picture = run("--temperatures", "1", "--prompts", "1")
     assert list(one["runs"]) == ["T=1"]

@@ -295,7 +295,7 @@ def planted(miss_rate, seed, max_width=4):
     return Planted([TRUTH], 50, max_width=max_width, max_depth=3, miss_rate=miss_rate, seed=seed)
 
 
-@pytest.mark.parametrize("is_useless_first", [True, False])
+@pytest.mark.parametrize("is_useless_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("policy", "width"), [(BestFirst(13), 4), (Chain(3), 1)], ids=["tree", "chain"])
 def test_a_useless_drafter_does_no_harm(monkeypatch, policy, width, is_useless_first):
     """13 nodes hold a planted tree of 3 levels of 4 whole, so every useless node that is kept costs a good one."""

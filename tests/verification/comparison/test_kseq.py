@@ -31,7 +31,7 @@ FIXED_SHAPES = [name for name in SHAPES if name != "adaptive width"]
 
 
 @pytest.mark.parametrize("shape", FIXED_SHAPES)
-@pytest.mark.parametrize("vocab_size", [1, 2, 3])
+@pytest.mark.parametrize("vocab_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_exact_distribution_in_float64(shape, vocab_size, record_property):
     if shape in ("3-1-1", "unbalanced") and vocab_size == 3:
         vocab_size = 2  # The cost grows as V^nodes: 3-1-1 over three tokens has 3^9 drafts.

@@ -130,6 +130,7 @@ def test_exact_distribution_of_every_pair_shape_in_rational_arithmetic(rule, sch
     record_property("exact_case", (rule.name, scheme, shape, f"{name}, {vocab_size} tokens", True))
 
 
+@pytest.mark.slow
 @by_rule
 @by_scheme
 def test_exact_distribution_of_a_two_by_two_tree_over_three_tokens(rule, scheme, record_property):
@@ -165,6 +166,7 @@ def truncated_tree(num_tokens: int, generator: torch.Generator, logits: torch.Te
     )
 
 
+@pytest.mark.slow
 @by_rule
 def test_truncated_float32_drafts_have_the_targets_distribution(rule):
     """A large vocabulary cannot be enumerated: empirical frequencies of the heaviest tokens, five sigma."""
