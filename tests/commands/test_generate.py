@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from helpers.written import TARGET, TOKENIZER
+from transformers import MistralConfig, MistralForCausalLM
 from typer.testing import CliRunner
 
 import treespec
@@ -91,6 +92,24 @@ def test_a_conversation_reuses_its_cache():
         read = encode(LOADED, messages)["input_ids"].shape[1]
         messages.append({"role": "assistant", "content": answer})
     assert talk.num_reused > 40
+
+
+def test_a_conversation_beyond_the_sliding_window_is_cut_too():
+    """transformers' own windowed layers drop tokens and refuse to be cut; those that speculation returns keep all."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "vocab_size": TARGET.config.vocab_size}
+    torch.manual_seed(0)
+    config = MistralConfig(**sizes, **ids, num_key_value_heads=2, sliding_window=16, initializer_range=0.3)
+    loaded = Loaded(MistralForCausalLM(config).eval(), TOKENIZER, "toy")
+    speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=6)
+    talk = Conversation(loaded, speculation, {"do_sample": False, "max_new_tokens": 8}, None)
+    for message in ("What is this?", "And that?"):
+        inputs = encode(loaded, [*talk.messages, {"role": "user", "content": message}])
+        out = loaded.model.generate(**inputs, max_new_tokens=8, do_sample=False)
+        new = out[0, inputs["input_ids"].shape[1] :]
+        assert talk.answer(message, None) == TOKENIZER.decode(new, skip_special_tokens=True)
+        talk.messages[-1]["content"] = "something else"  # The next prompt does not begin with all that was cached.
+    assert talk.num_reused > 16
 
 
 def test_chat_reads_lines(saved):

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.siblings import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 from helpers.toys import verify_rows
 from torch import Tensor
 
@@ -25,21 +26,6 @@ from treespec.sampling import NoProcessors
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import RULES, verify
 from treespec.verification.dispatch import one_thread, verify_batch
-
-DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
-
-
-def pair(index: list[int] | None, **options) -> TreeBatch:
-    """A root with two children, drawn from rows `index` of DISTRIBUTIONS; None: selected."""
-    tree = TokenTree(
-        torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0]), DISTRIBUTIONS if index else None,
-        torch.tensor([-1, *index]) if index else None, **options,
-    )  # fmt: skip
-    return TreeBatch.from_trees([tree])
-
-
-SELECTED, IID, MIXED = pair(None), pair([0, 0]), pair([0, -1])
-WITHOUT_REPLACEMENT = pair([0, 0], is_without_replacement=torch.tensor([False, True, True]))
 
 
 def uniform(*shape: int) -> Tensor:

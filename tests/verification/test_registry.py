@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.siblings import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, pair
 from torch import Tensor
 
 from treespec.errors import (
@@ -14,20 +15,6 @@ from treespec.protocols import VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, TargetWalk, Traversal, get_rule, resolve, supporting_rules, verify
 
-DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
-
-
-def pair(index: list[int] | None, **options) -> TreeBatch:
-    """A root with two children, drawn from rows `index` of DISTRIBUTIONS; None: selected."""
-    tree = TokenTree(
-        torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 0]), DISTRIBUTIONS if index else None,
-        torch.tensor([-1, *index]) if index else None, **options,
-    )  # fmt: skip
-    return TreeBatch.from_trees([tree])
-
-
-SELECTED, IID, MIXED = pair(None), pair([0, 0]), pair([0, -1])
-WITHOUT_REPLACEMENT = pair([0, 0], is_without_replacement=torch.tensor([False, True, True]))
 CHAIN = TreeBatch.from_trees([TokenTree.chain([0, 1, 2], DISTRIBUTIONS)])
 
 

@@ -111,10 +111,7 @@ class Conversation:
         self.num_reused = [*is_same, False].index(False)
         num_dropped = self._cache.get_seq_length() - self.num_reused
         if num_dropped:
-            try:
-                self._cache.crop(-num_dropped)
-            except (ValueError, NotImplementedError):  # Sliding-window layers have dropped what is needed.
-                self._cache, self.num_reused = DynamicCache(config=self._loaded.model.config.get_text_config()), 0
+            self._cache.crop(-num_dropped)  # Speculation returns caches that keep all tokens, of windowed layers too.
 
 
 def _read() -> str | None:

@@ -74,6 +74,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
             arguments=frozenset(inspect.signature(plain.forward).parameters),
             adapters=active_adapters(plain),
         )
+    # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
 
@@ -81,7 +82,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
 def check_model(model: object) -> None:
     """Raise `ConfigError` unless this is a model.
 
-    Raises `UnsupportedModelError`: an encoder-decoder model and for a prompt-learning adapter.
+    Raises `UnsupportedModelError`: an encoder-decoder model, or a prompt-learning adapter.
     """
     # Not `PreTrainedModel`: wrappers of one (compiled, adapted) work too.
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):

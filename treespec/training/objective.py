@@ -7,6 +7,7 @@ until it has become its loss and its gradient with respect to the outputs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Draft(NamedTuple):
     anchors: Tensor
 
 
-class Learner(nn.Module):
+class Learner(nn.Module, ABC):
     """A drafter in training."""
 
     num_depths: int
@@ -40,17 +41,17 @@ class Learner(nn.Module):
     target_ids: Tensor  # int64 [W], the target's id of every draft id.
 
     @property
+    @abstractmethod
     def output_weight(self) -> Tensor:
         """[W, H], the output head's matrix."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """Drafts by depth, where the target generated the token; from every anchor if there is no generator."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the drafter's files for the target of that name, with weights in `dtype`."""
-        raise NotImplementedError
 
 
 class Objective(nn.Module):
