@@ -1,16 +1,47 @@
-"""Checks of options, and of whether an array is a distribution."""
+"""Options of public objects: checks of them, of distributions among them, and how an object shows its own."""
 
+import inspect
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import Module
 
 from treespec.errors import ConfigError
 
 AUTO = "auto"
+MAX_SHOWN = 80
+"""A longer list or text is not shown."""
 CHILDREN = (AUTO, "selected", "iid", "without_replacement", "mixed")
+
+
+class ShowsOptions:
+    """`repr` of an object: its class and the constructor's arguments that it keeps and that differ from the defaults.
+
+    An argument is read from the attribute of its name, public or with an underscore.
+    """
+
+    def __repr__(self) -> str:
+        shown, kept = [], vars(self)
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = kept.get(name, kept.get(f"_{name}", parameter.default))
+            if not _is_same(value, parameter.default):
+                shown.append(f"{name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, str | int | float) and value == default)
+
+
+def _short(value: Any) -> str:
+    """A value in a few words: modules and arrays, and what has no `repr` of its own, by the name of their class."""
+    if isinstance(value, list | tuple) and len(value) <= MAX_SHOWN:
+        return f"[{', '.join(map(_short, value))}]"
+    is_large = isinstance(value, Module | Tensor | list | tuple) or type(value).__repr__ is object.__repr__
+    return f"<{type(value).__name__}>" if is_large or len(repr(value)) > MAX_SHOWN else repr(value)
 
 
 def check_children(children: str, allowed: tuple[str, ...] = CHILDREN) -> str:

@@ -6,13 +6,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from treespec.checks import ShowsOptions
 from treespec.errors import ConfigError
 from treespec.policies import Control
 from treespec.protocols import History, Session, TreePolicy
 from treespec.tree import ROOT_PARENT, TreeBatch
 
 
-class SessionSource:
+class SessionSource(ShowsOptions):
     """The properties of a `DraftSource` that come from the call's session, and the policy of the step."""
 
     _session: Session

@@ -8,7 +8,7 @@ below every node, ranked by how likely verification is to reach it and to accept
 
 import numpy as np
 
-from treespec.checks import AUTO, check_children, check_count, check_number
+from treespec.checks import AUTO, ShowsOptions, check_children, check_count, check_number
 from treespec.errors import ConfigError
 from treespec.policies.children import Children, choose_children, resolve_children
 from treespec.policies.draw_values import ACCEPTANCE, VISIT, DrawValues, draw_values
@@ -23,7 +23,7 @@ DENSE_DEPTH = 8
 """The deepest level by default where a level costs a draft pass."""
 
 
-class BestFirst:
+class BestFirst(ShowsOptions):
     """The `num_nodes - 1` best nodes below the root.
 
     Args:
@@ -119,7 +119,7 @@ class BestFirst:
         return best_nodes(level, values, self.beam or level.shape[1])
 
 
-class SpecExec:
+class SpecExec(ShowsOptions):
     """SpecExec (Svirschevski et al. 2024): draft passes over the best unexpanded nodes of any depth.
 
     A search for shortest paths that settles `beam` nodes at a time. Unlike a beam per level it returns to nodes that it
@@ -135,7 +135,7 @@ class SpecExec:
     """
 
     def __init__(self, num_nodes: int, beam: int = 16, num_passes: int = 8) -> None:
-        self.max_nodes = check_count("num_nodes", num_nodes)
+        self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes)
         self.beam = check_count("beam", beam)
         self.num_passes = check_count("num_passes", num_passes)
 

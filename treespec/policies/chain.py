@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from treespec.checks import AUTO, check_children, check_count, check_number
+from treespec.checks import AUTO, ShowsOptions, check_children, check_count, check_number
 from treespec.errors import ConfigError
 from treespec.policies.children import choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
@@ -37,7 +37,7 @@ class LowConfidence:
         return token_probs[:, -1] < self.threshold
 
 
-class Chain:
+class Chain(ShowsOptions):
     """k draft tokens, one after the other.
 
     `children` as for `Paths`; all that are sampled mean one draw here. `stop` ends rows early, e.g. `LowConfidence()`,

@@ -5,7 +5,7 @@ from itertools import accumulate, product
 from operator import mul
 from typing import NamedTuple
 
-from treespec.checks import AUTO, check_children, check_count
+from treespec.checks import AUTO, ShowsOptions, check_children, check_count
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
@@ -22,7 +22,7 @@ class Level(NamedTuple):
     widths: tuple[int, ...]
 
 
-class Paths:
+class Paths(ShowsOptions):
     """A tree given by its rank paths, as in vLLM's `speculative_token_tree` and Medusa's and EAGLE-1's fixed trees.
 
     The child of rank r is the r-th most probable token when children are selected and the r-th draw when sampled.
@@ -42,6 +42,7 @@ class Paths:
         parsed = parse_paths(paths)
         if not parsed:
             raise InvalidTreeError("no rank path given: a tree needs a child of the root at least, such as [(0,)]")
+        self.paths = parsed
         self._levels = levels_of_paths(parsed)
         self.max_nodes = len(parsed) + 1
         self.children = check_children(children)
@@ -57,7 +58,7 @@ class KAry(Paths):
     """
 
     def __init__(self, branching: Sequence[int], children: str = AUTO) -> None:
-        widths = check_branching(branching)
+        self.branching = widths = check_branching(branching)
         num_nodes = sum(accumulate(widths, mul, initial=1))
         if num_nodes > MAX_NODES:
             raise ConfigError(f"branching {widths} makes {num_nodes} nodes, more than {MAX_NODES}")

@@ -43,6 +43,7 @@ class Sequoia(Paths):
         if not paths:
             raise ConfigError(f"no tree of {num_nodes} nodes has a child that is ever accepted: {probs!r}")
         super().__init__(paths, children)
+        self.num_nodes = num_nodes
 
     @classmethod
     def from_stats(

@@ -11,7 +11,7 @@ then reads `parent's time + time - first sibling's time`: the children's clocks 
 import numpy as np
 import torch
 
-from treespec.checks import AUTO, check_children, check_count
+from treespec.checks import AUTO, ShowsOptions, check_children, check_count
 from treespec.policies.children import Children, choose_children, on_host, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource, Proposal
@@ -19,7 +19,7 @@ from treespec.sampling import race
 from treespec.tree import PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
 
-class StochasticBeam:
+class StochasticBeam(ShowsOptions):
     """`width` nodes on each of `depth` levels: sampled by stochastic beam search, or the most probable when selected.
 
     `children` is "auto", "selected" or "without_replacement", see `Paths`.

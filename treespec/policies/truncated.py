@@ -3,7 +3,7 @@
 The truncated distribution is also what is stored with them, so every lossless rule stays lossless.
 """
 
-from treespec.checks import check_count, is_policy
+from treespec.checks import ShowsOptions, check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain
 from treespec.policies.control import Control
@@ -15,7 +15,7 @@ CHAIN_LENGTH = 5
 """The most tokens of a chain that replaces a tree."""
 
 
-class Truncated:
+class Truncated(ShowsOptions):
     """Another policy's trees over draft distributions that are cut to their `num_tokens` most probable tokens.
 
     With two sampled children per node and a width that is fixed beforehand (`Paths`, `KAry`, `Sequoia`, chains)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from treespec.checks import check_count, check_number
+from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.drafters.base import policy_of_call, single_nodes
 from treespec.drafters.host_trees import can_use_heap, stack_trees
 from treespec.drafters.lookup.suffix_store import SuffixStore
@@ -36,7 +36,7 @@ class Match(NamedTuple):
         return TrieNode(self.text, self.text.ends(self.occurrences), self.length, smoothing)
 
 
-class SuffixLookup:
+class SuffixLookup(ShowsOptions):
     """Drafts by looking up the text's own ending in the prompt and the output, and in a store of earlier texts.
 
     For every match length m, in each text, the best continuations form a tree of at most 2 m + 4 nodes; a node's

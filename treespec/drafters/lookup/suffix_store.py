@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from treespec.checks import check_count
+from treespec.checks import ShowsOptions, check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
 from treespec.drafters.lookup.suffix_text import SEPARATOR, Occurrences, SuffixText
 from treespec.errors import CheckpointError, ConfigError
@@ -20,7 +20,7 @@ MIN_UNSORTED, UNSORTED_SHARE = 8192, 16
 MIN_CAPACITY = 64
 
 
-class SuffixStore:
+class SuffixStore(ShowsOptions):
     """Texts that the `SuffixLookup`s with this store draft from, and to which the output of their calls is added.
 
     When more than `capacity` tokens are kept (about 12 bytes each, with one separator per text), the oldest quarter is

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
-from treespec.checks import check_count
+from treespec.checks import ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call
 from treespec.drafters.host_trees import stack_trees
 from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
@@ -16,7 +16,7 @@ from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, Sessio
 from treespec.tree import PADDING_PARENT, TreeBatch
 
 
-class Merge:
+class Merge(ShowsOptions):
     """The union of several drafters' trees, pruned to the most valuable nodes.
 
     Every drafter's confidence in the nodes along the emitted tokens, pruned ones included, is compared with the

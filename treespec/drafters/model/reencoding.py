@@ -13,7 +13,7 @@ from itertools import accumulate, takewhile
 
 import torch
 
-from treespec.checks import check_count
+from treespec.checks import ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call, single_nodes
 from treespec.drafters.host_trees import stack_trees
 from treespec.drafters.model.draft_model import DraftModel
@@ -35,7 +35,7 @@ from treespec.sampling import NoProcessors
 from treespec.tree import Path, TokenTree, TreeBatch
 
 
-class ReEncoding:
+class ReEncoding(ShowsOptions):
     """Drafts with a model that has another tokenizer, by way of the text; see `Drafter` for its methods.
 
     The caller's logits processors are for the target's tokens and are not applied to the draft's.

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from treespec.checks import ShowsOptions
 from treespec.drafters.model.token_map import NOT_SHARED, START_TOKEN, Translator, known_tokens, left_padded
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import History, Session
@@ -68,7 +69,7 @@ class SameVocabulary:
         return DraftText(session.history)
 
 
-class SharedVocabulary:
+class SharedVocabulary(ShowsOptions):
     """The draft model drafts only those tokens that both vocabularies have.
 
     Args:

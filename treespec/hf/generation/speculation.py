@@ -82,6 +82,10 @@ class TreeSpeculation:
         self.steps: list[StepRecord] = []
         self._is_running, self._learned = False, LearnedByAdapters()
 
+    def __repr__(self) -> str:
+        options = self.options
+        return f"TreeSpeculation({self.drafter!r}, tree={options.policy!r}, verification={options.verification!r})"
+
     @property
     def drafter(self) -> Any:
         """The drafter of the options."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treespec.checks import check_count, check_number
+from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
 from treespec.policies.control.candidates import ACCELERATOR_SIZE, PLAIN, TREE_SIZES, Candidates
@@ -65,7 +65,7 @@ class Call:
     is_repeatable: bool = False
 
 
-class Control:
+class Control(ShowsOptions):
     """Chooses between plain decoding, chains and best-first trees at every step, by measured time and acceptance.
 
     What was learned stays from call to call. A call that samples with a seed learns nothing from other calls and reads
