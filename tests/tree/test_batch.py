@@ -17,6 +17,7 @@ from treespec.tree import (
     PADDING_PARENT,
     SELECTED,
     WITHOUT_REPLACEMENT,
+    HostTree,
     TokenTree,
     TreeBatch,
 )
@@ -74,6 +75,18 @@ def test_keeping_nodes_takes_their_distributions_along() -> None:
     assert cut.draft_index[0].tolist() == [-1, 0, -1]
     assert cut.is_without_replacement is not None
     assert cut.is_without_replacement[0].tolist() == [False, True, False]
+
+
+def test_selecting_nodes_orders_them_and_renumbers_parents() -> None:
+    trees = [HostTree([9, 1, 2, 3, 4], [-1, 0, 1, 0, 3], [1.0, 0.5, 0.2, 0.4, 0.3]), HostTree([8], [-1], [1.0])]
+    batch = TreeBatch.from_host_trees(trees)
+    assert batch.host_trees()[0][:2] == trees[0][:2]
+    cut = batch.select_nodes([[0, 3, 1, 4], [0]])
+    assert cut.is_valid
+    assert cut.parents.tolist() == [[-1, 0, 0, 1], [-1, *[PADDING_PARENT] * 3]]
+    assert cut.tokens[0].tolist() == [9, 3, 1, 4]
+    assert cut.values is not None
+    assert cut.values[0].tolist() == pytest.approx([1.0, 0.4, 0.5, 0.3])
 
 
 INDEX, FLAGS = torch.tensor([-1, 0, 0]), torch.tensor([False, True, True])

@@ -58,7 +58,7 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
         with run.stats.timed("commit"):
             emitted, finished = run.emit(verdicts, probs)
             target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
-            run.learn(VerifiedStep(trees, verdicts, scores, emitted))
+            run.update(VerifiedStep(trees, verdicts, scores, emitted))
         run.record(trees, verdicts, emitted, before)
         run.leave(finished)
     return Result(run.outputs, run.stats, run.records)
@@ -191,7 +191,7 @@ class _Run:
             finished.append(num_kept is not None)
         return emitted, finished
 
-    def learn(self, step: VerifiedStep) -> None:
+    def update(self, step: VerifiedStep) -> None:
         """Update the drafter, and the session's policy if it learns (`as_chain` may have replaced the request's)."""
         self.drafter.update(step)
         if isinstance(self.session.policy, LearningPolicy):

@@ -3,17 +3,11 @@
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from treespec.tree import HostTree
 
 State = TypeVar("State")
-
-
-class HostTree(NamedTuple):
-    """Tokens, parents and path values of one tree's nodes, the root's first."""
-
-    tokens: list[int]
-    parents: list[int]
-    values: list[float]
 
 
 def grow_best_first(

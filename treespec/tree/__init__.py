@@ -15,6 +15,7 @@ from treespec.tree.arrays import (
     ancestor_mask,
 )
 from treespec.tree.batch import TreeBatch
+from treespec.tree.host_tree import HostTree
 from treespec.tree.paths import Path, Verdict, parents_of_paths, parse_paths
 from treespec.tree.token_tree import TokenTree
 
@@ -26,6 +27,7 @@ __all__ = [
     "ROOT_PARENT",
     "SELECTED",
     "WITHOUT_REPLACEMENT",
+    "HostTree",
     "Path",
     "TokenTree",
     "TreeBatch",

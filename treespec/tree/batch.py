@@ -14,6 +14,7 @@ from torch import Tensor
 from treespec.errors import InvalidTreeError
 from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, TreeArrays, ancestor_mask, check_shapes
 from treespec.tree.checks import is_drafted
+from treespec.tree.host_tree import HostTree
 from treespec.tree.token_tree import TokenTree
 from treespec.tree.transfer import download
 
@@ -78,6 +79,27 @@ class TreeBatch(TreeArrays):
             is_without_replacement=pad(flags, 0) if probs else None,
             is_width_fixed=all(t.is_width_fixed for t in trees),
         )
+
+    @classmethod
+    def from_host_trees(cls, trees: Sequence[HostTree]) -> TreeBatch:
+        """Pad trees of selected children, all with values, to one batch."""
+        width = max(len(tree.tokens) for tree in trees)
+
+        def pad(rows: Sequence[Sequence[float]], filler: int, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows], dtype=dtype)
+
+        return cls(
+            tokens=pad([tree.tokens for tree in trees], 0, torch.int64),
+            parents=pad([tree.parents for tree in trees], PADDING_PARENT, torch.int64),
+            values=pad([tree.values for tree in trees], 0, torch.float32),
+        )
+
+    def host_trees(self) -> list[HostTree]:
+        """The rows as lists, without padding; their distributions are left out."""
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        values = [[]] * self.num_rows if self.values is None else self.values.tolist()
+        sizes = [len(row) - row.count(PADDING_PARENT) for row in parents]
+        return [HostTree(t[:n], p[:n], v[:n]) for t, p, v, n in zip(tokens, parents, values, sizes, strict=True)]
 
     @property
     def num_rows(self) -> int:
@@ -146,14 +168,27 @@ class TreeBatch(TreeArrays):
         return self.keep_nodes(keep)
 
     def keep_nodes(self, keep: Bool[Tensor, "B N"]) -> TreeBatch:
-        """The batch cut down to `keep`, which must hold every kept node's ancestors."""
-        kept, parents = keep.numpy(), self.parents.numpy()
-        counts = kept.sum(1)
-        order = np.argsort(~kept, axis=1, kind="stable")[:, : max(int(counts.max()), 1)]
-        rows = np.arange(len(kept))[:, None]
-        new_id = (kept.cumsum(1) - 1)[rows, np.maximum(parents, 0)]
-        parents = np.where(parents >= 0, new_id, parents)[rows, order]
-        parents[np.arange(order.shape[1]) >= counts[:, None]] = PADDING_PARENT
+        """The batch cut down to `keep`, which must hold every kept node's ancestors; the order stays."""
+        is_kept = keep.numpy()
+        counts = is_kept.sum(1, keepdims=True)
+        width = max(int(counts.max()), 1)
+        kept_first = np.argsort(~is_kept, axis=1, kind="stable")[:, :width]
+        return self._take(np.where(np.arange(width) < counts, kept_first, PADDING_PARENT))
+
+    def select_nodes(self, nodes: Sequence[Sequence[int]]) -> TreeBatch:
+        """The trees of row b's nodes `nodes[b]`, in this order: the root first, parents before children."""
+        width = max(map(len, nodes))
+        return self._take(np.array([[*row, *[PADDING_PARENT] * (width - len(row))] for row in nodes]))
+
+    def _take(self, nodes: Int[np.ndarray, "B M"]) -> TreeBatch:
+        """The trees of these nodes, -2 for padding, with the parents renumbered."""
+        rows, is_node = np.arange(len(nodes))[:, None], nodes != PADDING_PARENT
+        taken = np.maximum(nodes, 0)
+        new_ids = np.zeros(self.parents.shape, np.int64)
+        new_ids[is_node.nonzero()[0], nodes[is_node]] = is_node.nonzero()[1]
+        parents = self.parents.numpy()[rows, taken]
+        parents = np.where(parents >= 0, new_ids[rows, np.maximum(parents, 0)], parents)
+        parents[~is_node] = PADDING_PARENT
         arrays = {name: getattr(self, name) for name in _HOST_ARRAYS if getattr(self, name) is not None}
-        taken = {name: torch.from_numpy(array.numpy()[rows, order]) for name, array in arrays.items()}
-        return replace(self, **{**taken, "parents": torch.from_numpy(parents)})
+        cut = {name: torch.from_numpy(array.numpy()[rows, taken]) for name, array in arrays.items()}
+        return replace(self, **{**cut, "parents": torch.from_numpy(parents)})

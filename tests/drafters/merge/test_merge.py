@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.merge.merge import UnionTree
+from treespec.drafters.merge.merge import UnionTree, prune
 from treespec.drafters.merge.opinion_pool import (
     MEMORY,
     MIN_REST,
@@ -29,9 +29,8 @@ from treespec.drafters.merge.opinion_pool import (
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
-from treespec.policies.heap import HostTree
 from treespec.protocols import FeatureDrafter
-from treespec.tree import SELECTED, TokenTree, TreeBatch
+from treespec.tree import SELECTED, HostTree, TokenTree, TreeBatch
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
 
@@ -132,16 +131,17 @@ def test_the_best_of_the_union_are_kept(data):
     trees = [draw_tree(data) for _ in range(data.draw(st.integers(2, 3)))]
     union, num_nodes = UnionTree(7, trees), data.draw(st.integers(1, 9))
     weights = [data.draw(st.floats(0, 2)) for _ in trees]
-    values = union.values(OpinionPool(weights))
+    pool = OpinionPool(weights)
     confidences = [confidences_of(tree) for tree in trees]
     expected = {(): 1.0}
     for path in sorted({path for part in confidences for path in part}, key=len):
         expected[path] = expected[path[:-1]] * pooled(confidences, weights, path)
-    best = union.subtree(union.best_nodes(values, num_nodes), values)
-    TokenTree(torch.tensor(best.tokens), torch.tensor(best.parents))
-    assert best.values == pytest.approx(sorted(expected.values(), reverse=True)[:num_nodes])
-    assert len(values) == len(expected)
-    chain = union.subtree(union.best_chain(values, num_nodes), values)
+    best = prune([union], pool, num_nodes, is_chain=False)
+    assert best.is_valid
+    assert best.values is not None
+    assert best.values[0].tolist() == pytest.approx(sorted(expected.values(), reverse=True)[:num_nodes])
+    assert len(union.values(pool)) == len(expected)
+    (chain,) = prune([union], pool, num_nodes, is_chain=True).host_trees()
     assert chain.parents == list(range(-1, len(chain.tokens) - 1))
     chains = [path for path in expected if len(path) < num_nodes]
     sums = [sum(expected[path[:depth]] for depth in range(len(path) + 1)) for path in chains]
@@ -156,14 +156,15 @@ def test_values_never_rise_along_a_path_whatever_was_learned(data):
         union = UnionTree(7, [draw_tree(data) for _ in range(2)])
         values = union.values(pool)
         assert all(0 <= values[node] <= values[union.parents[node]] for node in range(1, len(values)))
-        union.learn(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)), pool)
+        for group, right in union.outcomes(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))):
+            pool.update(group, right)
 
 
 def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
     calibration = Calibration()
     assert calibration.estimate(0.3, ["coarse", "fine"]) == 0.3
-    calibration.record(True, ["coarse", "fine"])
-    calibration.record(False, ["coarse"])
+    calibration.update(True, ["coarse", "fine"])
+    calibration.update(False, ["coarse"])
     coarse = (MEMORY + PRIOR_TRIALS * 0.3) / (MEMORY + 1 + PRIOR_TRIALS)
     assert calibration.estimate(0.3, ["coarse"]) == pytest.approx(coarse)
     assert calibration.estimate(0.3, ["coarse", "fine"]) == pytest.approx(
@@ -172,7 +173,7 @@ def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
     assert calibration.estimate(0.3, ["unmet"]) == 0.3
     for is_hit in (False, True):
         for _ in range(3000):
-            calibration.record(is_hit, ["coarse"])
+            calibration.update(is_hit, ["coarse"])
         limit = (is_hit / (1 - MEMORY) + PRIOR_TRIALS * 0.5) / (1 / (1 - MEMORY) + PRIOR_TRIALS)
         assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(limit, abs=0.01)
 
@@ -215,7 +216,7 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
             (log_prob([0.9 + step * (voter == 0), 0.7 + step * (voter == 1)]) - log_prob([0.9, 0.7])) / step
             for voter in (0, 1)
         ]
-        pool.learn(group, right)
+        pool.update(group, right)
         moved = [(after - before) / RATE for after, before in zip(pool.weights, (0.9, 0.7), strict=True)]
         assert moved == pytest.approx(slopes, rel=1e-3)
 

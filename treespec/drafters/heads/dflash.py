@@ -16,7 +16,7 @@ from torch import Tensor
 from treespec.drafters.base import depth_room, single_nodes
 from treespec.drafters.heads.base import HeadDrafter
 from treespec.drafters.heads.proposals import candidates, head_proposal
-from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
+from treespec.drafters.host_trees import can_use_heap, grow_on_host
 from treespec.heads.modules.dflash import DFlashHead, Span
 from treespec.policies import BestFirst
 from treespec.policies.truncated import shape_of
@@ -134,7 +134,7 @@ class _Block:
             grow_on_host(policy, root, (0, root), partial(self._children, row), max_depth)
             for row, root in enumerate(self._session.history.last_tokens.tolist())
         ]
-        return stack_trees(trees)
+        return TreeBatch.from_host_trees(trees)
 
     def _children(self, row: int, state: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
         """The best children of a node in this state (depth, token): probability, token and state of each."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treespec.checks import AUTO
 from treespec.drafters.base import SessionSource, single_nodes
-from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
+from treespec.drafters.host_trees import can_use_heap, grow_on_host
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.files.medusa import load_heads
@@ -156,4 +156,4 @@ class Medusa(SessionSource):
             grow_on_host(policy, root, 0, lambda depth, row=row: children_of(row, depth), max_depth)
             for row, root in enumerate(self.root_tokens.tolist())
         ]
-        return stack_trees(trees)
+        return TreeBatch.from_host_trees(trees)

@@ -10,7 +10,7 @@ from torch import Tensor
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
 from treespec.drafters.base import SessionSource
-from treespec.drafters.host_trees import can_use_heap, grow_on_host, stack_trees
+from treespec.drafters.host_trees import can_use_heap, grow_on_host
 from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table, pack_table, unpack_table
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
@@ -68,7 +68,7 @@ class TokenRecycling(SessionSource):
             return [(p, t, t) for p, t in zip(probs, self.table[token].tolist(), strict=True) if t >= 0]
 
         roots = self.root_tokens.tolist()
-        return stack_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
+        return TreeBatch.from_host_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
 
     def update(self, step: VerifiedStep) -> None:
         """Store the top k of every node's logits for its token; the last of several nodes with one token counts."""

@@ -11,13 +11,13 @@ import torch
 
 from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.drafters.base import policy_of_call, single_nodes
-from treespec.drafters.host_trees import can_use_heap, stack_trees
+from treespec.drafters.host_trees import can_use_heap
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import Occurrences, SuffixText, TrieNode, greatest_score
 from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.policies.heap import HostTree, grow_best_first
+from treespec.policies.heap import grow_best_first
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, HostTree, TreeBatch
 
 NODES_PER_TOKEN, MORE_NODES = 2, 4
 """A match of m tokens may have 2 m + 4 nodes."""
@@ -101,7 +101,7 @@ class SuffixLookup(ShowsOptions):
             return single_nodes(self._session.history.last_tokens)
         if can_use_heap(policy):
             depth = min(depth, policy.depth or depth)
-            return stack_trees([self._best(row, budget, depth)[0] for row in self._rows])
+            return TreeBatch.from_host_trees([self._best(row, budget, depth)[0] for row in self._rows])
         roots = [row.ending(1)[0] for row in self._rows]
         matches = [self._best(row, budget, depth)[1] for row in self._rows]
         starts = [None if match is None else match.node(self._smoothing) for match in matches]

@@ -1,19 +1,17 @@
 """Several drafters in one tree: the union of their trees, pruned by calibrated values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
 from treespec.checks import ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call
-from treespec.drafters.host_trees import stack_trees
 from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.policies.heap import HostTree
 from treespec.policies.truncated import is_chain
 from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, Session, VerifiedStep
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.tree import HostTree, TreeBatch
 
 
 class Merge(ShowsOptions):
@@ -79,12 +77,14 @@ class Merge(ShowsOptions):
         parts = [read_trees(drafter, drafter.propose(max_depth)) for drafter in self._drafters]
         roots = self._session.history.last_tokens.tolist()
         self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
-        return stack_trees([self._prune(union) for union in self._proposed])
+        num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
+        return prune(self._proposed, self.pool, num_nodes, is_chain(self._session.policy))
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
-            union.learn(emitted, self.pool)
+            for siblings, right in union.outcomes(emitted):
+                self.pool.update(siblings, right)
         self._proposed = []
         for drafter in self._drafters:
             drafter.update(step)
@@ -103,12 +103,6 @@ class Merge(ShowsOptions):
         names = [type(drafter).__name__ for drafter in self._drafters]
         return [[names[voter] for voter in voters] for voters in self._proposed[row].voters(tokens)]
 
-    def _prune(self, union: "UnionTree") -> HostTree:
-        values = union.values(self.pool)
-        keep = union.best_chain if is_chain(self._session.policy) else union.best_nodes
-        num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
-        return union.subtree(keep(values, num_nodes), values)
-
 
 def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
     """A drafter's trees on the host, one per row; without values if the batch has none.
@@ -122,15 +116,23 @@ def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
             f"{type(drafter).__name__} proposed sampled children, which cannot be merged without changing the "
             'output distribution: use a policy with children="selected"'
         )
-    tokens, parents = batch.tokens.tolist(), batch.parents.tolist()
-    values = [[]] * batch.num_rows if batch.values is None else batch.values.tolist()
-    sizes = [len(row) - row.count(PADDING_PARENT) for row in parents]
-    trees = [HostTree(t[:n], p[:n], v[:n]) for t, p, v, n in zip(tokens, parents, values, sizes, strict=True)]
+    trees = batch.host_trees()
     if not all(math.isfinite(value) for tree in trees for value in tree.values):
         raise InvalidTreeError(
             f"{type(drafter).__name__} gave a node a value that is NaN or infinite: check its model's weights"
         )
     return trees
+
+
+def prune(unions: "Sequence[UnionTree]", pool: OpinionPool, num_nodes: int, is_chain: bool) -> TreeBatch:
+    """Of every union the `num_nodes` most valuable nodes, or the most valuable path of at most as many."""
+    whole = [HostTree(union.tokens, union.parents, union.values(pool)) for union in unions]
+    batch = TreeBatch.from_host_trees(whole)
+    if is_chain:
+        return batch.limit_depth([num_nodes - 1] * len(unions)).best_chains()
+    # A stable sort: a parent of equal value has a lower number.
+    orders = [sorted(range(len(tree.values)), key=lambda node, tree=tree: -tree.values[node]) for tree in whole]
+    return batch.select_nodes([order[:num_nodes] for order in orders])
 
 
 class UnionTree:
@@ -156,13 +158,13 @@ class UnionTree:
                     values[child] = values[node] * prob
         return values
 
-    def learn(self, emitted: Sequence[int], pool: OpinionPool) -> None:
-        """Let the pool learn from every node whose parent is on the emitted path, pruned nodes included."""
+    def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[SiblingGroup, int | None]]:
+        """The children of every node on the emitted path, pruned ones included, and the number of the right one."""
         node = 0
         for token in emitted:
             children = self._children[node]
             if children:
-                pool.learn(self._group(node), list(children).index(token) if token in children else None)
+                yield self._group(node), list(children).index(token) if token in children else None
             if token not in children:
                 return
             node = children[token]
@@ -177,36 +179,11 @@ class UnionTree:
             found.append(sorted(self.votes[node]))
         return found
 
-    def best_nodes(self, values: Sequence[float], num_nodes: int) -> list[int]:
-        """The `num_nodes` most valuable nodes, parents before children."""
-        # A stable sort: a parent of equal value has a lower number.
-        return sorted(range(len(values)), key=lambda node: -values[node])[:num_nodes]
-
-    def best_chain(self, values: Sequence[float], num_nodes: int) -> list[int]:
-        """The path of at most `num_nodes` nodes with the greatest sum of values."""
-        sums = [value if depth < num_nodes else 0.0 for value, depth in zip(values, self.depths, strict=True)]
-        best: dict[int, int] = {}
-        for node in range(len(sums) - 1, -1, -1):
-            if children := self._children[node].values():
-                best[node] = max(children, key=sums.__getitem__)
-                sums[node] += sums[best[node]]
-        path = [0]
-        while path[-1] in best and len(path) < num_nodes:
-            path.append(best[path[-1]])
-        return path
-
-    def subtree(self, nodes: Sequence[int], values: Sequence[float]) -> HostTree:
-        """The tree of `nodes`, parents first."""
-        number = {node: index for index, node in enumerate(nodes)}
-        return HostTree(
-            tokens=[self.tokens[node] for node in nodes],
-            parents=[-1, *(number[self.parents[node]] for node in nodes[1:])],
-            values=[values[node] for node in nodes],
-        )
-
     def _add(self, voter: int, tree: HostTree) -> None:
         """Siblings of the same token count as one."""
-        at, ranks = [0], [0] * len(tree.tokens)
+        at = [0]
+        ranks = [0] * len(tree.tokens)
+        confidences = tree.confidences()
         for node in range(1, len(tree.tokens)):
             above, token = tree.parents[node], tree.tokens[node]
             siblings = self._children[at[above]]
@@ -218,8 +195,7 @@ class UnionTree:
                 self.votes.append({})
                 self._children.append({})
             child = siblings[token]
-            confidence = tree.values[node] / tree.values[above] if tree.values and tree.values[above] > 0 else 1.0
-            self.votes[child].setdefault(voter, Vote(ranks[above], min(confidence, 1.0)))
+            self.votes[child].setdefault(voter, Vote(ranks[above], confidences[node]))
             ranks[above] += 1
             at.append(child)
 

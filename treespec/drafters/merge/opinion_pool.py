@@ -61,7 +61,8 @@ class Calibration:
                 confidence = (hits + PRIOR_TRIALS * confidence) / (trials + PRIOR_TRIALS)
         return confidence
 
-    def record(self, is_hit: bool, cells: Cells) -> None:
+    def update(self, is_hit: bool, cells: Cells) -> None:
+        """Count one trial."""
         for cell in cells:
             hits, trials = self._cells.get(cell, (0.0, 0.0))
             self._cells[cell] = (MEMORY * hits + is_hit, MEMORY * trials + 1.0)
@@ -88,13 +89,13 @@ class OpinionPool:
         """P(child is right | its parent is), one per child."""
         return self._probs(self._log_probs(group), group)[:-1]
 
-    def learn(self, group: SiblingGroup, right: int | None) -> None:
+    def update(self, group: SiblingGroup, right: int | None) -> None:
         """Learn that child number `right` was right, or none of them."""
         if len(group.voters) > 1:
             self._update_weights(group, -1 if right is None else right)
         for child, votes in enumerate(group.votes):
             for voter, vote in votes.items():
-                self.calibration.record(child == right, vote_cells(voter, group.depth, vote))
+                self.calibration.update(child == right, vote_cells(voter, group.depth, vote))
 
     def _update_weights(self, group: SiblingGroup, outcome: int) -> None:
         """A step along the gradient of the outcome's log probability."""

@@ -15,7 +15,6 @@ import torch
 
 from treespec.checks import ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call, single_nodes
-from treespec.drafters.host_trees import stack_trees
 from treespec.drafters.model.draft_model import DraftModel
 from treespec.drafters.model.token_map import (
     NOT_SHARED,
@@ -29,10 +28,9 @@ from treespec.drafters.model.token_map import (
     shared_tokens,
     spell,
 )
-from treespec.policies.heap import HostTree
 from treespec.protocols import CausalScorer, History, Session, VerifiedStep
 from treespec.sampling import NoProcessors
-from treespec.tree import Path, TokenTree, TreeBatch
+from treespec.tree import HostTree, Path, TokenTree, TreeBatch
 
 
 class ReEncoding(ShowsOptions):
@@ -92,7 +90,7 @@ class ReEncoding(ShowsOptions):
         num_nodes = policy_of_call(self._session).max_nodes
         roots = zip(self._tails, paths, strict=True)
         trees = [tree_of_paths(tail[-1], found, num_nodes) for tail, found in roots]
-        return stack_trees(trees)
+        return TreeBatch.from_host_trees(trees)
 
     def update(self, step: VerifiedStep) -> None:
         """Update the draft model with the emitted text; its own drafted tokens stay as far as they spell that text."""
