@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from helpers.shape_checks import SHAPE
 from jaxtyping import TypeCheckError
 
+from treespec.errors import ConfigError
 from treespec.hf.cache.slot_cache import _take
+from treespec.policies.best_first import best_nodes
+from treespec.tree import TokenTree, TreeBatch
+from treespec.verification.optimum import optimum_iid
 
+PACKAGE = Path(__file__).parent.parent / "treespec"
+ROOMS = ("tree", "verification", "policies", "hf/attention/mask.py", "hf/attention/folded.py", "hf/cache", "hf/models")
 STATES = torch.ones(2, 1, 3, 1)
 
 
@@ -20,3 +32,51 @@ def test_a_wrong_shape_is_found() -> None:
 def test_letters_mean_one_number_in_a_call() -> None:
     with pytest.raises(TypeCheckError, match="index"):
         _take(STATES, torch.tensor([[0], [2], [1]]))
+
+
+def test_arrays_are_checked() -> None:
+    with pytest.raises(TypeCheckError, match="values"):
+        best_nodes(np.array([[1, 2]]), np.array([[0.5, 0.4, 0.1]]), 1)
+
+
+def test_signatures_that_are_strings_are_checked() -> None:
+    """With `from __future__ import annotations`."""
+    batch = TreeBatch.from_trees([TokenTree.chain([1, 2])])
+    with pytest.raises(TypeCheckError, match="keep"):
+        batch.keep_nodes(torch.ones(2, dtype=torch.bool))
+
+
+def test_errors_of_treespec_come_first() -> None:
+    """What a user can get wrong is an error of treespec's: also where the tests would find the shape wrong."""
+    with pytest.raises(ConfigError, match="one shape"):
+        optimum_iid(torch.full((3,), 1 / 3), torch.full((2,), 1 / 2), 2)
+
+
+def _shapeless(node: ast.AST | None) -> bool:
+    """Whether a type names a tensor or an array without a shape.
+
+    What lists and dictionaries hold is not checked: beartype looks at one item by chance.
+    """
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _shapeless(ast.parse(node.value, mode="eval").body)
+    text = "" if node is None else ast.unparse(node)
+    if node is None or SHAPE.match(text) or re.match(r"(?:list|Sequence|dict)\[", text):
+        return False
+    is_array = getattr(node, "id", getattr(node, "attr", None)) in ("Tensor", "ndarray")
+    return is_array or any(_shapeless(child) for child in ast.iter_child_nodes(node))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_array_in_a_signature_has_a_shape(room: str) -> None:
+    """Functions inside functions may do without."""
+    path = PACKAGE / room
+    found = []
+    for file in [path] if path.suffix else sorted(set(path.rglob("*.py")) - set(path.rglob("control/*.py"))):
+        module = ast.parse(file.read_text())
+        classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+        for node in (*module.body, *(member for cls in classes for member in cls.body)):
+            if isinstance(node, ast.FunctionDef):
+                arguments = [item for item in ast.walk(node.args) if isinstance(item, ast.arg)]
+                hints = {argument.arg: argument.annotation for argument in arguments} | {"return": node.returns}
+                found += [f"{file.name}: {node.name}, {name}" for name, hint in hints.items() if _shapeless(hint)]
+    assert found == []

@@ -26,12 +26,31 @@ def scripts(folder: str) -> set[str]:
 SCRIPTS = scripts("benchmarks") | scripts("recipes")
 
 
-def test_commands_that_are_named_exist() -> None:
-    named = set()
+COMMAND = re.compile(r"(?:python|\$\(BIN\)/python) -m ((?:benchmarks|recipes)[\w.]*\w)([^`\n]*)")
+
+
+def named_options() -> dict[str, set[str]]:
+    """The options of every command that a page, a result, a docstring or the Makefile names, by script."""
+    named: dict[str, set[str]] = {}
     for path in [*PAGES, *RESULTS, ROOT / "Makefile", *BENCHMARKS.rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
-        named |= set(re.findall(r"(?:python|\$\(BIN\)/python) -m ((?:benchmarks|recipes)[\w.]*\w)", path.read_text()))
-    assert len(named) > 15
-    assert named - SCRIPTS == set()
+        for script, arguments in COMMAND.findall(path.read_text().replace("\\\n", " ")):
+            named.setdefault(script, set()).update(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", arguments))
+    return named
+
+
+OPTIONS = named_options()
+
+
+def test_commands_that_are_named_exist() -> None:
+    assert len(OPTIONS) > 15
+    assert OPTIONS.keys() - SCRIPTS == set()
+
+
+def test_targets_of_make_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
+    assert {"test", "demo"} <= named <= targets
 
 
 def test_the_page_of_benchmarks_lists_every_script() -> None:
@@ -55,9 +74,12 @@ def test_files_of_the_repository_that_are_named_exist() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_every_script_says_what_it_does(name, monkeypatch, capsys):
+def test_every_script_says_what_it_does_and_has_the_options_that_are_named(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as end:
         runpy.run_module(name, run_name="__main__")
     assert end.value.code == 0
-    assert "usage:" in capsys.readouterr().out
+    help_text = capsys.readouterr().out
+    assert "usage:" in help_text
+    known = set(re.findall(r"--[a-z][a-z-]*", help_text))
+    assert OPTIONS.get(name, set()) <= known, "a page or a result names an option that the script does not have"

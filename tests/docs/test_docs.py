@@ -109,6 +109,18 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
         TrainingConfig(**parse_settings(given.get("settings") or []))
 
 
+def test_commands_in_the_text_exist_and_have_their_options() -> None:
+    results = sorted((ROOT / "benchmarks" / "results").rglob("*.md"))
+    text = "\n".join(page.read_text() for page in (*PAGES, ROOT / "CHANGELOG.md", *results))
+    group: Any = typer.main.get_command(app)
+    found = re.findall(r"`treespec ([a-z][a-z-]*)([^`]*)`", text)
+    assert len(found) > 5
+    for name, arguments in found:
+        assert name in group.commands
+        known = {option for parameter in group.commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", arguments)) <= {*known, "--help"}, name
+
+
 @pytest.mark.parametrize("module", [treespec, drafters, policies, verification], ids=lambda module: module.__name__)
 def test_every_public_name_is_documented(module) -> None:
     texts = [page.read_text() for page in EVERYTHING]

@@ -8,18 +8,25 @@ where a test passes a wrong one on purpose, treespec's own error must come out.
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
+from typing import Any
 
 from beartype import beartype
-from jaxtyping import jaxtyped
+from jaxtyping import TypeCheckError, jaxtyped
+
+SHAPE = re.compile(r"\b(?:Int|UInt8|Float|Bool|Shaped|Num|Real)\[[\w.]+, ['\"]")
+"""A type with a shape, of a tensor or of an array."""
 
 
 def install(packages: tuple[str, ...]) -> None:
-    """Check the shapes of these packages, or modules: to be called before the first import of treespec."""
+    """Check the shapes of these packages, or modules: to be called before their first import."""
     sys.meta_path.insert(0, _Finder(packages))
 
 
@@ -40,26 +47,51 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """Never from a cached file, and never written to one."""
         tree = ast.parse(self.get_data(self.path), self.path)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and _has_shape(node):
-                node.decorator_list.append(ast.copy_location(ast.Name("_with_shapes_checked", ast.Load()), node))
+        _Decorator().visit(tree)
         return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module)["_with_shapes_checked"] = jaxtyped(typechecker=_check_shapes)
+        vars(module)["_with_shapes_checked"] = with_shapes_checked
         super().exec_module(module)
 
 
-def _has_shape(function: ast.FunctionDef) -> bool:
-    hints = [
-        function.returns,
-        *(argument.annotation for argument in ast.walk(function.args) if isinstance(argument, ast.arg)),
-    ]
-    return any(hint is not None and "[Tensor, " in ast.unparse(hint) for hint in hints)
+class _Decorator(ast.NodeTransformer):
+    """Decorates the functions of a module and of its classes; one inside a function would be wrapped at every call."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.decorator_list.append(ast.copy_location(ast.Name("_with_shapes_checked", ast.Load()), node))
+        return node
 
 
-def _check_shapes(function: Callable) -> Callable:
-    """`beartype` for the annotations with a shape."""
-    hints = function.__annotations__.items()
-    function.__annotations__ = {name: hint for name, hint in hints if "jaxtyping" in repr(hint)}
-    return beartype(function)
+def with_shapes_checked(function: Callable) -> Callable:
+    """The function, with the shapes in its signature checked at every call; itself if there are none."""
+    shapes = {}
+    for name, hint in function.__annotations__.items():
+        if isinstance(hint, str) and SHAPE.search(hint):  # From `from __future__ import annotations`.
+            hint = eval(hint, function.__globals__)
+        if "jaxtyping" in repr(hint):
+            shapes[name] = hint
+    if not shapes:
+        return function
+    function.__annotations__ = shapes
+    checked: Callable = jaxtyped(typechecker=beartype)(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return checked(*args, **kwargs)
+        except TypeCheckError as error:
+            if inspect.isgeneratorfunction(function) or getattr(error, "is_final", False):
+                raise
+            from treespec.errors import TreespecError  # Not above: importing treespec comes after `install`.
+
+            error.is_final = True  # pyright: ignore[reportAttributeAccessIssue]
+            try:
+                function(*args, **kwargs)
+            except TreespecError as own:
+                raise own from None
+            except Exception:  # A wrong shape fails in any way.
+                raise error from None
+            raise
+
+    return call

@@ -82,7 +82,9 @@ class Conversation:
     def __init__(
         self, loaded: Loaded, speculation: TreeSpeculation, options: dict[str, Any], system: str | None
     ) -> None:
-        self._loaded, self._speculation, self._options = loaded, speculation, options
+        self._loaded = loaded
+        self._speculation = speculation
+        self._options = options
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         self.num_reused = 0
         """Tokens of the last turn that came from the cache."""
@@ -96,7 +98,8 @@ class Conversation:
         self._keep_common(inputs["input_ids"][0].tolist())
         cache = {} if keeps_states(self._loaded.model) else {"past_key_values": self._cache}
         stream = Stream(self._loaded.tokenizer, self._speculation.drafter, console, is_coloured)
-        start, streamer = perf_counter(), {"streamer": stream}
+        start = perf_counter()
+        streamer = {"streamer": stream}
         out: Any = generate(self._loaded.model, inputs, self._speculation, **streamer, **cache, **self._options)
         self._ids = out[0].tolist()[: self._cache.get_seq_length()]
         self.messages.append({"role": "assistant", "content": stream.text})

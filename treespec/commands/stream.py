@@ -21,11 +21,14 @@ class Stream:
     """
 
     def __init__(self, tokenizer: Any, drafter: Any, console: Console | None, is_coloured: bool = False) -> None:
-        self._tokenizer, self._drafter = tokenizer, drafter
-        self._console, self._is_coloured = console, is_coloured
+        self._tokenizer = tokenizer
+        self._drafter = drafter
+        self._console = console
+        self._is_coloured = is_coloured
         self.counts: Counter[str] = Counter()
         self.ids: list[int] = []
-        self._is_prompt, self._num_shown = True, 0
+        self._is_prompt = True
+        self._num_shown = 0
 
     def put(self, value: Tensor) -> None:
         if self._is_prompt:  # The first call holds the prompt.

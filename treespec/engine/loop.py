@@ -88,10 +88,13 @@ class _Run:
     """The state of one call."""
 
     def __init__(self, target: CausalScorer, drafter: Drafter, request: Request) -> None:
-        self.target, self.drafter, self.request = target, drafter, request
+        self.target = target
+        self.drafter = drafter
+        self.request = request
         self.streams = Streams.from_seed(request.seed, target.device)
         self.history = History(request.prompt_ids, request.prompt_mask)
-        self.stats, self.records = SpeculationStats(), []
+        self.stats = SpeculationStats()
+        self.records = []
         self.rows = list(range(request.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
         self.is_chain_only = target.capability == Capability.CHAIN
@@ -172,9 +175,11 @@ class _Run:
 
     def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
         """Append the accepted tokens and the next token of every row, cut where generation stops."""
-        emitted, finished = [], []
+        emitted = []
+        finished = []
         for index, verdict in enumerate(verdicts):
-            row, tree = self.rows[index], probs.trees.trees[index]
+            row = self.rows[index]
+            tree = probs.trees.trees[index]
             tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
             tokens = tokens[: self._room(index)]
             if self.request.on_target_probs:

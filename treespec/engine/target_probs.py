@@ -30,8 +30,12 @@ class TargetProbs:
         row_ids: Sequence[int],
         is_sampling: bool,
     ) -> None:
-        self.trees, self.logits, self.is_sampling = trees, logits, is_sampling
-        self._history, self._processors, self._row_ids = history, processors, row_ids
+        self.trees = trees
+        self.logits = logits
+        self.is_sampling = is_sampling
+        self._history = history
+        self._processors = processors
+        self._row_ids = row_ids
         self._show = history.tokens if processors.ignores_padding else history.row
         self._scores: dict[tuple[int, int], Tensor] = {}
         self._probs: dict[tuple[int, int], Tensor] = {}

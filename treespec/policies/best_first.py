@@ -7,6 +7,7 @@ below every node, ranked by how likely verification is to reach it and to accept
 """
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from treespec.checks import AUTO, ShowsOptions, check_children, check_count, check_number
 from treespec.errors import ConfigError
@@ -79,8 +80,11 @@ class BestFirst(ShowsOptions):
         """See `TreePolicy`."""
         builder = TreeBuilder(source)
         budget = self.num_nodes - 1
-        children, ranks = self.children, np.full_like(builder.values, np.inf)
-        nodes, depth, limit = builder.root, 0, min(budget, max_depth)
+        children = self.children
+        ranks = np.full_like(builder.values, np.inf)
+        nodes = builder.root
+        depth = 0
+        limit = min(budget, max_depth)
         while depth < limit:
             proposal = builder.expand(nodes)
             if depth == 0:
@@ -92,7 +96,8 @@ class BestFirst(ShowsOptions):
             chosen = choose_children(proposal, [width] * nodes.shape[1], children, source.generator, has_squares)
             values = draw_values(chosen, children, self.ranking)
             level, level_ranks = add_best(builder, nodes, chosen, values, ranks, budget)
-            grown, depth = np.concatenate([ranks, level_ranks], 1), depth + 1
+            grown = np.concatenate([ranks, level_ranks], 1)
+            depth += 1
             nodes = self._frontier(
                 builder, level, level_ranks, grown, self.child_share if children == SELECTED else 1.0
             )
@@ -106,9 +111,14 @@ class BestFirst(ShowsOptions):
         return builder.build(keep, is_width_fixed=children == SELECTED)
 
     def _frontier(
-        self, builder: TreeBuilder, level: np.ndarray, level_ranks: np.ndarray, ranks: np.ndarray, share: float
-    ) -> np.ndarray:
-        """The columns of `level` [B, w] that are to be expanded, best first, then padding: [B, F].
+        self,
+        builder: TreeBuilder,
+        level: Int[np.ndarray, "B w"],
+        level_ranks: Float[np.ndarray, "B w"],
+        ranks: Float[np.ndarray, "B M"],
+        share: float,
+    ) -> Int[np.ndarray, "B F"]:
+        """The columns of `level` that are to be expanded, best first, then padding.
 
         A node's children rank at most as high as its draw and its own value, and behind earlier levels in a tie.
         """
@@ -142,7 +152,8 @@ class SpecExec(ShowsOptions):
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         """See `TreePolicy`."""
         builder = TreeBuilder(source)
-        budget, nodes = self.max_nodes - 1, builder.root
+        budget = self.max_nodes - 1
+        nodes = builder.root
         ranks = np.full_like(builder.values, np.inf)
         is_open = np.zeros(nodes.shape, np.bool_)
         for _ in range(self.num_passes if budget else 0):
@@ -162,25 +173,33 @@ class SpecExec(ShowsOptions):
         return builder.build(is_among_best(ranks, self.max_nodes))
 
 
-def best_nodes(nodes: np.ndarray, values: np.ndarray, num_best: int) -> np.ndarray:
-    """The nodes [B, w] of the `num_best` highest values above zero, best first, then padding: [B, F]."""
+def best_nodes(
+    nodes: Int[np.ndarray, "B w"], values: Float[np.ndarray, "B w"], num_best: int
+) -> Int[np.ndarray, "B F"]:
+    """The nodes of the `num_best` highest values above zero, best first, then padding."""
     width = min(num_best, max(int((values > 0).sum(1).max()), 1))
     order = falling(values)[:, :width]
     is_best = np.take_along_axis(values, order, 1) > 0
     return np.where(is_best, np.take_along_axis(nodes, order, 1), PADDING_PARENT)
 
 
-def falling(values: np.ndarray) -> np.ndarray:
-    """Indices [B, w] that sort values in descending order; equal ones keep their order."""
+def falling(values: Float[np.ndarray, "B w"]) -> Int[np.ndarray, "B w"]:
+    """Indices that sort values in descending order; equal ones keep their order."""
     return np.argsort(-values, axis=1, kind="stable")
 
 
 def add_best(
-    builder: TreeBuilder, nodes: np.ndarray, chosen: Children, values: DrawValues, ranks: np.ndarray, budget: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Add the best `budget` of the F * k children to those of ranking values `ranks` [B, M]: their columns and ranks.
+    builder: TreeBuilder,
+    nodes: Int[np.ndarray, "B F"],
+    chosen: Children,
+    values: DrawValues,
+    ranks: Float[np.ndarray, "B M"],
+    budget: int,
+) -> tuple[Int[np.ndarray, "B w"], Float[np.ndarray, "B w"]]:
+    """Add the best `budget` of the F * k children; returns their columns and their ranking values.
 
-    A draw ranks no higher than what has to be drawn before it: its parent and its earlier siblings.
+    `ranks` are the ranking values of the nodes so far. A draw ranks no higher than what has to be drawn before it: its
+    parent and its earlier siblings.
     """
     above, ceiling = (np.where(nodes >= 0, builder.take(of, nodes), 0.0)[..., None] for of in (builder.values, ranks))
     draws = np.minimum.accumulate(np.minimum((above * values.draws).astype(ranks.dtype), ceiling), -1)
@@ -190,13 +209,13 @@ def add_best(
     return ids, np.take_along_axis(level, columns, 1)
 
 
-def _best_sum(ranks: np.ndarray, budget: int) -> np.ndarray:
-    """The sum of the `budget` highest ranking values [B, M] below the root: [B, 1]."""
+def _best_sum(ranks: Float[np.ndarray, "B M"], budget: int) -> Float[np.ndarray, "B 1"]:
+    """The sum of the `budget` highest ranking values below the root."""
     return -np.sort(-ranks[:, 1:], axis=1)[:, :budget].sum(1, keepdims=True)
 
 
-def is_among_best(ranks: np.ndarray, num_nodes: int) -> np.ndarray:
-    """The `num_nodes` highest values above zero, bool [B, M]; of equal ones the first, so parents before children."""
+def is_among_best(ranks: Float[np.ndarray, "B M"], num_nodes: int) -> Bool[np.ndarray, "B M"]:
+    """The `num_nodes` highest values above zero; of equal ones the first, so parents before children."""
     is_best = np.zeros(ranks.shape, np.bool_)
     np.put_along_axis(is_best, falling(ranks)[:, :num_nodes], True, 1)
     return is_best & (ranks > 0)

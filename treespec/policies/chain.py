@@ -33,7 +33,7 @@ class LowConfidence:
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, lambda share: 0 < share <= 1, "lie in (0, 1]")
 
-    def __call__(self, token_probs: Tensor) -> Tensor:
+    def __call__(self, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor, "B"]:
         return token_probs[:, -1] < self.threshold
 
 
@@ -68,8 +68,10 @@ def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSour
     on earlier tokens only.
     """
     builder = TreeBuilder(source)
-    nodes, is_open = builder.root, np.ones(builder.root.shape, np.bool_)
-    keep, token_probs = [is_open], builder.values[:, :0]
+    nodes = builder.root
+    is_open = np.ones(builder.root.shape, np.bool_)
+    keep = [is_open]
+    token_probs = builder.values[:, :0]
     for _ in range(num_tokens):
         proposal = builder.expand(nodes)
         resolved = resolve_children(children, proposal, source.is_sampling)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from treespec.checks import AUTO
@@ -67,14 +68,14 @@ def choose_children(
     return chosen._replace(is_real=chosen.is_real & _is_within(widths, k))
 
 
-def on_host(*tensors: Tensor) -> list[np.ndarray]:
+def on_host(*tensors: Shaped[Tensor, "..."]) -> list[np.ndarray]:
     """Arrays of tensors, by one copy; NumPy has no bfloat16."""
     copies = download(*tensors)
     return [copy.float().numpy() if copy.dtype == torch.bfloat16 else copy.numpy() for copy in copies]
 
 
-def _is_within(widths: Sequence[int], k: int) -> np.ndarray:
-    """Whether a rank is below its node's width, bool [F or 1, k]."""
+def _is_within(widths: Sequence[int], k: int) -> Bool[np.ndarray, "_ k"]:
+    """Whether a rank is below its node's width; one row for all nodes where all have one width."""
     return np.arange(k) < np.array(widths)[:, None]
 
 
@@ -88,7 +89,7 @@ def _select(proposal: Proposal, k: int) -> Children:
 
 
 def _draw(
-    probs: Tensor, k: int, is_without_replacement: bool, generator: torch.Generator, has_squares: bool
+    probs: Float[Tensor, "B F V"], k: int, is_without_replacement: bool, generator: torch.Generator, has_squares: bool
 ) -> Children:
     """Independent draws, or draws without replacement."""
     if is_without_replacement:
@@ -101,7 +102,7 @@ def _draw(
     return Children(drawn, chances, is_real, probs, k, is_without_replacement, *squares[:1])
 
 
-def _mix(distribution: Tensor, widths: Sequence[int], generator: torch.Generator) -> Children:
+def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> Children:
     """One sample of the rest first, then the top: verified in that order the sample's distribution needs no change."""
     num_selected = min(max(widths), distribution.shape[-1]) - 1
     probs, tokens = distribution.topk(num_selected, dim=-1)

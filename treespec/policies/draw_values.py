@@ -7,6 +7,7 @@ of the others. The child's own value may depend on its draw, for it decides only
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from treespec.policies.children import Children
 from treespec.tree import IID, SELECTED
@@ -50,7 +51,8 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     """
     probs = chosen.probs
     assert chosen.squares is not None
-    rest, squares = np.ones_like(probs), chosen.squares
+    rest = np.ones_like(probs)
+    squares = chosen.squares
     if not is_iid:
         rest = np.maximum(rest - _shifted(probs.cumsum(-1), 0), np.finfo(probs.dtype).tiny)
         squares = np.maximum(squares - _shifted(np.square(probs).cumsum(-1), 0), 0)
@@ -61,13 +63,13 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     return DrawValues(reached * expected, reached * accepted)
 
 
-def visit_values(probs: np.ndarray, is_iid: bool) -> DrawValues:
+def visit_values(probs: Float[np.ndarray, "B F k"], is_iid: bool) -> DrawValues:
     """As in DySpec (Xiong et al. 2024): how likely verification is to reach a draw, if the target were the draft."""
     missed = (1 - probs).cumprod(-1) if is_iid else np.maximum(1 - probs.cumsum(-1), 0)
     draws = np.minimum.accumulate(_shifted(missed, 1), -1)
     return DrawValues(draws, np.minimum(draws * probs if is_iid else probs, draws))
 
 
-def _shifted(values: np.ndarray, first: float) -> np.ndarray:
-    """The values [B, F, k] of the sibling before each one, `first` for the first."""
+def _shifted(values: Float[np.ndarray, "B F k"], first: float) -> Float[np.ndarray, "B F k"]:
+    """The values of the sibling before each one, `first` for the first."""
     return np.concatenate([np.full_like(values[..., :1], first), values[..., :-1]], -1)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from treespec.policies.children import Children, choose_children, resolve_children
@@ -39,34 +40,37 @@ class TreeBuilder:
         self._probs: list[Tensor] = []
 
     @property
-    def root(self) -> np.ndarray:
-        """The roots' columns, int64 [B, 1]."""
+    def root(self) -> Int[np.ndarray, "B 1"]:
+        """The roots' columns."""
         return np.zeros_like(self._rows)
 
-    def is_exhausted(self, nodes: np.ndarray) -> bool:
+    def is_exhausted(self, nodes: Int[np.ndarray, "B w"]) -> bool:
         """True when no row has any of `nodes`."""
         return not self._is_node(nodes).any()
 
-    def take(self, values: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-        """`values` [B, M] at the columns `nodes`; padding reads the root."""
+    def take(self, values: Shaped[np.ndarray, "B M"], nodes: Int[np.ndarray, "B w"]) -> Shaped[np.ndarray, "B w"]:
+        """`values` at the columns `nodes`; padding reads the root."""
         return values[self._rows, np.maximum(nodes, 0)]
 
-    def expand(self, nodes: np.ndarray) -> Proposal:
+    def expand(self, nodes: Int[np.ndarray, "B F"]) -> Proposal:
         """Next-token distributions of `nodes`; each node is expanded once at most."""
         return self._source.expand(self._frontier(np.asarray(nodes)))
 
-    def _frontier(self, nodes: np.ndarray) -> Frontier:
+    def _frontier(self, nodes: Int[np.ndarray, "B F"]) -> Frontier:
         """Number `nodes` as expanded."""
-        columns, is_node = self.take(self.parents, nodes), self._is_node(nodes)
+        columns = self.take(self.parents, nodes)
+        is_node = self._is_node(nodes)
         above = np.where(columns == ROOT_PARENT, ROOT_PARENT, self.take(self._numbers, columns))
         parents = np.where(is_node, above, PADDING_PARENT)
-        first, count = self._expanded_tokens.shape[1], nodes.shape[1]
+        first = self._expanded_tokens.shape[1]
+        count = nodes.shape[1]
         rows, offsets = np.nonzero(is_node)
         self._numbers[rows, nodes[is_node]] = first + offsets
         depths = np.where(is_node, self.take(self.depths, nodes), 0)
         self._expanded_tokens = np.concatenate([self._expanded_tokens, self.take(self.tokens, nodes)], 1)
         self._expanded_depths = np.concatenate([self._expanded_depths, depths], 1)
-        known, self._ancestors = self._ancestors, np.zeros((len(nodes), first + count, first + count), np.bool_)
+        known = self._ancestors
+        self._ancestors = np.zeros((len(nodes), first + count, first + count), np.bool_)
         self._ancestors[:, :first, :first] = known
         if first:
             self._ancestors[:, first:, :first] = known[self._rows, np.maximum(parents, 0)] & is_node[..., None]
@@ -74,13 +78,19 @@ class TreeBuilder:
         arrays = parents, self._ancestors[:, first:], self._expanded_tokens, self._expanded_depths
         return Frontier(*map(torch.from_numpy, arrays))
 
-    def add(self, nodes: np.ndarray, chosen: Children, values: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    def add(
+        self,
+        nodes: Int[np.ndarray, "B F"],
+        chosen: Children,
+        values: Float[np.ndarray, "B F k"],
+        columns: Int[np.ndarray, "*rows w"],
+    ) -> Int[np.ndarray, "B w"]:
         """Add a level of children; returns their columns.
 
         Args:
-            nodes: their parents, [B, F].
+            nodes: their parents.
             chosen: the children of these.
-            values: the children's path values, [B, F, k].
+            values: the children's path values.
             columns: [w] or [B, w] into the F * k children: those to be added, in this order. Siblings must keep their
                 verification order, and of sampled siblings only later ones may be left out.
         """
@@ -107,7 +117,7 @@ class TreeBuilder:
             setattr(self, name, np.concatenate([getattr(self, name), fresh], 1))
         return np.broadcast_to(np.arange(first, self.tokens.shape[1]), columns.shape)
 
-    def grow(self, nodes: np.ndarray, widths: Sequence[int], children: str) -> np.ndarray:
+    def grow(self, nodes: Int[np.ndarray, "B F"], widths: Sequence[int], children: str) -> Int[np.ndarray, "B w"]:
         """Expand `nodes` and add `widths[f]` children of each: their columns, node by node."""
         proposal = self.expand(nodes)
         resolved = resolve_children(children, proposal, self._source.is_sampling)
@@ -117,11 +127,11 @@ class TreeBuilder:
         columns = [k * node + rank for node, width in enumerate(widths) for rank in range(width)]
         return self.add(nodes, chosen, values, np.array(columns))
 
-    def build(self, keep: np.ndarray | None = None, is_width_fixed: bool = True) -> TreeBatch:
+    def build(self, keep: Bool[np.ndarray, "B M"] | None = None, is_width_fixed: bool = True) -> TreeBatch:
         """The trees of the collected nodes.
 
         Args:
-            keep: bool [B, M], the nodes wanted, which must hold their ancestors; None keeps all.
+            keep: the nodes wanted, with all their ancestors; None keeps all.
             is_width_fixed: see `TokenTree`.
         """
         is_kept = self.parents != PADDING_PARENT
@@ -138,8 +148,8 @@ class TreeBuilder:
         )
         return batch.keep_nodes(torch.from_numpy(is_kept))
 
-    def _table(self, is_kept: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
-        """The distributions that kept nodes [B, M] were drawn from, and their rows by column."""
+    def _table(self, is_kept: Bool[np.ndarray, "B M"]) -> tuple[Float[Tensor, "R V"] | None, Int[np.ndarray, "B M"]]:
+        """The distributions that kept nodes were drawn from, and their rows by column."""
         if not self._probs or self._probs[0].device.type != "cpu":  # An accelerator would wait for the rows' numbers.
             return (torch.cat(self._probs) if self._probs else None), self._draft_index
         index = np.where(is_kept, self._draft_index, POINT_MASS)
@@ -153,14 +163,17 @@ class TreeBuilder:
         chosen = zip(self._probs, parts, starts, strict=True)
         return torch.cat([probs[torch.from_numpy(part - start)] for probs, part, start in chosen]), index
 
-    def _is_node(self, nodes: np.ndarray) -> np.ndarray:
+    def _is_node(self, nodes: Int[np.ndarray, "B w"]) -> Bool[np.ndarray, "B w"]:
         return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)
 
-    def _index_distributions(self, chosen: Children, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The distribution row of every child, -1 for selected ones, and whether it was sampled; both [B, w]."""
+    def _index_distributions(
+        self, chosen: Children, columns: Int[np.ndarray, "B w"]
+    ) -> tuple[Int[np.ndarray, "B w"], Bool[np.ndarray, "B w"]]:
+        """The distribution row of every child, -1 for selected ones, and whether it was sampled."""
         if chosen.draft_probs is None:
             return np.full_like(columns, POINT_MASS), np.zeros(columns.shape, np.bool_)
-        k, num_nodes = chosen.tokens.shape[-1], chosen.draft_probs.shape[1]
+        k = chosen.tokens.shape[-1]
+        num_nodes = chosen.draft_probs.shape[1]
         is_sampled = columns % k < chosen.num_sampled
         first = sum(map(len, self._probs)) + num_nodes * self._rows
         self._probs.append(chosen.draft_probs.flatten(0, 1))

@@ -10,6 +10,7 @@ then reads `parent's time + time - first sibling's time`: the children's clocks 
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from treespec.checks import AUTO, ShowsOptions, check_children, check_count
 from treespec.policies.children import Children, choose_children, on_host, resolve_children
@@ -39,7 +40,8 @@ class StochasticBeam(ShowsOptions):
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         builder = TreeBuilder(source)
-        nodes, times = builder.root, np.zeros(builder.root.shape)
+        nodes = builder.root
+        times = np.zeros(builder.root.shape)
         children = self._children
         for _ in range(min(self.depth, max_depth)):
             proposal = builder.expand(nodes)
@@ -64,9 +66,13 @@ class StochasticBeam(ShowsOptions):
 
 
 def draw_children(
-    proposal: Proposal, width: int, times: np.ndarray, path_probs: np.ndarray, generator: torch.Generator
-) -> tuple[Children, np.ndarray]:
-    """The first `width` children of every node to arrive, and when they do (float64 [B, F, k], rising along k).
+    proposal: Proposal,
+    width: int,
+    times: Float[np.ndarray, "B F"],
+    path_probs: Float[np.ndarray, "B F"],
+    generator: torch.Generator,
+) -> tuple[Children, Float[np.ndarray, "B F k"]]:
+    """The first `width` children of every node to arrive, and when they do, rising along k.
 
     `times` says when the nodes arrived, `path_probs` how probable the paths to them are.
     """

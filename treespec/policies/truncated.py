@@ -31,7 +31,8 @@ class Truncated(ShowsOptions):
             raise ConfigError(f"policy must be a tree policy such as KAry((2, 2)), got {policy!r}")
         if isinstance(policy, Control):
             raise ConfigError('Truncated takes a policy of its own such as KAry((2, 2)), not a Control or "auto"')
-        self.policy, self.num_tokens = policy, check_count("num_tokens", num_tokens)
+        self.policy = policy
+        self.num_tokens = check_count("num_tokens", num_tokens)
 
     @property
     def max_nodes(self) -> int:
@@ -71,8 +72,11 @@ class _TruncatedSource:
     """A source whose distributions are truncated, for one tree; see `DraftSource`."""
 
     def __init__(self, source: DraftSource, num_tokens: int) -> None:
-        self._source, self._num_tokens = source, num_tokens
-        self.root_tokens, self.is_sampling, self.generator = source.root_tokens, source.is_sampling, source.generator
+        self._source = source
+        self._num_tokens = num_tokens
+        self.root_tokens = source.root_tokens
+        self.is_sampling = source.is_sampling
+        self.generator = source.generator
 
     def expand(self, frontier: Frontier) -> Proposal:
         proposal = self._source.expand(frontier)

@@ -28,7 +28,10 @@ class RandomDistributions:
     """
 
     def __init__(self, vocab_size: int, seed: int, is_exact: bool = False, zero_share: float = 0.0) -> None:
-        self.vocab_size, self.seed, self.is_exact, self.zero_share = vocab_size, seed, is_exact, zero_share
+        self.vocab_size = vocab_size
+        self.seed = seed
+        self.is_exact = is_exact
+        self.zero_share = zero_share
         self._probs: dict[Context, np.ndarray] = {}
 
     def __call__(self, context: Context) -> np.ndarray:

@@ -23,7 +23,8 @@ class EnumeratingSource:
     """
 
     def __init__(self, script: Sequence[int] = ()) -> None:
-        self._script, self.weight = script, 1
+        self._script = script
+        self.weight = 1
         self._coins: set[int] = set()
         self._draws: set[int] = set()
         self.taken: list[int] = []
@@ -59,7 +60,8 @@ def enumerate_traces(run: Callable[[RandomSource], _Result]) -> Iterator[tuple[A
         rng = EnumeratingSource(script)
         result = run(rng)
         yield rng.weight, result
-        script, num_options = rng.taken, rng.num_options
+        script = rng.taken
+        num_options = rng.num_options
         while script and script[-1] + 1 == num_options[len(script) - 1]:
             script.pop()
         if not script:

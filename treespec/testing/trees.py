@@ -105,7 +105,8 @@ class FixedShape(Shape):
     @classmethod
     def kary(cls, *branching: int) -> Self:
         """`branching[d]` children for every node of depth d: `kary(1, 1)` is a chain of two."""
-        level, paths = [()], []
+        level = [()]
+        paths = []
         for width in branching:
             level = [(*path, rank) for path in level for rank in range(width)]
             paths += level

@@ -133,7 +133,8 @@ def explain_round(target_token_probs: Array, draft_token_probs: Array, coins: Ar
     draft = read_vector(draft_token_probs, "draft_token_probs", None)
     target = read_vector(target_token_probs, "target_token_probs", len(draft))
     coin_list = read_vector(coins, "coins", len(draft))
-    steps, first_rejected = [], len(draft)
+    steps = []
+    first_rejected = len(draft)
     for i, (p_target, p_draft, coin) in enumerate(zip(target, draft, coin_list, strict=True)):
         if p_draft == 0:
             raise ConfigError(f"draft_token_probs[{i}] is 0: a token that was drafted has a positive draft probability")

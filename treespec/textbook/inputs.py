@@ -47,7 +47,8 @@ def read_chain(
     use_torch = isinstance(target_probs, Tensor) or isinstance(draft_probs, Tensor)
     draft = _read_distributions(draft_probs, "draft_probs", use_torch)
     target = _read_distributions(target_probs, "target_probs", use_torch)
-    tokens, num_tokens = ids.tolist(), len(ids)
+    tokens = ids.tolist()
+    num_tokens = len(ids)
     vocab = target.shape[1] if vocab_size is None else vocab_size
     if draft.shape[0] != num_tokens or target.shape[0] - num_tokens not in extra_rows:
         rows = " or ".join(str(num_tokens + extra) for extra in extra_rows)

@@ -58,7 +58,8 @@ class DFlashLearner(HeadLearner[DFlashHead]):
     def _drafts(self, batch: Batch, anchors: Tensor) -> list[Draft]:
         """Drafts of blocks at anchors int64 [B, U], where the target generated the token."""
         outputs = self.head(batch.tokens, batch.states.to(self.head.fc.weight.dtype), anchors)
-        drafts, length = [], batch.tokens.shape[1]
+        drafts = []
+        length = batch.tokens.shape[1]
         for depth in range(self.num_depths):
             positions = anchors + depth
             is_generated = batch.is_generated.gather(1, positions.clamp(max=length - 1)) & (positions < length)

@@ -28,7 +28,9 @@ class DraftModelLearner(Learner):
 
     def __init__(self, model: PreTrainedModel, num_depths: int) -> None:
         super().__init__()
-        self.model, self.num_depths, self.reads = model, num_depths, {}
+        self.model = model
+        self.num_depths = num_depths
+        self.reads = {}
         self.target_ids = torch.arange(len(self.output_weight), device=self.output_weight.device)
         self._check()
 
@@ -41,7 +43,8 @@ class DraftModelLearner(Learner):
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`; with a generator the first depth alone."""
-        states, drafts = self._states(batch.tokens), []
+        states = self._states(batch.tokens)
+        drafts = []
         for depth in range(self.num_depths if generator is None else 1):
             texts, anchors = batch.is_generated[:, depth:].nonzero(as_tuple=True)
             drafts.append(Draft(states[texts, anchors + depth], texts, anchors))
@@ -80,7 +83,8 @@ def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftMod
 
 def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """A copy with only these decoder layers, from 0, in this order. Raises `UnsupportedModelError`: impossible."""
-    stack, config = decoder_layers(model), copy.deepcopy(model.config)
+    stack = decoder_layers(model)
+    config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = len(layers)
     if getattr(text, "layer_types", None):

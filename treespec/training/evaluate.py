@@ -14,7 +14,8 @@ from torch import Tensor
 
 from treespec.policies.sequoia import optimal_paths
 
-NUM_RANKS, TREE_SIZES = 8, (16, 32)
+NUM_RANKS = 8
+TREE_SIZES = (16, 32)
 MIN_GREEDY = 32
 """The least length of a text's greedy end; shorter ones occur by chance in sampled text."""
 
@@ -103,7 +104,8 @@ def play_rounds(ranks: Tensor, is_evaluated: Tensor) -> list[int]:
     token that the target adds.
     """
     right = (ranks == 0).long().cumprod(1).sum(1)
-    accepted, anchor = [], 0
+    accepted = []
+    anchor = 0
     while anchor < len(ranks) and bool(is_evaluated[anchor].all()):
         accepted.append(int(right[anchor]))
         anchor += accepted[-1] + 1

@@ -46,8 +46,10 @@ class FeatureReader:
     ) -> None:
         if model.training:
             raise ConfigError(f"{type(model).__name__} is in training mode: call eval() on it first")
-        self._model, self._is_mixed = model, is_mixed
-        self._hidden_layers, self._dtype = tuple(hidden_layers), dtype
+        self._model = model
+        self._is_mixed = is_mixed
+        self._hidden_layers = tuple(hidden_layers)
+        self._dtype = dtype
         self.vocab_size = num_logits(model)
         self._num_candidates = min(num_candidates, self.vocab_size)
         width = len(self._hidden_layers) * model.config.get_text_config().hidden_size

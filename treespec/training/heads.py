@@ -34,7 +34,8 @@ class HeadLearner(Learner, Generic[Head]):
     def __init__(self, head: Head, num_depths: int) -> None:
         super().__init__()
         self.head: Head = head
-        self.num_depths, self.target_ids = num_depths, head.target_ids
+        self.num_depths = num_depths
+        self.target_ids = head.target_ids
         self._hidden_layers = head.config.hidden_layers or ()
         self.reads = {"hidden_layers": list(self._hidden_layers)}
         head.lm_head.requires_grad_(False)  # The rows stay the target's, and are left out of the files.
@@ -137,7 +138,8 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:
-    kind, size = type(model).__name__, layer.hidden_size
+    kind = type(model).__name__
+    size = layer.hidden_size
     for name, weight in zip(("embedding", "output head"), vocabulary_weights(model), strict=True):
         if weight.shape[1] != size:
             raise UnsupportedModelError(

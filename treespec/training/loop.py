@@ -24,7 +24,9 @@ from treespec.training.options import TrainingConfig
 from treespec.training.state import Progress, load_state, load_weights, save_state
 
 STATE = "state.safetensors"
-WEIGHT_DECAY, BETAS, MAX_GRADIENT_NORM = 0.01, (0.9, 0.95), 1.0
+WEIGHT_DECAY = 0.01
+BETAS = (0.9, 0.95)
+MAX_GRADIENT_NORM = 1.0
 LOG_EVERY = 10
 """Steps whose mean loss is one line of the log."""
 SEED_STRIDE = 1_000_003
@@ -35,7 +37,9 @@ class Run:
     """One run of training, with its state in `folder`, from which it can be resumed. For errors see `train`."""
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
-        self.objective, self._features, self._config = objective, features, config
+        self.objective = objective
+        self._features = features
+        self._config = config
         self._texts, self._held_out = features.split(config.num_held_out)
         lengths = [features.lengths[text] for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
@@ -67,7 +71,8 @@ class Run:
         on_evaluation: Callable[[Evaluation], object] = lambda _: None,
     ) -> Evaluation:
         """Train to the end of the run; returns the last evaluation. See `treespec.training.train`."""
-        progress, config = self.progress, self._config
+        progress = self.progress
+        config = self._config
         start = time.perf_counter() - progress.seconds
         while self.share_done < 1:
             self.step()
@@ -88,7 +93,8 @@ class Run:
 
     def step(self) -> None:
         """One optimiser step; a `TreespecError` if the loss is not finite."""
-        progress, config = self.progress, self._config
+        progress = self.progress
+        config = self._config
         texts = [self._texts[i] for i in self._sampler.batch(progress.step)]
         batch = self._features.batch(texts)
         generator = torch.Generator(batch.tokens.device).manual_seed(config.seed * SEED_STRIDE + progress.step)
@@ -111,7 +117,8 @@ class Run:
 
     def evaluate(self) -> Evaluation:
         """Evaluate the drafter on the held-out texts in float32, and log it once per step."""
-        size, held_out = self._config.batch_size, self._held_out
+        size = self._config.batch_size
+        held_out = self._held_out
         evaluated: list[EvaluatedDrafts] = []
         for start in range(0, len(held_out), size):
             texts = held_out[start : start + size]
@@ -125,7 +132,8 @@ class Run:
 
     def _begin_with(self, folder: Path) -> None:
         """Copy the weights of another run or of a trained EAGLE-3 head's files."""
-        learner, has_run = self.objective.learner, (folder / STATE).exists()
+        learner = self.objective.learner
+        has_run = (folder / STATE).exists()
         if isinstance(learner, Eagle3Learner) and not has_run and (folder / "config.json").exists():
             learner.load_files(folder)
         else:
@@ -146,7 +154,8 @@ class CastWeights:
     """A module's weights in `dtype`; unlike autocast it rounds no activation twice and keeps norms in fused kernels."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        self._module, self._dtype = module, dtype
+        self._module = module
+        self._dtype = dtype
         tensors = dict([*module.named_parameters(), *module.named_buffers()])
         # Rotary frequencies would be wrong by whole positions in bfloat16.
         names = [n for n, t in tensors.items() if t.is_floating_point() and not n.endswith("inv_freq")]

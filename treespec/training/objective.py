@@ -168,7 +168,8 @@ def _chunk(
     gradients of the two losses by logit v are c q_v - t_v and (A - 1[v in S]) q_v.
     """
     draft = logits.softmax(-1)
-    is_known, columns = ids >= 0, ids.clamp(min=0)
+    is_known = ids >= 0
+    columns = ids.clamp(min=0)
     own = draft.gather(1, columns).float() * is_known
     is_below = own < probs
     mass_below = (own * is_below).sum(1, keepdim=True)

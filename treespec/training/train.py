@@ -125,7 +125,8 @@ def make_learner(
         return make_draft_model(model, config)
     if config.kind == "eagle3":
         return make_eagle3(model, target_ids, hidden_layers, config)
-    vocab_size, mask_token = num_logits(model), config.mask_token
+    vocab_size = num_logits(model)
+    mask_token = config.mask_token
     if mask_token is None:  # The last of the least used ones.
         counts = texts.tokens.bincount(minlength=vocab_size)
         mask_token = int((counts == counts.min()).nonzero()[-1])

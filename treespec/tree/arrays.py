@@ -48,7 +48,8 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
         letters = "[N]" if num_axes == 1 else "[B, N]"
         raise InvalidTreeError(f"tokens must be int64 {letters} with at least a root, got shape {list(shape)}")
     for name in ("tokens", "parents", "draft_index", "is_without_replacement"):
-        value, dtype = getattr(tree, name), torch.bool if name == "is_without_replacement" else torch.int64
+        value = getattr(tree, name)
+        dtype = torch.bool if name == "is_without_replacement" else torch.int64
         if value is not None and (value.shape != shape or value.dtype != dtype):
             got = f"{value.dtype} {list(value.shape)}"
             raise InvalidTreeError(f"{name} must be {dtype} of tokens' shape {list(shape)}, got {got}")

@@ -41,7 +41,8 @@ class TreeBatch(TreeArrays):
 
     def __post_init__(self) -> None:
         check_shapes(self, num_axes=2)
-        shape, values = list(self.tokens.shape), self.values
+        shape = list(self.tokens.shape)
+        values = self.values
         if values is not None and (list(values.shape) != shape or not values.is_floating_point()):
             raise InvalidTreeError(f"values must be float of tokens' shape {shape}, got {list(values.shape)}")
         names = [name for name in _HOST_ARRAYS if getattr(self, name) is not None]
@@ -61,7 +62,8 @@ class TreeBatch(TreeArrays):
         probs = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
         if len({table.shape[1] for table in probs}) > 1:
             raise InvalidTreeError(f"trees of one batch must share V, got {[list(table.shape) for table in probs]}")
-        offset, draft_rows = 0, []
+        offset = 0
+        draft_rows = []
         for tree in trees:
             row = torch.tensor(tree.draft_index_list)
             draft_rows.append(torch.where(row >= 0, row + offset, row))
@@ -132,7 +134,8 @@ class TreeBatch(TreeArrays):
         return [self._row(*row) for row in rows]
 
     def _row(self, row: int, tokens: list[int], parents: list[int]) -> TokenTree:
-        tree, size = object.__new__(TokenTree), sum(parent != PADDING_PARENT for parent in parents)
+        tree = object.__new__(TokenTree)
+        size = sum(parent != PADDING_PARENT for parent in parents)
         vars(tree).update(token_list=tokens[:size], parent_list=parents[:size])
         cut = {name: getattr(self, name) for name in ("tokens", "parents", "draft_index", "is_without_replacement")}
         for name, value in cut.items():
@@ -182,7 +185,8 @@ class TreeBatch(TreeArrays):
 
     def _take(self, nodes: Int[np.ndarray, "B M"]) -> TreeBatch:
         """The trees of these nodes, -2 for padding, with the parents renumbered."""
-        rows, is_node = np.arange(len(nodes))[:, None], nodes != PADDING_PARENT
+        rows = np.arange(len(nodes))[:, None]
+        is_node = nodes != PADDING_PARENT
         taken = np.maximum(nodes, 0)
         new_ids = np.zeros(self.parents.shape, np.int64)
         new_ids[is_node.nonzero()[0], nodes[is_node]] = is_node.nonzero()[1]

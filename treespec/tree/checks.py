@@ -1,6 +1,7 @@
 """Whether arrays of the right shapes hold trees that can have been drafted: an error for one tree, a flag for many."""
 
 import numpy as np
+from jaxtyping import Bool
 from torch import Tensor
 
 from treespec.checks import are_distributions
@@ -20,7 +21,8 @@ def check_drafted(tree: TreeArrays) -> None:
     _check_parents(tree.parents.tolist())
     if tree.draft_probs is None or tree.draft_index is None:
         return
-    rows, num_rows = tree.draft_index.tolist(), len(tree.draft_probs)
+    rows = tree.draft_index.tolist()
+    num_rows = len(tree.draft_probs)
     if rows[0] != POINT_MASS or min(rows) < POINT_MASS or max(rows) >= num_rows:
         raise InvalidTreeError(f"draft_index must be -1 at the root and in [-1, {num_rows}) elsewhere, got {rows}")
     is_good = are_distributions(tree.draft_probs, SUM_TOLERANCE)
@@ -48,7 +50,8 @@ def is_drafted(trees: TreeArrays) -> bool:
 
 def is_well_formed(trees: TreeArrays) -> bool:
     """What the host knows of that: a root, then children after their parents, then padding; draft rows that exist."""
-    parents, is_node = trees.parents.numpy(), trees.parents.numpy() != PADDING_PARENT
+    parents = trees.parents.numpy()
+    is_node = trees.parents.numpy() != PADDING_PARENT
     in_order = (parents[:, 0] == ROOT_PARENT).all() and not (is_node[:, 1:] & ~is_node[:, :-1]).any()
     has_parents = ((parents >= 0) & (parents < np.arange(parents.shape[1])) | ~is_node)[:, 1:].all()
     if trees.draft_probs is None or trees.draft_index is None:
@@ -68,8 +71,8 @@ def _check_parents(parents: list[int]) -> None:
             raise InvalidTreeError(f"node {node} has parent {parent}: a parent must stand before its child (no cycles)")
 
 
-def _can_be_drawn(trees: TreeArrays) -> Tensor:
-    """bool [..., N]: whether a token has a probability in its draft distribution, after its earlier siblings."""
+def _can_be_drawn(trees: TreeArrays) -> Bool[Tensor, "*rows N"]:
+    """Whether a token has a probability in its draft distribution, after its earlier siblings."""
     assert trees.draft_probs is not None
     assert trees.draft_index is not None
     num_distributions, vocab_size = trees.draft_probs.shape

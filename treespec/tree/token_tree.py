@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
@@ -53,13 +53,14 @@ class TokenTree(TreeArrays):
         check_drafted(self)
 
     @classmethod
-    def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Tensor) -> TokenTree:
+    def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Int[Tensor, "N"]) -> TokenTree:
         """A tree of point masses: the root's token, then one per rank path, see `parse_paths`."""
         return cls(_as_tokens(tokens), torch.tensor(parents_of_paths(parse_paths(paths))))
 
     @classmethod
-    def chain(cls, tokens: Sequence[int] | Tensor, probs: Tensor | None = None) -> TokenTree:
-        """A tree of width one: tokens int64 [N], the root's first, and their draft distributions, float [N - 1, V]."""
+    def chain(cls, tokens: Sequence[int] | Int[Tensor, "N"], probs: Float[Tensor, "D V"] | None = None) -> TokenTree:
+        """A tree of width one: tokens, the root's first, and the distributions that the D = N - 1 others were drawn
+        from."""
         ids = _as_tokens(tokens)
         steps = torch.arange(-1, len(ids) - 1)
         return cls(ids, steps, probs, None if probs is None else steps.clone())
@@ -139,7 +140,8 @@ class TokenTree(TreeArrays):
         row = self.draft_index_list[node]
         if row == POINT_MASS or self.draft_probs is None:
             return None
-        probs, siblings = self.draft_probs[row], self.children_lists[self.parent_list[node]]
+        probs = self.draft_probs[row]
+        siblings = self.children_lists[self.parent_list[node]]
         earlier = [self.token_list[i] for i in siblings if i < node and self.draft_index_list[i] == row]
         if not earlier or not self.is_without_replacement_list[node]:
             return probs
@@ -198,7 +200,7 @@ class TokenTree(TreeArrays):
         return graph
 
 
-def _as_tokens(tokens: Sequence[int] | Tensor) -> Tensor:
+def _as_tokens(tokens: Sequence[int] | Shaped[Tensor, "..."]) -> Int[Tensor, "N"]:
     """Raises `InvalidTreeError`: `tokens` is no flat list of integers."""
     try:
         ids = torch.as_tensor(tokens)

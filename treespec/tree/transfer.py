@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 
-def upload(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+def upload(device: torch.device, *tensors: Shaped[Tensor, "..."]) -> list[Tensor]:
     """Host tensors on `device` by one copy from pinned memory, which the host does not wait for; themselves on a CPU.
 
     The copies are views of one buffer.
@@ -21,7 +22,7 @@ def upload(device: torch.device, *tensors: Tensor) -> list[Tensor]:
     return _unpack(_pack(tensors).pin_memory().to(device, non_blocking=True), tensors)
 
 
-def download(*tensors: Tensor) -> list[Tensor]:
+def download(*tensors: Shaped[Tensor, "..."]) -> list[Tensor]:
     """Tensors on the host by one copy, which waits for the device; themselves where they are on a CPU."""
     away = [tensor for tensor in tensors if tensor.device.type != "cpu"]
     copies = iter(_unpack(_pack(away).cpu(), away) if away else [])
@@ -33,15 +34,15 @@ def _by_size(tensors: Sequence[Tensor]) -> list[int]:
     return sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
 
 
-def _pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of all tensors, uint8."""
+def _pack(tensors: Sequence[Tensor]) -> UInt8[Tensor, " num_bytes"]:
+    """The bytes of all tensors."""
     # `as_strided`, for tensors of one entry or none may have any stride, and bytes need one.
     whole = [tensors[i].contiguous() for i in _by_size(tensors)]
     parts = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in whole]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def _unpack(packed: UInt8[Tensor, " num_bytes"], like: Sequence[Tensor]) -> list[Tensor]:
     """The tensors whose bytes were packed, as views."""
     order = _by_size(like)
     ends = accumulate((like[i].numel() * like[i].element_size() for i in order), initial=0)

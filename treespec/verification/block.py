@@ -28,7 +28,8 @@ class BlockVerification(BaseRule):
         masses = _prefix_masses(tree, target_probs)
         chain = tuple(masses)
         for num_kept in range(len(chain), 1, -1):
-            path, node = chain[:num_kept], chain[num_kept - 1]
+            path = chain[:num_kept]
+            node = chain[num_kept - 1]
             accept_prob, weights = _ending(node, masses[node], tree, target_probs)
             if accept_prob != 0 and rng.flip(node, accept_prob):
                 return Verdict(path, rng.pick(node, weights), is_bonus=not tree.children(node))
@@ -53,7 +54,8 @@ def _prefix_masses(tree: VerifiableTree, target_probs: NodeProbs) -> dict[int, A
 
 def _ending(node: int, mass: Any, tree: VerifiableTree, target_probs: NodeProbs) -> tuple[Any, Any]:
     """h_i, and the weights [V] of the token after a path that ends at `node`."""
-    probs, children = target_probs(node), tree.children(node)
+    probs = target_probs(node)
+    children = tree.children(node)
     if not children:
         return mass, probs
     (child,) = children

@@ -11,7 +11,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from treespec.checks import AUTO, are_distributions
@@ -181,7 +181,7 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
     return verdicts[0] if is_single else verdicts
 
 
-def _as_tensor(name: str, values: Array, is_single: bool) -> Tensor:
+def _as_tensor(name: str, values: Array, is_single: bool) -> Shaped[Tensor, "..."]:
     """Of a batch, without gradients; Python's floats are doubles."""
     try:
         array = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
@@ -190,7 +190,7 @@ def _as_tensor(name: str, values: Array, is_single: bool) -> Tensor:
     return array.unsqueeze(0) if is_single else array
 
 
-def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
+def _check_shapes(trees: TreeBatch, target_probs: Shaped[Tensor, "..."]) -> None:
     if target_probs.shape[:-1] != trees.tokens.shape:
         wanted, got = [*trees.tokens.shape, "V"], list(target_probs.shape)
         raise InvalidTreeError(f"target_probs must hold one distribution per node, {wanted}, got {got}")
@@ -202,7 +202,7 @@ def _check_shapes(trees: TreeBatch, target_probs: Tensor) -> None:
         )
 
 
-def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
+def _check_values(trees: TreeBatch, target_probs: Probs) -> None:
     vocab_size = target_probs.shape[-1]
     if not has_known_tokens(trees, vocab_size):
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
@@ -217,8 +217,8 @@ def _check_values(trees: TreeBatch, target_probs: Tensor) -> None:
         )
 
 
-def _check_uniforms(name: str, values: Tensor, trees: TreeBatch) -> Tensor:
-    """The caller's coins or draws, float [B, N] in [0, 1)."""
+def _check_uniforms(name: str, values: Shaped[Tensor, "..."], trees: TreeBatch) -> Uniforms:
+    """The caller's coins or draws, in [0, 1)."""
     if values.shape != trees.tokens.shape or not values.is_floating_point():
         expected = list(trees.tokens.shape)
         got = f"{values.dtype} {list(values.shape)}"

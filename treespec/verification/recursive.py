@@ -44,7 +44,8 @@ class TokenVerification(RecursiveRejection):
 def verify_by_rejection(tree: VerifiableTree, node: int, probs: Any, rng: RandomSource) -> tuple[int | None, Any]:
     """A `VerifyChildren`: in order, each child against the residual distribution [V] after the one before."""
     for child in tree.children(node):
-        token, draft_probs = tree.token(child), tree.draft_probs_of(child)
+        token = tree.token(child)
+        draft_probs = tree.draft_probs_of(child)
         if rng.flip(child, min(likelihood_ratio(probs, draft_probs, token), 1)):
             return child, probs
         rest = residual_weights(probs, draft_probs, token)

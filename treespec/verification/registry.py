@@ -52,7 +52,8 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
         reason = Requirements(is_chain_only=is_chain_only).reason_against(trees)
         chosen = RULES["target_walk"]
     else:
-        reason, chosen = rule.reason_against(trees), rule
+        reason = rule.reason_against(trees)
+        chosen = rule
     if reason is not None:
         raise RuleMismatchError(
             f"rule '{rule.name}' cannot verify these trees: {reason}; "

@@ -23,7 +23,8 @@ def walk_down(
     path = [0]
     while True:
         node = path[-1]
-        probs, is_leaf = target_probs(node), not tree.children(node)
+        probs = target_probs(node)
+        is_leaf = not tree.children(node)
         child, weights = (None, probs) if is_leaf else verify_children(tree, node, probs, rng)
         if child is None:
             return Verdict(tuple(path), rng.pick(node, weights), is_bonus=is_leaf)
@@ -52,7 +53,8 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, vi
             return iter([Visit(node, mass)])
         return visits(tree, node, mass, target_probs(node))
 
-    path, waiting = [0], [enter(0, 1)]
+    path = [0]
+    waiting = [enter(0, 1)]
     while True:
         node, mass, weights = next(waiting[-1])
         if node != path[-1]:

@@ -101,7 +101,8 @@ def _lay_out(graph: networkx.DiGraph) -> None:
         starts.append(starts[-1] + COLUMN_GAP + max(graph.nodes[n]["width"] for n in graph if depths[n] == depth))
     num_leaves = 0
     for node in networkx.dfs_postorder_nodes(graph, 0):
-        data, children = graph.nodes[node], list(graph.successors(node))
+        data = graph.nodes[node]
+        children = list(graph.successors(node))
         data["x"] = starts[data["depth"]]
         if children:
             data["y"] = (graph.nodes[children[0]]["y"] + graph.nodes[children[-1]]["y"]) / 2

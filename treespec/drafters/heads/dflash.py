@@ -57,7 +57,8 @@ class DFlash(HeadDrafter[DFlashHead]):
 
     def _read_block(self, num_depths: int) -> Float[Tensor, "B D W"]:
         """Logits of the first depths below the roots, without what a Markov head adds."""
-        head, keys = self.head, self._keys
+        head = self.head
+        keys = self._keys
         device = head.fc.weight.device
         for states, _, counts in self._unread.take():
             self._read_context(states.to(device), counts)
@@ -71,7 +72,8 @@ class DFlash(HeadDrafter[DFlashHead]):
 
     def _read_context(self, states: Float[Tensor, "B M Y"], counts: list[int]) -> None:
         """Keep the keys of committed tokens' states for good."""
-        keys, num_columns = self._keys, states.shape[1]
+        keys = self._keys
+        num_columns = states.shape[1]
         firsts = [length + offset for length, offset in zip(keys.lengths, self._unread.offsets, strict=True)]
         positions = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
         positions = positions + torch.arange(num_columns, device=states.device)
@@ -80,7 +82,8 @@ class DFlash(HeadDrafter[DFlashHead]):
 
     def _masks(self, lengths: Int[Tensor, "B"]) -> list[Tensor | None]:
         """Per layer, what the blocks see: bool [B, 1, Q, S], or None where that is everything."""
-        num_committed, size = self._keys.num_committed, self.head.config.block_size
+        num_committed = self._keys.num_committed
+        size = self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1
         slots = torch.arange(num_committed, device=lengths.device)
         ahead = (lengths.unsqueeze(1) - slots)[:, None, None]
@@ -103,7 +106,9 @@ class _Block:
     def __init__(
         self, session: Session, head: DFlashHead, logits: Float[Tensor, "B D W"], num_candidates: int | None
     ) -> None:
-        self._session, self._head, self._logits = session, head, logits
+        self._session = session
+        self._head = head
+        self._logits = logits
         self._num_candidates = num_candidates
         self._known: dict[tuple[int, int, int], list[tuple[float, int, tuple[int, int]]]] = {}
         # The distributions of depths, where neither a path's tokens nor its draws change them.

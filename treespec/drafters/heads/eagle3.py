@@ -64,7 +64,8 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         self, states: Float[Tensor, "B M Y"], tokens: Int[Tensor, "B M"], counts: list[int]
     ) -> Float[Tensor, "B M H"]:
         """Outputs of a pass over committed tokens, whose keys are kept."""
-        device, num_columns = self.head.fc.weight.device, tokens.shape[1]
+        device = self.head.fc.weight.device
+        num_columns = tokens.shape[1]
         first = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         num_slots = self._keys.begin_commit(counts, num_columns)
         own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
@@ -74,7 +75,8 @@ class Eagle3(HeadDrafter[Eagle3Head]):
 
     def _read_level(self, frontier: Frontier) -> Eagle3Output:
         """The head's output after nodes below the root. Padding reads the root's feature."""
-        device, num_nodes = self.head.fc.weight.device, frontier.tokens.shape[1]
+        device = self.head.fc.weight.device
+        num_nodes = frontier.tokens.shape[1]
         features = take_columns(self._features, frontier.parents.clamp(min=0).to(device))
         lengths = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
         num_committed = self._keys.num_committed

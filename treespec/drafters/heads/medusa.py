@@ -58,7 +58,8 @@ class Medusa(SessionSource):
         Raises:
             VocabularyMismatchError, CheckpointError: the heads have another vocabulary or another hidden size.
         """
-        token_map, num_scored = self._heads.token_map, self._heads.num_scored
+        token_map = self._heads.token_map
+        num_scored = self._heads.num_scored
         least = num_scored if token_map is None else int(token_map.max()) + 1
         if least > session.vocab_size or (token_map is None and least != session.vocab_size):
             raise VocabularyMismatchError(

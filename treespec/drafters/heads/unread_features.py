@@ -29,7 +29,8 @@ class UnreadFeatures:
     """
 
     def __init__(self, session: Session, hidden_layers: Sequence[int]) -> None:
-        self._session, self._hidden_layers = session, tuple(hidden_layers)
+        self._session = session
+        self._hidden_layers = tuple(hidden_layers)
         self.offsets = [0] * session.history.num_rows
         self._unread: list[Pairs] = []
         if session.prompt_states:
@@ -69,7 +70,8 @@ class UnreadFeatures:
 
     def _prompt_pairs(self, states: HiddenStates) -> Pairs:
         """The prompt's pairs: those of its last columns, where a given cache held the first ones."""
-        history, joined = self._session.history, self._join_layers(states)
+        history = self._session.history
+        joined = self._join_layers(states)
         last = history.lengths[0] - 1
         start = last - joined.shape[1]
         firsts = [max(start, padding) for padding in history.num_padding]

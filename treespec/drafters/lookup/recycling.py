@@ -43,14 +43,16 @@ class TokenRecycling(SessionSource):
         if table is not None:
             check_table(table)
             self.num_candidates = table.candidates.shape[1]
-            self._table, self._hits = table.candidates.clone().cpu(), table.hits.clone().cpu()
+            self._table = table.candidates.clone().cpu()
+            self._hits = table.hits.clone().cpu()
 
     def start(self, session: Session) -> None:
         """Begin a call. Raises `VocabularyMismatchError`: the table was made for a vocabulary of another size."""
         self._session = session
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
-            self._table, self._hits = torch.full((session.vocab_size, width), -1), torch.zeros(width + 1)
+            self._table = torch.full((session.vocab_size, width), -1)
+            self._hits = torch.zeros(width + 1)
         if len(self.table) != session.vocab_size:
             raise VocabularyMismatchError(
                 f"this table was made for a vocabulary of {len(self.table)} tokens and the model has "

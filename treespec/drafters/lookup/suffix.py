@@ -96,7 +96,8 @@ class SuffixLookup(ShowsOptions):
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees of what followed earlier occurrences of each row's ending; only the root where there are none."""
         policy = policy_of_call(self._session)
-        depth, budget = min(max_depth, policy.max_nodes - 1), policy.max_nodes - 1
+        depth = min(max_depth, policy.max_nodes - 1)
+        budget = policy.max_nodes - 1
         if depth < 1:
             return single_nodes(self._session.history.last_tokens)
         if can_use_heap(policy):
@@ -157,7 +158,8 @@ class TrieSource:
         self.root_tokens = torch.tensor(roots)
         self.is_sampling = is_sampling
         self.generator = torch.Generator()
-        self._starts, self._min_prob = starts, min_prob
+        self._starts = starts
+        self._min_prob = min_prob
         self._expanded: list[list[Children]] = [[] for _ in starts]
 
     def expand(self, frontier: Frontier) -> Proposal:
@@ -174,9 +176,11 @@ class TrieSource:
         return Proposal(probs, candidates)
 
     def _expand_row(self, row: int, tokens: Sequence[int], parents: Sequence[int]) -> list[Children]:
-        expanded, level = self._expanded[row], []
+        expanded = self._expanded[row]
+        level = []
         for token, parent in zip(tokens, parents, strict=True):
-            path_prob, node = 1.0, self._starts[row] if parent == ROOT_PARENT else None
+            path_prob = 1.0
+            node = self._starts[row] if parent == ROOT_PARENT else None
             if parent not in (ROOT_PARENT, PADDING_PARENT):
                 _, path_prob, node = expanded[parent][token]
             entries = [] if node is None else node.children()

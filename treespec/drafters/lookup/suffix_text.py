@@ -142,7 +142,8 @@ class SuffixText:
         """
         if start == end:
             return start, end
-        view, order = self._view, self._order
+        view = self._view
+        order = self._order
 
         def earlier(position: int) -> int:
             return view[position - back]
@@ -172,7 +173,8 @@ class TrieNode(NamedTuple):
 @cache
 def greatest_score(length: int, num_levels: int, smoothing: float) -> float:
     """The greatest sum of path probabilities of a tree behind a match: that of a path whose shares are all 1."""
-    path, score = 1.0, 0.0
+    path = 1.0
+    score = 0.0
     for match in range(length, length + num_levels):
         path *= match / (match + smoothing)
         score += path

@@ -171,7 +171,8 @@ class UnionTree:
 
     def voters(self, tokens: Sequence[int]) -> list[list[int]]:
         """The drafters that proposed each token of a path from the root, as far as it goes."""
-        node, found = 0, []
+        node = 0
+        found = []
         for token in tokens:
             if token not in self._children[node]:
                 break

@@ -41,7 +41,8 @@ class EarlyExit(SessionSource):
                 f"EarlyExit drafts with the target, whose scorer has no exit after {self.exit_layer} layers: "
                 f"make_exit_scorer(model, {self.exit_layer})"
             )
-        self._target, self._session = target, session
+        self._target = target
+        self._session = session
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone once the context is full. See `Drafter`."""

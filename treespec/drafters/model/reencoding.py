@@ -55,7 +55,8 @@ class ReEncoding(ShowsOptions):
     ) -> None:
         self._num_logits = scorer.vocab_size
         self._inner = DraftModel(scorer, max_length)
-        self._draft, self._target = draft, target
+        self._draft = draft
+        self._target = target
         self._lookback = check_count("lookback", lookback)
         is_kept = torch.tensor([is_special(target, token) for token in range(len(target.pieces))])
         special = torch.where(is_kept, shared_tokens(target, draft), NOT_SHARED)

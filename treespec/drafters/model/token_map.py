@@ -63,7 +63,8 @@ class Translator:
     """
 
     def __init__(self, target: TextCodec, draft: TextCodec, one_to_one: Tensor) -> None:
-        self._target, self._draft = target, draft
+        self._target = target
+        self._draft = draft
         self._one_to_one: list[int] = one_to_one.tolist()
 
     def __call__(self, tokens: Iterable[int]) -> list[int]:

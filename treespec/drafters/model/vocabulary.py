@@ -79,7 +79,8 @@ class SharedVocabulary(ShowsOptions):
     """
 
     def __init__(self, draft_ids: Tensor, translator: Translator | None = None) -> None:
-        self.draft_ids, self._translator = draft_ids, translator
+        self.draft_ids = draft_ids
+        self._translator = translator
         if not bool((draft_ids >= 0).any()):
             raise ConfigError("the two tokenizers share no token: make_draft_model(..., method='re-encoding') may help")
 
@@ -108,7 +109,8 @@ class _OtherText(DraftText):
         self._num_logits = num_logits
         self._draft_ids = draft_ids.clamp(min=0)
         self._ids, self._is_unknown = upload(session.device, self._draft_ids, draft_ids < 0)
-        self._translator, history = translator, session.history
+        self._translator = translator
+        history = session.history
         self._list: list[int] = draft_ids.tolist() if translator is None else []
         prompts = [self._start(history.tokens(b).tolist()) for b in range(history.num_rows)]
         super().__init__(History(*left_padded(prompts, session.device)))

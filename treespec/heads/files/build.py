@@ -37,10 +37,12 @@ def build_head(
     Raises `CheckpointError`: a configuration or a tensor that such a head does not have, or the target's weights are
     needed and do not fit.
     """
-    path, tensors = checkpoint.path, plain_names(checkpoint.tensors)
+    path = checkpoint.path
+    tensors = plain_names(checkpoint.tensors)
     config = ConfigReader(path / "config.json", checkpoint.config)
     shape = eagle3_config(config, tensors) if _kind(config, tensors) == "eagle3" else dflash_config(config, tensors)
-    offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    offsets = tensors.pop("d2t", None)
+    tensors.pop("t2d", None)
     ids = _target_ids(shape, offsets, checkpoint)
     embedding = _embedding(shape, tensors.pop("embed_tokens.weight", None), embedding, checkpoint)
     is_targets = isinstance(shape, DFlashConfig) and shape.draft_vocab_size == shape.vocab_size
@@ -78,7 +80,9 @@ def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoint) -> Tensor:
     """int64 [W]: the target's id of every draft id."""
-    path, size, vocab_size = checkpoint.path, config.draft_vocab_size, config.vocab_size
+    path = checkpoint.path
+    size = config.draft_vocab_size
+    vocab_size = config.vocab_size
     if offsets is None:
         if size == vocab_size:
             return torch.arange(size)
@@ -93,7 +97,8 @@ def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoi
 
 def _embedding(config: HeadConfig, own: Tensor | None, targets: Tensor | None, checkpoint: Checkpoint) -> Tensor:
     """[V, H], the file's or else the target's."""
-    path, expected = checkpoint.path, [config.vocab_size, config.layer.hidden_size]
+    path = checkpoint.path
+    expected = [config.vocab_size, config.layer.hidden_size]
     if own is not None:
         if list(own.shape) != expected:
             raise CheckpointError(f"{path}: embed_tokens.weight expected {expected}, got {list(own.shape)}")

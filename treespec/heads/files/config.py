@@ -152,7 +152,8 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
 
     Raises `CheckpointError`: a missing or wrong value, or a setting that is not supported.
     """
-    llama, nested = llama_keys(config), config.nested("eagle_config")
+    llama = llama_keys(config)
+    nested = config.nested("eagle_config")
     windows = layer_windows(llama, [SLIDING if llama.get("use_sliding_window") else FULL])
     if len(set(windows)) > 1:
         raise llama.error("layer_types", "one type for all layers")

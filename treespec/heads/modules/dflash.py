@@ -89,7 +89,8 @@ class DFlashHead(DraftHead[DFlashConfig]):
         Returns outputs [B, U, D, H] for `read`; those of depth d guess the token at anchor + d + 1.
         """
         num_rows, num_tokens = tokens.shape
-        size, cache = self.config.block_size, TrainingCache()
+        size = self.config.block_size
+        cache = TrainingCache()
         self.add_context(self.fuse(states), torch.arange(num_tokens, device=tokens.device).unsqueeze(0), cache)
         positions = (anchors.unsqueeze(-1) + torch.arange(size, device=tokens.device)).flatten(1)
         masks = anchored_masks(self.config, anchors, num_tokens)

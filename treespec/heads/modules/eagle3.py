@@ -79,7 +79,9 @@ class Eagle3Head(DraftHead[Eagle3Config]):
         rest = [DecoderLayer(config.layer, index) for index in range(1, config.num_layers)]
         layers = [Eagle3Layer(config.layer, config.has_norm_before_residual), *rest]
         super().__init__(config, embedding, target_ids, layers)
-        layer, size, count = config.layer, config.target_hidden_size, config.num_features
+        layer = config.layer
+        size = config.target_hidden_size
+        count = config.num_features
         self.fc_norm = nn.ModuleList([layer.norm(size) for _ in range(count)]) if config.has_feature_norms else None
         self.input_norm = layer.norm(count * size) if config.has_norm_before_fc else None
 

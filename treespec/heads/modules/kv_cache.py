@@ -48,7 +48,8 @@ class DraftingCache:
             index = torch.tensor(triples, dtype=torch.int64).view(-1, 3).T
             rows, columns, slots = index.to(self._buffers[0][0].device, non_blocking=True)
             self._start, self._scattered = None, (rows, columns, slots)
-        self.lengths, self._end = ends, max(ends)
+        self.lengths = ends
+        self._end = max(ends)
         return self._end
 
     def begin_pending(self, num_nodes: int) -> int:

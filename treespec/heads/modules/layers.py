@@ -71,7 +71,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: LayerConfig, index: int, input_size: int | None = None) -> None:
         super().__init__()
-        self._index, self._head_dim = index, config.head_dim
+        self._index = index
+        self._head_dim = config.head_dim
         self._num_heads, self._num_key_heads = config.num_heads, config.num_key_heads
         num_projected = config.num_heads + 2 * config.num_key_heads
         size = input_size or config.hidden_size
@@ -100,7 +101,8 @@ class Attention(nn.Module):
 
     def project_keys(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Rotated keys and values [B, G, F, d] of states [B, F, input_size], without queries."""
-        first, bias = self._num_heads * self._head_dim, self.qkv_proj.bias
+        first = self._num_heads * self._head_dim
+        bias = self.qkv_proj.bias
         projected = nn.functional.linear(states, self.qkv_proj.weight[first:], None if bias is None else bias[first:])
         keys, values = projected.view(*states.shape[:2], -1, self._head_dim).chunk(2, 2)
         keys = rotate(keys if self.k_norm is None else self.k_norm(keys), rotation)

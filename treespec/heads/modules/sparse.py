@@ -25,7 +25,8 @@ class AnchoredAttention:
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention outputs of stacked queries over keys and values [B, G, S, d]; see `Mask`."""
-        num_context, size = self.context.shape[2], self.size
+        num_context = self.context.shape[2]
+        size = self.size
         sizes = [num_context, keys.shape[2] - num_context]
         (context_keys, own_keys), (context_values, own_values) = keys.split(sizes, 2), values.split(sizes, 2)
         share = queries.shape[2] // sizes[1]
@@ -58,7 +59,8 @@ class UnrolledAttention:
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention outputs of stacked queries over keys and values [B, G, S, d]; see `Mask`."""
-        length, device = self.num_tokens - self.step, queries.device
+        length = self.num_tokens - self.step
+        device = queries.device
         sizes = [self.num_tokens - i for i in range(self.step + 1)]
         (first_keys, *own_keys), (first_values, *own_values) = keys.split(sizes, 2), values.split(sizes, 2)
         share = queries.shape[2] // length

@@ -24,6 +24,9 @@ NAME = "treespec_folded"
 _KNOWN_ARGUMENTS = frozenset({"position_ids", "past_key_values", "use_cache", "output_hidden_states", "sliding_window"})
 """Arguments that sdpa does not read either; with any other one that is set, sdpa itself is called."""
 
+FoldedMasks = dict[tuple[int, int], tuple[Tensor, Tensor]]
+"""By the id of a mask and the number of query heads per key head: the mask, and what it is repeated to."""
+
 _lock = threading.Lock()
 _num_passes: dict[int, int] = {}
 _local = threading.local()
@@ -56,7 +59,8 @@ class FoldedAttention:
         if not self.is_supported:
             yield
             return
-        config, outer = self._config, getattr(_local, "masks", None)
+        config = self._config
+        outer = getattr(_local, "masks", None)
         with _lock:
             _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
             # The property's setter would change the configurations of a model's other parts too.
@@ -78,14 +82,14 @@ def folded_attention(
     query: Float[Tensor, "_ A F _"],
     key: Float[Tensor, "_ G K _"],
     value: Float[Tensor, "_ G K _"],
-    attention_mask: Tensor | None,
+    attention_mask: Shaped[Tensor, "..."] | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: returns [B, F, A, d], A = G * g. What is shaped otherwise goes to `sdpa`."""
-    masks: dict[tuple[int, int], tuple[Tensor, Tensor]] | None = getattr(_local, "masks", None)
+) -> tuple[Float[Tensor, "_ F A _"], None]:
+    """transformers' attention interface, A = G * g. What is shaped otherwise goes to `sdpa`."""
+    masks: FoldedMasks | None = getattr(_local, "masks", None)
     if masks is None or not _can_fold(query, key, value, attention_mask, dropout, kwargs):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
@@ -102,7 +106,7 @@ def _can_fold(
     query: Float[Tensor, "_ A F _"],
     key: Float[Tensor, "_ G K _"],
     value: Float[Tensor, "_ G K _"],
-    mask: Tensor | None,
+    mask: Shaped[Tensor, "..."] | None,
     dropout: float,
     kwargs: dict[str, Any],
 ) -> bool:
@@ -121,7 +125,7 @@ def _folded_mask(
     mask: Shaped[Tensor, "B 1 F K"],
     num_groups: int,
     dtype: torch.dtype,
-    known: dict[tuple[int, int], tuple[Tensor, Tensor]],
+    known: FoldedMasks,
 ) -> Float[Tensor, "B 1 _ K"]:
     """A mask, bool or additive, as an additive one [B, 1, g F, K]; made once per pass, not per layer."""
     key = (id(mask), num_groups)

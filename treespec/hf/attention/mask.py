@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PreTrainedConfig
@@ -106,7 +106,7 @@ def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
 
 def tree_attention_mask(
     trees: TreeBatch | TokenTree | Sequence[TokenTree],
-    cached: Tensor | int,
+    cached: Bool[Tensor, "B S"] | int,
     config: PreTrainedConfig,
     *,
     dtype: torch.dtype = torch.float32,
@@ -116,7 +116,7 @@ def tree_attention_mask(
 
     Args:
         trees: one tree, several of any sizes, or a batch; padding nodes attend the row's tokens and themselves.
-        cached: bool [B, S], True where a cache slot holds a committed token (left padding and holes are False), or
+        cached: True where a cache slot holds a committed token (left padding and holes are False), or
             the number of cached tokens where every slot holds one, on a CPU. Every layer must keep all tokens, see
             `new_cache`.
         config: the model's configuration; it names the attention implementation, layer types and windows.
@@ -184,7 +184,7 @@ def _key_positions(slots: CachedSlots, pending_positions: Int[Tensor, "B N"]) ->
     return _padded(torch.cat([positions, pending_positions], dim=1), slots)
 
 
-def _padded(keys: Tensor, slots: CachedSlots) -> Tensor:
+def _padded(keys: Shaped[Tensor, "*rows _"], slots: CachedSlots) -> Shaped[Tensor, "*rows K"]:
     """With zeros for the unused slots of a static cache."""
     missing = 0 if slots.num_slots is None else slots.num_slots - keys.shape[-1]
     return torch.nn.functional.pad(keys, (0, missing)) if missing else keys

@@ -34,11 +34,13 @@ class SlotCache:
         self, cache: Cache, slot_mask: Bool[Tensor, "B S"], lengths: list[int], is_compact: bool = False
     ) -> None:
         check_cache(cache)
-        self.cache, self.lengths = cache, lengths
+        self.cache = cache
+        self.lengths = lengths
         self.num_pending = 0  # Nodes written since the last commit.
         self._is_compact = is_compact
         sizes = [layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer]
-        self._max_slots, self._device = min(sizes, default=None), slot_mask.device
+        self._max_slots = min(sizes, default=None)
+        self._device = slot_mask.device
         self._set_slots(slot_mask.cpu())
 
     @property
@@ -97,7 +99,8 @@ class SlotCache:
 
     def _repack(self) -> None:
         """Move every row's tokens together, the last ones aligned, and cut the slots that no row needs."""
-        mask, end = self.slots.mask, self.num_slots
+        mask = self.slots.mask
+        end = self.num_slots
         order = mask.long().argsort(dim=1, stable=True)[:, self.num_holes :]
         pending = torch.arange(end, end + self.num_pending).expand(mask.shape[0], -1)
         (index,) = upload(self._device, torch.cat([order, pending], dim=1))

@@ -90,7 +90,9 @@ class FastForward:
             kernels: by name.
             choices: for each of `NUM_ROWS` a kernel's name or `PLAIN`.
         """
-        self._module, self._kernels, self._choices = module, kernels, choices
+        self._module = module
+        self._kernels = kernels
+        self._choices = choices
         self._names = [choices[count] for count in NUM_ROWS]
         self._source: tuple[Tensor, int] | None = None
         self._packed: dict[str, Tensor] = {}
@@ -115,7 +117,8 @@ class FastForward:
     def _packed_weight(self, name: str, kernel: Kernel, weight: Tensor) -> Tensor:
         version = weight._version
         if self._source is None or self._source[0] is not weight or self._source[1] != version:
-            self._source, self._packed = (weight, version), {}
+            self._source = (weight, version)
+            self._packed = {}
         if name not in self._packed:
             self._packed[name] = kernel.pack(weight.detach())
         return self._packed[name]

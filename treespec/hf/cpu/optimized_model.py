@@ -63,7 +63,8 @@ class OptimizedModel:
     def __init__(
         self, model: nn.Module, modules: Sequence[nn.Linear], plan: KernelPlan, kernels: Mapping[str, Kernel]
     ) -> None:
-        self.model, self.plan = model, plan
+        self.model = model
+        self.plan = plan
         self._modules = list(modules)
         for module in modules:
             vars(module)["forward"] = FastForward(module, kernels, plan.choices)

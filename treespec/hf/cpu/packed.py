@@ -61,14 +61,17 @@ def prepack_linears(model: nn.Module, num_rows: int = 16) -> PrepackedLinears:
 
 
 def _is_packable(module: nn.Linear) -> bool:
-    weight, is_replaced = module.weight, "forward" in vars(module)
+    weight = module.weight
+    is_replaced = "forward" in vars(module)
     return (
         not is_replaced and weight.device.type == "cpu" and weight.dtype == torch.float32 and not weight.is_inference()
     )
 
 
 def _packed_forward(module: nn.Linear, num_rows: int) -> Callable[[Tensor], Tensor]:
-    weight, packed, version = module.weight, torch.empty(0), -1
+    weight = module.weight
+    packed = torch.empty(0)
+    version = -1
 
     def forward(inputs: Tensor) -> Tensor:
         """inputs float32 [..., in_features] -> float32 [..., out_features]"""

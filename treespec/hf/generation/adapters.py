@@ -41,7 +41,8 @@ class LearnedByAdapters:
 
 def _copy(parts: tuple[Any, Any]) -> tuple[Any, Any]:
     """A copy that shares models and what belongs to one call; the same objects where there is no way to copy them."""
-    stream, shared = io.BytesIO(), []
+    stream = io.BytesIO()
+    shared = []
     try:
         _Pickler(stream, shared).dump(parts)
     except (pickle.PicklingError, TypeError, AttributeError):

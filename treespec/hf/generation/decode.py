@@ -57,7 +57,8 @@ class Options:
     record_steps: bool = False
 
     def __post_init__(self) -> None:
-        seed, streamer = self.seed, self.streamer
+        seed = self.seed
+        streamer = self.streamer
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
         if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
@@ -150,7 +151,8 @@ def _processors(call: Prepared) -> PathProcessors:
 
 def _make_target(call: Prepared, options: Options) -> AnyScorer:
     """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
-    drafter, cache = options.drafter, call.cache
+    drafter = options.drafter
+    cache = call.cache
     if call.num_rows > 1 and cache is not None and is_filled(cache):
         cache = twin_cache(
             cache

@@ -56,7 +56,8 @@ class GrammarProcessor(LogitsProcessor):
 
     def begin(self, num_prompt: int | None) -> None:
         """Say how many ids of every text are its prompt; None: those of the first call, as in plain decoding."""
-        self._num_prompt, self._prompt = num_prompt, None
+        self._num_prompt = num_prompt
+        self._prompt = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scores [M, V] with -inf where the grammar forbids a token after ids int64 [M, L]."""

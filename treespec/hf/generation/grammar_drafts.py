@@ -19,7 +19,8 @@ class GrammarDrafts:
     """
 
     def __init__(self, drafter: Drafter, grammar: GrammarProcessor) -> None:
-        self._drafter, self._grammar = drafter, grammar
+        self._drafter = drafter
+        self._grammar = grammar
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
@@ -32,7 +33,8 @@ class GrammarDrafts:
 
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`."""
-        history, policy = self._session.history, self._session.policy
+        history = self._session.history
+        policy = self._session.policy
         texts = [history.row(b)[self._num_prompt :].tolist() for b in range(history.num_rows)]
         longest = min(max_depth, max_depth if policy is None else policy.max_nodes - 1)
         runs = [self._grammar.forced(text, longest) for text in texts]

@@ -127,7 +127,8 @@ class FastTopP(library.LogitsProcessor):
     widths = (128, 2048)
 
     def __init__(self, warper: library.TopPLogitsWarper) -> None:
-        self._warper, self._top_p = warper, warper.top_p
+        self._warper = warper
+        self._top_p = warper.top_p
         self._min_kept = max(warper.min_tokens_to_keep, 1)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -80,7 +80,8 @@ class TreeSpeculation:
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
-        self._is_running, self._learned = False, LearnedByAdapters()
+        self._is_running = False
+        self._learned = LearnedByAdapters()
 
     def __repr__(self) -> str:
         options = self.options

@@ -35,10 +35,12 @@ class TreeStopping:
         eos = [c for c in criteria if isinstance(c, EosTokenCriteria)]
         self._eos = {int(token) for c in eos for token in c.eos_token_id.flatten().tolist()}
         self._others = [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
-        self._max_positions, self._scores_of = max_positions, scores_of
+        self._max_positions = max_positions
+        self._scores_of = scores_of
         self.is_joint = num_rows > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._has_stopped = [False] * num_rows
-        self._num_open, self._longest = num_rows, 0
+        self._num_open = num_rows
+        self._longest = 0
         self._num_padding = [0] * num_rows
 
     @property

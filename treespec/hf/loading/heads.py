@@ -19,7 +19,8 @@ from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from treespec.hf.introspect import model_facts
 
-DATA, HEAD_SUFFIX = Path(treespec.data.__file__).parent, "-head"
+DATA = Path(treespec.data.__file__).parent
+HEAD_SUFFIX = "-head"
 """The heads that come with treespec lie in folders named after their targets, with this suffix."""
 
 
@@ -58,7 +59,8 @@ def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | No
     """The head's module, in the target's dtype unless `dtype` is given; the rest as in `load_drafter`."""
     facts = model_facts(target)
     head = build_head(find_checkpoint(name), *vocabulary_weights(facts.model), dtype or facts.dtype, facts.device)
-    own, config = facts.config, head.config
+    own = facts.config
+    config = head.config
     for what, size, allowed in (
         ("hidden states of size", config.target_hidden_size, (own.hidden_size,)),
         ("a vocabulary of size", config.vocab_size, (own.vocab_size, facts.num_logits)),

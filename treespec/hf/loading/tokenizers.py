@@ -61,7 +61,8 @@ class Spelling:
 
     def _fit(self, text: bytes) -> list[int]:
         """The longest tokens that spell `text`, from left to right; none where they do not reach its end."""
-        ids, start = [], 0
+        ids = []
+        start = 0
         while start < len(text):
             ends = range(min(len(text), start + self._longest), start, -1)
             end = next((end for end in ends if text[start:end] in self._ids), None)

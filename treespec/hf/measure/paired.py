@@ -62,7 +62,9 @@ class Bench:
 
     def decode(self, prompt: str, options: Mapping[str, Any]) -> Run:
         """Decode greedily and time it; passes of the target are counted, the prompt's included."""
-        inputs, before, start = self.inputs[prompt], self.num_passes, perf_counter()
+        inputs = self.inputs[prompt]
+        before = self.num_passes
+        start = perf_counter()
         out = self.model.generate(**inputs, max_new_tokens=self.num_new, do_sample=False, **options)
         tokens = out[0, inputs["input_ids"].shape[1] :].tolist()  # On accelerators this waits for the output.
         return Run(tokens, perf_counter() - start, self.num_passes - before)

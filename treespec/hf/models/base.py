@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,8 +19,10 @@ class ModelScorer:
         self, model: PreTrainedModel | ModelFacts, capability: Capability, hidden_layers: Sequence[int]
     ) -> None:
         self.facts = model_facts(model)
-        self.capability, self.hidden_layers = capability, tuple(hidden_layers)
-        self.vocab_size, self.device = self.facts.num_logits, self.facts.device
+        self.capability = capability
+        self.hidden_layers = tuple(hidden_layers)
+        self.vocab_size = self.facts.num_logits
+        self.device = self.facts.device
 
     @property
     def num_weights(self) -> int:
@@ -49,7 +51,7 @@ class ModelScorer:
             output = forward(**inputs | options)
         return Scores(output.logits, pick_layers(output, self.hidden_layers))
 
-    def _check_nodes(self, tokens: Tensor, parents: Tensor, num_rows: int) -> None:
+    def _check_nodes(self, tokens: Shaped[Tensor, "..."], parents: Shaped[Tensor, "..."], num_rows: int) -> None:
         if tokens.shape != parents.shape or tokens.ndim != 2 or len(tokens) != num_rows:
             got = f"tokens {list(tokens.shape)}, parents {list(parents.shape)}"
             raise TreespecError(f"expected int64 [{num_rows}, F] after prefill(), got {got}")

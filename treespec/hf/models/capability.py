@@ -130,7 +130,8 @@ def _probe(facts: ModelFacts) -> Detection:
 
 def _looks_ahead(facts: ModelFacts) -> bool:
     """Whether a token changes the logits before it; raises for a text model that does, and for one without a head."""
-    name, model = facts.name, facts.model
+    name = facts.name
+    model = facts.model
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no language modelling head: load it with AutoModelForCausalLM")
     _ = facts.cache_argument  # Reading it checks that the model takes a cache.

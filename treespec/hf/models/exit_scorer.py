@@ -66,7 +66,9 @@ class ExitScorer(TreeScorer):
 
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         states = super().prefill(ids, mask)
-        cache, slots, lengths = self._state.cache, self._state.slots, self._state.lengths
+        cache = self._state.cache
+        slots = self._state.slots
+        lengths = self._state.lengths
         missing = self._layers.num_layers - len(cache.layers)
         cache.layers += [DynamicLayer() for _ in range(missing)]  # Layers without tokens yet.
         if missing < 0 or any(isinstance(layer, StaticLayer) for layer in cache.layers):
@@ -164,7 +166,7 @@ class _EarlyPart(_Part):
         self._tokens: list[Tensor] = []
         self._hidden: list[Tensor] = []
 
-    def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
+    def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
         with self._layers.early_only(self._has_head):
             scores = super()._forward(tokens, attention, is_prefill)
         self._hidden.append(self._layers.take_hidden())
@@ -185,6 +187,6 @@ class _LatePart(_Part):
         layers = self._state.cache.layers
         return Cache(layers=[layers[0]] * self._layers.num_early + layers)
 
-    def _forward(self, tokens: Tensor, attention: TreeAttention, is_prefill: bool = False) -> Scores:
+    def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
         with self._layers.late_only(self.hidden):
             return super()._forward(tokens, attention, is_prefill)

@@ -1,6 +1,6 @@
 """Some of a model's decoder layers at a time: for one pass of this thread the others return their input unchanged.
 
-A leading axis "..." stands for models with several streams of hidden states.
+Axis "streams": of models with several streams of hidden states.
 """
 
 import threading
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,7 +24,8 @@ class SplitLayers:
         if not 1 <= num_early < len(layers):
             needed = f"an early exit needs 1 to {len(layers) - 1} of them, got {num_early}"
             raise ConfigError(f"{type(model).__name__} has {len(layers)} layers: {needed}")
-        self.num_layers, self.num_early = len(layers), num_early
+        self.num_layers = len(layers)
+        self.num_early = num_early
         self._early = list(layers)[:num_early]
         self._late = list(layers)[num_early:]
         self._head = model.get_output_embeddings()
@@ -43,16 +45,16 @@ class SplitLayers:
             yield
 
     @contextmanager
-    def late_only(self, hidden: Tensor) -> Iterator[None]:
-        """Passes skip the early layers: `hidden` [..., B, F, H] is taken for what the last of them returns."""
+    def late_only(self, hidden: Float[Tensor, "*streams B F H"]) -> Iterator[None]:
+        """Passes skip the early layers: `hidden` is taken for what the last of them returns."""
         with ExitStack() as stack:
             for layer in self._early[:-1]:
                 stack.enter_context(_replaced_forward(layer, self._skip))
             stack.enter_context(_replaced_forward(self._early[-1], lambda *_, **__: self._as_output(hidden)))
             yield
 
-    def take_hidden(self) -> Tensor:
-        """What the last early layer returned in the latest early pass, [..., B, F, H]."""
+    def take_hidden(self) -> Float[Tensor, "*streams B F H"]:
+        """What the last early layer returned in the latest early pass."""
         hidden, self._hidden = self._hidden, None
         if hidden is None:
             raise UnsupportedModelError("the model's layers were not called in an early pass")
@@ -70,7 +72,7 @@ class SplitLayers:
     def _skip(self, *args: Any, **kwargs: Any) -> Any:
         return self._as_output(args[0] if args else kwargs["hidden_states"])
 
-    def _as_output(self, hidden: Tensor) -> Any:
+    def _as_output(self, hidden: Float[Tensor, "*streams B F H"]) -> Any:
         """A hidden state in the form that the model's layers return."""
         return hidden if self._rest is None else (hidden, *self._rest)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -103,7 +104,7 @@ def make_exit_scorer(
 class _DraftsFirst(ExitScorer):
     """Drafts the upper half of every tree in two passes before it scores the whole, as a drafter would."""
 
-    def extend(self, tokens: Tensor, parents: Tensor) -> Scores:
+    def extend(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
         half = tokens.shape[1] // 2
         self.draft(tokens[:, :1], parents[:, :1])
         self.draft(tokens[:, 1:half], parents[:, 1:half])

@@ -68,9 +68,13 @@ class ReadPrompt:
     last_logits: Float[Tensor, "B V"] | None
 
     @classmethod
-    def of_pass(cls, position_ids: Tensor | None, lengths: Int[Tensor, " B"], logits: Tensor) -> "ReadPrompt":
-        """After a pass with these `position_ids` [..., B or 1, <= P] and logits [B, <= P, V]; without the last token
-        the rows have `lengths` tokens."""
+    def of_pass(
+        cls, position_ids: Int[Tensor, "..."] | None, lengths: Int[Tensor, "B"], logits: Float[Tensor, "B _ V"]
+    ) -> "ReadPrompt":
+        """After a pass over the prompt, or over its last tokens.
+
+        `position_ids` are the pass's, [..., B or 1, <= P]; without the last token the rows have `lengths` tokens.
+        """
         offsets = None if position_ids is None else position_ids[..., -1] - lengths
         return cls(offsets, logits[:, -1])
 

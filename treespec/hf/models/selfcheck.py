@@ -118,7 +118,8 @@ def _largest_error(
 ) -> float:
     """Run the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    committed, worst = prompt, torch.zeros(())
+    committed = prompt
+    worst = torch.zeros(())
     for seed, (parents, path) in enumerate(rounds):
         tokens = _tokens(facts, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]

@@ -23,8 +23,11 @@ class StaticScorer:
 
     def __init__(self, scorer: CausalScorer) -> None:
         self._scorer = scorer
-        self.capability, self.vocab_size, self.device = scorer.capability, scorer.vocab_size, scorer.device
-        self.max_positions, self.hidden_layers = scorer.max_positions, scorer.hidden_layers
+        self.capability = scorer.capability
+        self.vocab_size = scorer.vocab_size
+        self.device = scorer.device
+        self.max_positions = scorer.max_positions
+        self.hidden_layers = scorer.hidden_layers
         self._inner_ids: list[int] = []  # The padded scorer's pending ids, by ours.
         self._num_inner = 0
 

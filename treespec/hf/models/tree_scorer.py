@@ -63,7 +63,8 @@ class TreeScorer(ModelScorer):
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
-        self._prompt, self._read = prompt, None
+        self._prompt = prompt
+        self._read = None
         self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
@@ -96,7 +97,8 @@ class TreeScorer(ModelScorer):
         self._check_positions(max(lengths, default=0))
         given, self._given_cache = self._given_cache, None
         prompt, self._prompt, self._read = self._prompt, None, None
-        num_cached, start = 0, 0
+        num_cached = 0
+        start = 0
         if given is not None:
             num_cached = _cached_prefix(given, ids)
             use_growing_layers(given)
@@ -128,7 +130,8 @@ class TreeScorer(ModelScorer):
             ContextFullError: a node's position is beyond the position table, or a static cache is full.
             UnsupportedModelError: a tree, for a model that can only score chains.
         """
-        slots, num_new = self._state, tokens.shape[-1]
+        slots = self._state
+        num_new = tokens.shape[-1]
         self._check_nodes(tokens, parents, len(slots.lengths))
         pending = parents if slots.num_pending == 0 else torch.cat([self._parents, parents], dim=1)
         self._check_depths(pending)

@@ -133,7 +133,8 @@ def _steps(
 def check_rule(subject: Subject) -> list[Finding]:
     """The rule's output distribution by enumeration of all its random choices on toy trees."""
     rules = [get_rule(name) for name in ("target_walk", "traversal")]
-    errors, count = [0.0], 0
+    errors = [0.0]
+    count = 0
     for rule in rules if subject.verification == "auto" else [get_rule(subject.verification)]:
         for case, drafter, target in supported_cases(rule, cases=TOY_CASES):
             try:
@@ -187,7 +188,8 @@ def _warnings(subject: Subject, is_training: bool) -> list[Finding]:
 
 
 def _about(subject: Subject, model: Any) -> dict[str, Any]:
-    options, config = subject.options, subject.facts.config
+    options = subject.options
+    config = subject.facts.config
     parts = (
         {} if options is None else {"drafter": type(options.drafter).__name__, "tree": type(options.policy).__name__}
     )

@@ -51,12 +51,15 @@ class TableDrafter:
     """Draws from the table's distributions, flattened and disturbed by noise: half of what is drafted is rejected."""
 
     def __init__(self, table: ExactTable, vocab_size: int) -> None:
-        self._table, self._vocab_size = table, vocab_size
+        self._table = table
+        self._vocab_size = vocab_size
         self._rows: dict[Context, Tensor] = {}
 
     def start(self, session: Session) -> None:
-        self._session, self._start = session, session.history.lengths[0]
-        self.is_sampling, self.generator = session.is_sampling, session.generator
+        self._session = session
+        self._start = session.history.lengths[0]
+        self.is_sampling = session.is_sampling
+        self.generator = session.generator
 
     @property
     def root_tokens(self) -> Tensor:

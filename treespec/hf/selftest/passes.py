@@ -80,6 +80,7 @@ def _score(subject: Subject, tokens: Tensor, parents: Sequence[int]) -> Tensor:
 
 def _tokens(subject: Subject, seed: int) -> Tensor:
     """Different tokens for all nodes, int64 [1, N], from the middle of the vocabulary."""
-    size, generator = subject.facts.num_logits, torch.Generator().manual_seed(seed)
+    size = subject.facts.num_logits
+    generator = torch.Generator().manual_seed(seed)
     middle = torch.arange(size)[size // 8 :]
     return middle[torch.randperm(len(middle), generator=generator)[: len(PARENTS)]][None].to(subject.facts.device)

@@ -34,7 +34,9 @@ class Planted:
     ) -> None:
         self._continuations = continuations
         self._vocab_size = vocab_size
-        self._max_width, self._max_depth, self._miss_rate = max_width, max_depth, miss_rate
+        self._max_width = max_width
+        self._max_depth = max_depth
+        self._miss_rate = miss_rate
         self._random = random.Random(seed)
 
     def start(self, session: Session) -> None:

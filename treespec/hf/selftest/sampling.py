@@ -102,7 +102,9 @@ class Sampler:
         return ExactTable(self.subject.model, self.prompt, caught[0], NUM_TOKENS)
 
     def draw(self, speculation: TreeSpeculation, seed: int) -> Tally:
-        tally, start, batch = Tally(), perf_counter(), 0
+        tally = Tally()
+        start = perf_counter()
+        batch = 0
         num_rows = max(16, min(256, self.num_samples, 2**22 // self.subject.facts.num_logits))
         while tally.texts.total() < self.num_samples and (not batch or perf_counter() - start < self.seconds):
             changes = {"seed": seed + batch, "record_steps": True}
@@ -129,7 +131,8 @@ def check_sampling(sampler: Sampler, speculation: TreeSpeculation | None, name: 
         if speculation is None:
             rule = sampler.subject.verification
             return [Finding(name, SKIPPED, f"rule '{rule.name}' verifies none of the self-test's trees")]
-    values, tally = {}, Tally()
+    values = {}
+    tally = Tally()
     for attempt in (0, 1):
         tally = sampler.draw(speculation, seed + 10_000 * attempt)
         fresh = p_values(tally, table)

@@ -71,7 +71,8 @@ def make_prompts(facts: ModelFacts, tokenizer: Any, prompts: Sequence[str | Tens
     Raises `ConfigError`: fewer than two prompts, an empty one, or strings without a tokenizer.
     """
     if prompts is None and tokenizer is None:
-        size, generator = facts.num_logits, torch.Generator().manual_seed(0)
+        size = facts.num_logits
+        generator = torch.Generator().manual_seed(0)
         low, high = size // 8, max(size // 2, size // 8 + 2)
         rows = [torch.randint(low, high, (length,), generator=generator) for length in LENGTHS]
     else:

@@ -110,7 +110,8 @@ def check_processors(subject: Subject) -> list[Finding]:
 
 def check_seeds(subject: Subject) -> list[Finding]:
     """Two calls with one seed give one output, a call with another seed a different one."""
-    drawn, options = [], {"num_new": 10, "do_sample": True, "temperature": 2.0, "top_k": 50}
+    drawn = []
+    options = {"num_new": 10, "do_sample": True, "temperature": 2.0, "top_k": 50}
     for seed in (subject.seed, subject.seed, subject.seed + 1):
         speculation = planted(subject, [subject.plains[0]], seed=3, call_seed=seed)
         drawn.append(_decode(subject, subject.prompts[0], speculation, **options))

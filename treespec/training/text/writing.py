@@ -88,7 +88,8 @@ class _Row:
         """Append the drawn token, or the template's token that replaces it."""
         self.top.append(top)
         if self.num_message is not None and (token in ends or self.num_message >= writing.max_message):
-            self.forced, self.num_message = list(turns.reply), None
+            self.forced = list(turns.reply)
+            self.num_message = None
         if self.forced:
             self.tokens.append(self.forced.pop(0))
         else:
@@ -213,7 +214,8 @@ def write_texts(
         CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
     check_count("num_tokens", num_tokens)
-    writing, folder = writing or Writing(), Path(folder)
+    writing = writing or Writing()
+    folder = Path(folder)
     scorer = make_scorer(model)
     ends = end_tokens(model, tokenizer)
     turns = chat_turns(tokenizer)

@@ -56,8 +56,9 @@ def scan_traversal(trees: TreeBatch, target_probs: Probs) -> Scan:
     return _scan(trees, target_probs, _in_waves(trees, waits_for_parent=True), has_masses=True)
 
 
-def _scan(trees: TreeBatch, target_probs: Tensor, waves: _Waves, has_masses: bool) -> Scan:
-    shape, dtype = target_probs.shape, target_probs.dtype
+def _scan(trees: TreeBatch, target_probs: Probs, waves: _Waves, has_masses: bool) -> Scan:
+    shape = target_probs.shape
+    dtype = target_probs.dtype
     if trees.draft_probs is not None:  # What the rule's `verify` would end up in.
         dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
     probs = target_probs.to(dtype, copy=True).flatten(0, 1)
@@ -66,7 +67,8 @@ def _scan(trees: TreeBatch, target_probs: Tensor, waves: _Waves, has_masses: boo
     draft_probs = _draft_probs(trees, waves, tokens, probs)
     drawn_probs = draft_probs.gather(1, tokens.unsqueeze(1))
     for wave in (slice(*ends) for ends in pairwise(waves.ends)):
-        above, token = parents[wave], tokens[wave].unsqueeze(1)
+        above = parents[wave]
+        token = tokens[wave].unsqueeze(1)
         before = probs[above]
         mass = accept_probs[above] if has_masses else None
         weights = before if mass is None else before * mass
@@ -81,7 +83,9 @@ def _scan(trees: TreeBatch, target_probs: Tensor, waves: _Waves, has_masses: boo
     return Scan(accept_probs.view(shape[:2]), probs.view(shape), drawn_probs.squeeze(1))
 
 
-def _draft_probs(trees: TreeBatch, waves: _Waves, tokens: Int[Tensor, "M"], like: Tensor) -> Float[Tensor, "M V"]:
+def _draft_probs(
+    trees: TreeBatch, waves: _Waves, tokens: Int[Tensor, "M"], like: Float[Tensor, "_ V"]
+) -> Float[Tensor, "M V"]:
     """What every child was drawn from, as `TokenTree.draft_probs_of` gives it; one-hot where selected."""
     is_selected = waves.draft_rows == POINT_MASS
     if trees.draft_probs is None or is_selected.all():
@@ -104,7 +108,8 @@ def _in_waves(trees: TreeBatch, waits_for_parent: bool) -> _Waves:
     found: list[tuple[int, ...]] = []
     taken: dict[int, list[int]] = {}
     for row, tree in enumerate(trees.trees):
-        first, starts = row * trees.max_nodes, [0] * tree.num_nodes
+        first = row * trees.max_nodes
+        starts = [0] * tree.num_nodes
         for parent, children in enumerate(tree.children_lists):
             for rank, child in enumerate(children):
                 wave = rank + (starts[parent] if waits_for_parent else 0)

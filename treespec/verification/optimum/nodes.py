@@ -1,7 +1,6 @@
 """The optimal acceptance probability of one node, by how its siblings are drawn.
 
-Distributions are float [..., V] (without replacement: [V]), selected tokens int64 [..., k], results float64 [...].
-All raise ConfigError for shapes that differ, for rows that are not distributions, and for k < 1.
+Results are float64. All raise ConfigError for shapes that differ, for rows that are not distributions, and for k < 1.
 """
 
 import math
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.checks import check_count, check_distributions, check_number
@@ -26,13 +25,17 @@ class Bounded(NamedTuple):
     error: float
 
 
-def optimum_iid(target_probs: Tensor, draft_probs: Tensor, k: int) -> Tensor:
+def optimum_iid(
+    target_probs: Float[Tensor, "*rows V"], draft_probs: Float[Tensor, "*rows V"], k: int
+) -> Float[Tensor, "*rows"]:
     """Optimal acceptance of k >= 1 siblings drawn i.i.d. from `draft_probs`: a scan with `Pr = q(H)^k`, O(V log V)."""
     target, draft = _sorted_by_ratio(target_probs, draft_probs, k)
     return 1 + (target.cumsum(-1) - draft.cumsum(-1) ** k).amin(-1).clamp(max=0)
 
 
-def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: int, tolerance: float = 1e-9) -> Bounded:
+def optimum_without_replacement(
+    target_probs: Float[Tensor, " V"], draft_probs: Float[Tensor, " V"], k: int, tolerance: float = 1e-9
+) -> Bounded:
     """Optimal acceptance of k siblings drawn without replacement, the first one from `draft_probs`.
 
     The same prefix scan. Let every token ring at an exponential time of rate q: the first k to ring are the siblings,
@@ -56,14 +59,16 @@ def optimum_without_replacement(target_probs: Tensor, draft_probs: Tensor, k: in
     return Bounded(1 + min(0.0, float((target.cumsum(-1) - inside).min())), error)
 
 
-def optimum_selected(target_probs: Tensor, tokens: Tensor) -> Tensor:
+def optimum_selected(target_probs: Float[Tensor, "*rows V"], tokens: Int[Tensor, "*rows k"]) -> Float[Tensor, "*rows"]:
     """Optimal acceptance of selected siblings: `P(tokens)`, each token once, which the target walk attains."""
     check_distributions("target_probs", target_probs)
     is_child = torch.zeros_like(target_probs, dtype=torch.bool).scatter(-1, tokens, True)
     return (target_probs.double() * is_child).sum(-1)
 
 
-def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -> Tensor:
+def optimum_mixed(
+    target_probs: Float[Tensor, "*rows V"], draft_probs: Float[Tensor, "*rows V"], selected: Int[Tensor, "*rows k"]
+) -> Float[Tensor, "*rows"]:
     """Optimal acceptance of some selected siblings and one sampled from the rest: H holds all selected ones.
 
     `draft_probs`, of the sampled sibling, is zero on the selected tokens, and everywhere if they leave nothing to
@@ -77,8 +82,10 @@ def optimum_mixed(target_probs: Tensor, draft_probs: Tensor, selected: Tensor) -
     return torch.where((draft > 0).any(-1), with_sample, certain)
 
 
-def _sorted_by_ratio(target_probs: Tensor, draft_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Both distributions float64 [..., V], tokens in order of P/q ascending; tokens without draft mass last."""
+def _sorted_by_ratio(
+    target_probs: Float[Tensor, "*rows V"], draft_probs: Float[Tensor, "*rows V"], k: int
+) -> tuple[Float[Tensor, "*rows V"], Float[Tensor, "*rows V"]]:
+    """Both distributions in float64, tokens in order of P/q ascending; tokens without draft mass last."""
     _check_pair(target_probs, draft_probs)
     check_count("k", k)
     target, draft = target_probs.double(), draft_probs.double()
@@ -87,7 +94,9 @@ def _sorted_by_ratio(target_probs: Tensor, draft_probs: Tensor, k: int) -> tuple
     return target.gather(-1, order), draft.gather(-1, order)
 
 
-def _check_pair(target_probs: Tensor, draft_probs: Tensor, may_be_empty: bool = False) -> None:
+def _check_pair(
+    target_probs: Float[Tensor, "*rows V"], draft_probs: Float[Tensor, "*rows V"], may_be_empty: bool = False
+) -> None:
     check_distributions("target_probs", target_probs)
     check_distributions("draft_probs", draft_probs, may_be_empty)
     if target_probs.shape != draft_probs.shape:
@@ -172,7 +181,8 @@ def _points_per_panel(k: int, tolerance: float) -> tuple[int, float]:
     `error <= 64/15 M rho^(2 - 2 m) / (1 - rho^-2)` for m points (Trefethen 2019, theorem 19.3). Summed over doubling
     panels, `a lam e^(-r a lam) / 2` is at most `(1 / ln 2 + 1 / e) / (2 r)` with r a the ellipse's leftmost point.
     """
-    num_points, bound = 4, math.inf
+    num_points = 4
+    bound = math.inf
     while bound > tolerance:
         num_points += 1
         bound = min(_panel_bound(k, num_points, rho) for rho in np.linspace(2.0, 5.7, 38).tolist())

@@ -83,7 +83,7 @@ def shape_inclusion(
     return lambda path: held(0, path, 0)
 
 
-def _draw_distributions(probs: np.ndarray, k: int) -> Iterator[np.ndarray]:
+def _draw_distributions(probs: Float[np.ndarray, " V"], k: int) -> Iterator[Float[np.ndarray, " V"]]:
     """The unconditional distributions of the first to the k-th draw without replacement; zero once nothing is left."""
     if k == 0:
         return
