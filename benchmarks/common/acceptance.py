@@ -1,7 +1,4 @@
-"""How many draft tokens a rule accepts on a given tree, exactly in its coins, and how many any rule could accept.
-
-Axis letters: N nodes, V vocabulary, L path length.
-"""
+"""How many draft tokens a rule accepts on a given tree, exactly in its coins, and how many any rule could accept."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ When all children are selected, verification emits the target's own tokens whate
 drafted path of those tokens. So the engine's own loop along a text of the target, greedy or sampled, accepts just
 what it would have accepted when the text was written: `TextWalk` is that verification. The models' logits come from
 `RecordedScorer`, which runs a model only for nodes that it has not seen below the same text before.
-
-Axis letters: F new nodes, L text, P prompt, V vocabulary, K kept logits.
 """
 
 from __future__ import annotations

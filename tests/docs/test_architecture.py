@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -55,6 +56,63 @@ def test_every_room_is_on_the_map() -> None:
     assert {room for room in rooms if not re.search(rf"\[`{room}(?:\.py|/)?`\]", table)} == set()
 
 
+def _rows(heading: str) -> list[list[str]]:
+    """The cells of a section's table, without its head."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines[2:]]
+
+
+def _imported_rooms(room: str) -> set[str]:
+    """The entries of treespec/ that an entry's files import, at the top or inside functions."""
+    path = ROOT / "treespec" / room
+    found = set()
+    for file in path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name.split(".")[1] for name in names if name.startswith("treespec.")}
+    return found - {room}
+
+
+def test_the_column_of_imports_is_true() -> None:
+    """A package imports from those below it; the column names the highest of them."""
+    claims = {re.findall(r"\[`(\w+)", cells[0])[0]: cells[-1] for cells in _rows("Packages")}
+    order = list(claims)
+    for room, claim in claims.items():
+        imported = sorted(_imported_rooms(room), key=order.index)
+        assert all(order.index(name) > order.index(room) for name in imported), room
+        if not imported:
+            assert claim == "nothing", room
+        else:
+            is_only_one = len(imported) == 1 and imported[0] == order[-1]
+            assert claim == f"`{imported[0]}`" + ("" if is_only_one else " and below"), room
+
+
+def test_every_numbering_has_its_owner() -> None:
+    """The owner is defined where the map says, and its text speaks of the number."""
+    rows = _rows("Numbers that name a node")
+    assert len(rows) == 4
+    for number, _, owner, _ in rows:
+        name, file = re.findall(r"`([\w./]+)`", owner)[:2]
+        text = (ROOT / "treespec" / file).read_text()
+        (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]
+        assert number.split()[0] in (ast.get_source_segment(text, found) or "").lower(), name
+
+
+def test_names_in_the_text_exist() -> None:
+    """Every name in backticks is in the code, or in the page's own snippets."""
+    snippets = re.findall(r"```.*?```", PAGE, flags=re.DOTALL)
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+    files = [file for room in ("treespec", "benchmarks") for file in (ROOT / room).rglob("*.py")]
+    code = "\n".join([*snippets, *(file.read_text() for file in files)])
+    words = {"py", *re.findall(r"\w+", code)}
+    names = {word for name in re.findall(r"`([A-Za-z_][\w.]*)`", prose) for word in re.findall(r"\w+", name)}
+    assert len(names) > 60
+    assert names - words == set()
+
+
 def test_every_test_has_the_name_of_a_module_or_is_on_the_map() -> None:
     section = PAGE.split("## Tests")[1].split("\n## ")[0]
     table = [line for line in section.splitlines() if line.startswith("|")]
@@ -79,7 +137,7 @@ def _own_letters(text: str) -> set[str]:
     return set(re.findall(r"(?:^|, )(\w) ", found.group(1))) if found else set()
 
 
-SHAPE_IN_SIGNATURE = r'(?:Int|Float|Bool|Shaped|Num|Real)\[[\w.]+, "([^"]*)"\]'
+SHAPE_IN_SIGNATURE = r'(?:Int|UInt8|Float|Bool|Shaped|Num|Real)\[[\w.]+, "([^"]*)"\]'
 SHAPE_IN_TEXT = r"(?<![\w\])])\[([^\[\]()\n\"'`=]{1,40})\]"
 AXIS = r"\.\.\.|1 or [A-Z]|<= [A-Z]|[A-Z] or 1|\d+|[\dA-Za-z](?: ?[-+*/]? ?[\dA-Za-z])*"
 
@@ -87,7 +145,7 @@ AXIS = r"\.\.\.|1 or [A-Z]|<= [A-Z]|[A-Z] or 1|\d+|[\dA-Za-z](?: ?[-+*/]? ?[\dA-
 def test_axis_letters_mean_the_same_everywhere() -> None:
     listed, wrong = _listed_letters(), []
     assert len(listed) > 20
-    for file in (ROOT / "treespec").rglob("*.py"):
+    for file in (*(ROOT / "treespec").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
         text = file.read_text()
         used = {
             letter for shape in re.findall(SHAPE_IN_SIGNATURE, text) for letter in re.findall(r"\b[A-Za-z]\b", shape)

@@ -35,10 +35,10 @@ class Stream:
             self._is_prompt = False
             return
         tokens = value.flatten().tolist()
-        for token, giver in zip(tokens, self._givers(tokens), strict=True):
+        for token, source in zip(tokens, self._sources(tokens), strict=True):
             self.ids.append(token)
-            self.counts[giver] += 1
-            self._show(giver)
+            self.counts[source] += 1
+            self._show(source)
 
     def end(self) -> None:
         self._show(TARGET, is_last=True)
@@ -55,21 +55,21 @@ class Stream:
         parts = [(f"{name} {count}  ", _style(name, self.counts)) for name, count in self.counts.most_common()]
         return Text.assemble("tokens by: ", *parts)
 
-    def _givers(self, tokens: Sequence[int]) -> list[str]:
+    def _sources(self, tokens: Sequence[int]) -> list[str]:
         if isinstance(self._drafter, Merge):
             names = [names[0] for names in self._drafter.proposers(0, tokens)]
         else:
             names = [type(self._drafter).__name__] * (len(tokens) - 1)
         return [*names, *[TARGET] * (len(tokens) - len(names))]
 
-    def _show(self, giver: str, is_last: bool = False) -> None:
+    def _show(self, source: str, is_last: bool = False) -> None:
         """Print what is new; half a character waits for its other half."""
         if self._console is None:
             return
         text = self.text
         if text.endswith("\ufffd") and not is_last:
             return
-        style = _style(giver, self.counts) if self._is_coloured else ""
+        style = _style(source, self.counts) if self._is_coloured else ""
         self._console.print(Text(text[self._num_shown :], style=style), end="", soft_wrap=True)
         self._num_shown = len(text)
 

@@ -98,12 +98,7 @@ class TargetProbs:
             ids = self.trees.tokens[row, :1]
         else:
             path = list(self.trees.trees[row].path_to(node)[1:])
-            ids = torch.cat(
-                [
-                    self._show(row),
-                    self.trees.tokens[row, path],
-                ]
-            )
+            ids = torch.cat([self._show(row), self.trees.tokens[row, path]])
         return upload(self.device, ids.unsqueeze(0))[0]
 
 

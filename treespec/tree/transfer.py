@@ -1,7 +1,8 @@
 """One copy between host and device for several tensors.
 
-Trees live on the host, where their books cost nothing; distributions, models and caches live on the device. Every copy
-from the device makes the host wait, and every copy to it costs a launch, so what belongs together travels together.
+Trees live on the host, where reading a single number costs nothing; distributions, models and caches live on the
+device. Every copy from the device makes the host wait, and every copy to it costs a launch, so what belongs together
+travels together.
 """
 
 from collections.abc import Sequence

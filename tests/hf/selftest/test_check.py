@@ -123,3 +123,5 @@ def test_nothing_is_found_where_nothing_is_wrong(models):
     found = check(models[0], TreeSpeculation(models[1], tree=KAry((2, 2), children="iid")), num_samples=256)
     assert found.is_right, str(found)
     assert len(found.findings) == 11
+    assert found.about["drafter"] == "DraftModel"
+    assert found.about["tree"] == "KAry"

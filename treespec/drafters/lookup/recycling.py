@@ -77,7 +77,7 @@ class TokenRecycling(SessionSource):
         (top,) = download(step.scores.logits.topk(self.table.shape[1], dim=-1).indices)
         is_node = step.trees.parents != PADDING_PARENT
         tokens, top = step.trees.tokens[is_node], top[is_node]
-        self._measure(tokens, top)
+        self._count_hits(tokens, top)
         self.table.numpy()[tokens.numpy()] = top.numpy()
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -117,7 +117,7 @@ class TokenRecycling(SessionSource):
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))
 
-    def _measure(self, tokens: Tensor, top: Tensor) -> None:
+    def _count_hits(self, tokens: Tensor, top: Tensor) -> None:
         """Count which rank held the target's most likely token, before the table is updated."""
         known = self.table[tokens]
         is_trial = known[:, 0] >= 0

@@ -173,9 +173,9 @@ class TrieNode(NamedTuple):
 @cache
 def greatest_score(length: int, num_levels: int, smoothing: float) -> float:
     """The greatest sum of path probabilities of a tree behind a match: that of a path whose shares are all 1."""
-    path = 1.0
+    path_prob = 1.0
     score = 0.0
     for match in range(length, length + num_levels):
-        path *= match / (match + smoothing)
-        score += path
+        path_prob *= match / (match + smoothing)
+        score += path_prob
     return score

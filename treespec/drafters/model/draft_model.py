@@ -85,7 +85,7 @@ class DraftModel(SessionSource):
             return
         paths = pending.match(emitted)
         if self._scorer.capability < Capability.TREE:
-            paths = self._level(paths)
+            paths = self._shortened(paths)
         for row, path in enumerate(paths):
             self._num_cached[row] += len(path)
             is_root_scored = self._num_cached[row] == self._length(row)
@@ -155,7 +155,7 @@ class DraftModel(SessionSource):
         """Per row the committed tokens that are not cached."""
         return [self._length(row) - cached for row, cached in enumerate(self._num_cached)]
 
-    def _level(self, paths: list[list[int]]) -> list[list[int]]:
+    def _shortened(self, paths: list[list[int]]) -> list[list[int]]:
         """Paths shortened until all rows lack equally many tokens: a model without trees has no mask for padding.
 
         Where a path is too short for that, the next step fills the cache again.

@@ -37,7 +37,7 @@ class DFlashConfig(HeadConfig):
     mask_token: int  # The input id at positions whose token is to be guessed.
     spans: tuple[Span, ...] = (Span(), Span())  # One per layer.
     has_anchor_output: bool = False  # The block's first position drafts a token too (DSpark).
-    markov_rank: int = 0  # R, zero without a Markov head.
+    markov_rank: int = 0  # r, zero without a Markov head.
 
     @property
     def num_layers(self) -> int:

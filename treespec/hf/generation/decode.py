@@ -154,9 +154,8 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
     drafter = options.drafter
     cache = call.cache
     if call.num_rows > 1 and cache is not None and is_filled(cache):
-        cache = twin_cache(
-            cache
-        )  # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
+        # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
+        cache = twin_cache(cache)
     num_slots = None
     if call.config.cache_implementation == "static":
         # The whole text, one tree, and the holes of rows that accept different lengths.

@@ -190,9 +190,7 @@ def _warnings(subject: Subject, is_training: bool) -> list[Finding]:
 def _about(subject: Subject, model: Any) -> dict[str, Any]:
     options = subject.options
     config = subject.facts.config
-    parts = (
-        {} if options is None else {"drafter": type(options.drafter).__name__, "tree": type(options.policy).__name__}
-    )
+    parts = {} if options is None else {"drafter": options.drafter, "tree": options.policy}
     rule = "auto" if subject.verification == "auto" else get_rule(subject.verification).name
     return {
         "model": f"{subject.facts.name} {getattr(model, 'name_or_path', '')}".strip(),

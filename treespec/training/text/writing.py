@@ -127,8 +127,8 @@ def write_batch(
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
         logits = scorer.extend(last, torch.full((len(rows), 1), -1)).logits[:, 0].float()
         scorer.commit([[0]] * len(rows))
-        heat = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
-        drawn = draw(logits, torch.tensor(heat, device=logits.device), generator).tolist()
+        now = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
+        drawn = draw(logits, torch.tensor(now, device=logits.device), generator).tolist()
         top = logits.topk(writing.num_candidates).indices.cpu()
         on_tokens(sum(not row.is_done for row in rows))
         for row, token, candidates in zip(rows, drawn, top, strict=True):

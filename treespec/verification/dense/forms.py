@@ -56,9 +56,8 @@ def end_of_traversal(tree: TokenTree, accept_probs: Sequence[float], coins: Sequ
 DENSE_FORMS: dict[type, DenseForm] = {
     TokenVerification: DenseForm(scan_rejection, end_of_rejection),
     RecursiveRejection: DenseForm(scan_rejection, end_of_rejection),
-    BlockVerification: DenseForm(
-        scan_traversal, end_of_traversal
-    ),  # On chains block verification and traversal decide alike for the same coins.
+    # On chains block verification and traversal decide alike for the same coins.
+    BlockVerification: DenseForm(scan_traversal, end_of_traversal),
     Traversal: DenseForm(scan_traversal, end_of_traversal),
 }
 
