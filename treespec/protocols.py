@@ -172,10 +172,6 @@ class Frontier:
         return self.expanded_depths[:, -self.parents.shape[1] :]
 
     @property
-    def is_padding(self) -> Bool[Tensor, "B F"]:
-        return self.parents == PADDING_PARENT
-
-    @property
     def is_root(self) -> bool:
         """Whether this is the first pass of a tree, over the root alone."""
         return self.expanded_tokens.shape[1] == 1

@@ -84,13 +84,7 @@ class TargetProbs:
 
     def _paths(self) -> list[list[Path]]:
         """The drafted tokens on the path to every node."""
-        rows: list[list[Path]] = []
-        for tree in self.trees.trees:
-            paths: list[Path] = [()]
-            for token, parent in zip(tree.token_list[1:], tree.parent_list[1:], strict=True):
-                paths.append((*paths[parent], token))
-            rows.append(paths)
-        return rows
+        return [tree.token_paths for tree in self.trees.trees]
 
     def _ids(self, row: int, node: int) -> Tensor:
         """The path's tokens as plain decoding would hold them, int64 [1, L]; the root's alone where none is read."""

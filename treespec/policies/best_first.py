@@ -77,7 +77,6 @@ class BestFirst(ShowsOptions):
         self.child_share = check_number("child_share", child_share, lambda x: 0 < x <= 1, "be above 0 and at most 1")
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """See `TreePolicy`."""
         builder = TreeBuilder(source)
         budget = self.num_nodes - 1
         children = self.children
@@ -150,7 +149,6 @@ class SpecExec(ShowsOptions):
         self.num_passes = check_count("num_passes", num_passes)
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        """See `TreePolicy`."""
         builder = TreeBuilder(source)
         budget = self.max_nodes - 1
         nodes = builder.root

@@ -13,6 +13,7 @@ from treespec.tree.arrays import (
     SELECTED,
     WITHOUT_REPLACEMENT,
     ancestor_mask,
+    pad_rows,
 )
 from treespec.tree.batch import TreeBatch
 from treespec.tree.host_tree import HostTree
@@ -33,6 +34,7 @@ __all__ = [
     "TreeBatch",
     "Verdict",
     "ancestor_mask",
+    "pad_rows",
     "parents_of_paths",
     "parse_paths",
 ]

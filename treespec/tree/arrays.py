@@ -1,6 +1,8 @@
 """The arrays that a tree and a batch of trees have in common, their special values, and ancestry."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -8,6 +10,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
+
+Item = TypeVar("Item")
 
 ROOT_PARENT = -1
 """The parent of every root."""
@@ -58,6 +62,12 @@ def check_shapes(tree: TreeArrays, num_axes: int) -> None:
         raise InvalidTreeError(f"draft_probs must be float [R, V], R >= 1, got {probs.dtype} {list(probs.shape)}")
     if (probs is None) != (tree.draft_index is None):
         raise InvalidTreeError("draft_probs and draft_index come together: give both, or neither (point masses)")
+
+
+def pad_rows(rows: Sequence[Sequence[Item]], filler: Item) -> list[list[Item]]:
+    """Rows of different lengths as rows of one length, filled up at their ends."""
+    width = max(map(len, rows))
+    return [[*row, *[filler] * (width - len(row))] for row in rows]
 
 
 def ancestor_mask(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
-from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, TreeArrays, ancestor_mask, check_shapes
+from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, TreeArrays, ancestor_mask, check_shapes, pad_rows
 from treespec.tree.checks import is_drafted
 from treespec.tree.host_tree import HostTree
 from treespec.tree.token_tree import TokenTree
@@ -85,15 +85,10 @@ class TreeBatch(TreeArrays):
     @classmethod
     def from_host_trees(cls, trees: Sequence[HostTree]) -> TreeBatch:
         """Pad trees of selected children, all with values, to one batch."""
-        width = max(len(tree.tokens) for tree in trees)
-
-        def pad(rows: Sequence[Sequence[float]], filler: int, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows], dtype=dtype)
-
         return cls(
-            tokens=pad([tree.tokens for tree in trees], 0, torch.int64),
-            parents=pad([tree.parents for tree in trees], PADDING_PARENT, torch.int64),
-            values=pad([tree.values for tree in trees], 0, torch.float32),
+            tokens=torch.tensor(pad_rows([tree.tokens for tree in trees], 0)),
+            parents=torch.tensor(pad_rows([tree.parents for tree in trees], PADDING_PARENT)),
+            values=torch.tensor(pad_rows([tree.values for tree in trees], 0.0), dtype=torch.float32),
         )
 
     def host_trees(self) -> list[HostTree]:
@@ -180,8 +175,7 @@ class TreeBatch(TreeArrays):
 
     def select_nodes(self, nodes: Sequence[Sequence[int]]) -> TreeBatch:
         """The trees of row b's nodes `nodes[b]`, in this order: the root first, parents before children."""
-        width = max(map(len, nodes))
-        return self._take(np.array([[*row, *[PADDING_PARENT] * (width - len(row))] for row in nodes]))
+        return self._take(np.array(pad_rows(nodes, PADDING_PARENT)))
 
     def _take(self, nodes: Int[np.ndarray, "B M"]) -> TreeBatch:
         """The trees of these nodes, -2 for padding, with the parents renumbered."""

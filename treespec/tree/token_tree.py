@@ -172,6 +172,14 @@ class TokenTree(TreeArrays):
             path.append(best[path[-1]])
         return tuple(path)
 
+    @cached_property
+    def token_paths(self) -> list[Path]:
+        """Per node the tokens on its path below the root."""
+        paths: list[Path] = [()]
+        for token, parent in zip(self.token_list[1:], self.parent_list[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
     def leaf_paths(self) -> list[Path]:
         """One path of node ids, root included, per leaf, in the order of the leaves' ids."""
         return [self.path_to(i) for i, children in enumerate(self.children_lists) if not children]

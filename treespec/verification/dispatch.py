@@ -39,28 +39,26 @@ DENSE_ON_CPU = 1 << 12
 """Up to so many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
 
 
-class BatchProbs(Protocol):
-    """The target distributions of a batch: after one node, or after all without waiting for the device."""
+class BatchTable(Protocol):
+    """What is known of the target after every node of a batch."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def device(self) -> torch.device: ...
+
+
+class BatchProbs(BatchTable, Protocol):
+    """The target distributions: after one node, or after all without waiting for the device."""
 
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
     def dense(self) -> Probs: ...
 
 
-class BatchScores(Protocol):
+class BatchScores(BatchTable, Protocol):
     """The target's processed scores likewise, for greedy decoding."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
 
     def scores(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
@@ -90,7 +88,7 @@ def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
     return _verify_rows(rule, trees, target.scores, (ArgmaxSource() for _ in trees.trees), target)
 
 
-def _is_dense(rule: VerificationRule, trees: TreeBatch, target: BatchProbs | BatchScores) -> bool:
+def _is_dense(rule: VerificationRule, trees: TreeBatch, target: BatchTable) -> bool:
     is_small = trees.max_nodes * target.vocab_size <= DENSE_ON_CPU
     return has_dense_form(rule) and (is_small or target.device.type != "cpu")
 
@@ -100,7 +98,7 @@ def _verify_rows(
     trees: TreeBatch,
     values: _ProbsOfNode,
     sources: Iterator[RandomSource],
-    target: BatchProbs | BatchScores,
+    target: BatchTable,
 ) -> list[Verdict]:
     with one_thread(target.device):
         check_flags(trees, is_verifiable(trees, target.vocab_size), True)

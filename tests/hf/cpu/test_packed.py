@@ -39,7 +39,7 @@ def test_leaving_the_block_restores_every_layer(layers):
     packed = prepack_linears(layers)
     assert packed.num_layers == 2
     assert all("forward" in vars(layer) for layer in layers)
-    packed.remove()
+    packed.restore()
     assert not any("forward" in vars(layer) for layer in layers)
 
 

@@ -72,7 +72,6 @@ class HeadDrafter(SessionSource, Generic[Head]):
         self._unread.add(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self._keys.select_rows(rows)
         self._unread.select_rows(rows)
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.protocols import HiddenStates, Session, VerifiedStep
+from treespec.tree import pad_rows
 
 MAX_COLUMNS = 512
 """The most tokens that one pass catches up with: it bounds the attention's memory on long prompts."""
@@ -44,10 +45,10 @@ class UnreadFeatures:
     def add(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them."""
         counts = [len(tokens) for tokens in step.emitted]
-        width = max(counts)
-        paths = [[*v.path[:n], *[0] * (width - n)] for v, n in zip(step.verdicts, counts, strict=True)]
-        emitted = [[*tokens, *[0] * (width - len(tokens))] for tokens in step.emitted]
-        index = torch.tensor([paths, emitted]).to(self._session.device, non_blocking=True)
+        paths = [verdict.path[:count] for verdict, count in zip(step.verdicts, counts, strict=True)]
+        index = torch.tensor([pad_rows(paths, 0), pad_rows(step.emitted, 0)]).to(
+            self._session.device, non_blocking=True
+        )
         states = take_columns(self._join_layers(step.scores.hidden_states), index[0])
         self._unread.append(Pairs(states, index[1], counts))
 
@@ -94,8 +95,7 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
     rows = zip(*(part.counts for part in parts), strict=True)
     columns = [[s + i for s, n in zip(starts, counts, strict=False) for i in range(n)] for counts in rows]
     counts = list(map(len, columns))
-    padded = [[*row, *[0] * (max(counts) - len(row))] for row in columns]
-    index = torch.tensor(padded).to(parts[0].tokens.device, non_blocking=True)
+    index = torch.tensor(pad_rows(columns, 0)).to(parts[0].tokens.device, non_blocking=True)
     states = torch.cat([part.states for part in parts], 1)
     tokens = torch.cat([part.tokens for part in parts], 1)
     return Pairs(take_columns(states, index), tokens.gather(1, index), counts)

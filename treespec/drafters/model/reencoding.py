@@ -65,7 +65,6 @@ class ReEncoding(ShowsOptions):
 
     @property
     def num_weights(self) -> int:
-        """See `DraftModel`."""
         return self._inner.num_weights
 
     def start(self, session: Session) -> None:
@@ -105,7 +104,6 @@ class ReEncoding(ShowsOptions):
         self._inner.update(replace(step, emitted=translated))
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
         self._tails = [self._tails[row] for row in rows]
         self._text.select_rows(rows)
         self._inner.select_rows(rows)

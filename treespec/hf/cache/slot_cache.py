@@ -15,6 +15,7 @@ from transformers.cache_utils import StaticLayer
 from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
+from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
 
 Paths = Sequence[Sequence[int]]
@@ -155,8 +156,7 @@ def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> N
         for layer in layers:
             _cut(layer, num_slots + longest)
         return
-    padded = [[*path, *[0] * (longest - len(path))] for path in paths]
-    index = torch.tensor(padded) + num_slots
+    index = torch.tensor(pad_rows(paths, 0)) + num_slots
     (index,) = upload(layers[0].keys.device, index) if layers else (index,)
     for layer in layers:
         move_to_front(layer, num_slots, index)

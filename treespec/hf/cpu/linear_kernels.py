@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,11 +33,14 @@ class Kernel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Packed:
-    """oneDNN with weights packed ahead, in their own dtype."""
+    """oneDNN with weights packed ahead, in their own dtype and in the layout for this many rows."""
+
+    num_rows: int = _LAYOUT_ROWS
 
     def pack(self, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+        return torch.ops.mkldnn._reorder_linear_weight(weight, self.num_rows)
 
     def run(self, inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")

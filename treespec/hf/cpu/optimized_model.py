@@ -116,7 +116,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
     if not modules:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no nn.Linear with float32 or bfloat16 weights on the CPU whose forward is its "
-            "own: optimize serves such models only (undo prepack_linears first)"
+            "own: optimize serves such models only"
         )
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
         return _rounded(model, modules, dtype)

@@ -26,13 +26,11 @@ class GrammarDrafts:
         return getattr(self._drafter, name)
 
     def start(self, session: Session) -> None:
-        """See `Drafter`."""
         self._session = session
         self._num_prompt = session.history.row(0).shape[0]
         self._drafter.start(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """See `Drafter`."""
         history = self._session.history
         policy = self._session.policy
         texts = [history.row(b)[self._num_prompt :].tolist() for b in range(history.num_rows)]
@@ -47,22 +45,19 @@ class GrammarDrafts:
         return trees if all(map(all, keep)) else trees.keep_nodes(torch.tensor(keep))
 
     def update(self, step: VerifiedStep) -> None:
-        """See `Drafter`."""
         self._drafter.update(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """See `Drafter`."""
         self._drafter.select_rows(rows)
 
     def _allowed(self, tree: TokenTree, text: list[int], width: int) -> list[bool]:
         """Which nodes stay; False for padding up to `width`."""
-        paths, keep = [tuple(text)], [True]
-        index = [POINT_MASS] * tree.num_nodes if tree.draft_index is None else tree.draft_index.tolist()
+        keep = [True]
         for node in range(1, tree.num_nodes):
             parent = tree.parent_list[node]
-            paths.append((*paths[parent], tree.token_list[node]))
-            is_free = index[node] != POINT_MASS
-            keep.append(keep[parent] and (is_free or self._grammar.allows(paths[parent], tree.token_list[node])))
+            before = (*text, *tree.token_paths[parent])
+            is_drawn = tree.draft_index_list[node] != POINT_MASS
+            keep.append(keep[parent] and (is_drawn or self._grammar.allows(before, tree.token_list[node])))
         return keep + [False] * (width - tree.num_nodes)
 
 

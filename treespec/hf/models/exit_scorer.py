@@ -27,7 +27,7 @@ from treespec.hf.models.layers import SplitLayers
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import HiddenStates, Scores
-from treespec.tree import PADDING_PARENT
+from treespec.tree import PADDING_PARENT, pad_rows
 from treespec.tree.transfer import upload
 
 
@@ -110,8 +110,8 @@ class ExitScorer(TreeScorer):
                     known[row][early_parent, token] = num_known + len(missing[row])
                     missing[row].append((token, early_parent))
                 row_ids.append(known[row][early_parent, token])
-        if width := max(map(len, missing)):
-            padded = torch.tensor([row + [(0, PADDING_PARENT)] * (width - len(row)) for row in missing])
+        if any(missing):
+            padded = torch.tensor(pad_rows(missing, (0, PADDING_PARENT)))
             self._early.extend(padded[..., 0], padded[..., 1], has_head=False)
         return early_ids
 
