@@ -73,7 +73,9 @@ def test_one_node_without_a_mask(module, monkeypatch):
 )
 def test_what_needs_more_than_a_mask_goes_to_sdpa(module, extra, monkeypatch):
     seen = []
-    monkeypatch.setattr(folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(kwargs), None))
+    monkeypatch.setattr(
+        folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(kwargs) or args[1].transpose(1, 2), None)
+    )
     run_folded(module, *states(), **extra)
     assert seen
     assert extra.items() <= seen[0].items()
@@ -81,7 +83,9 @@ def test_what_needs_more_than_a_mask_goes_to_sdpa(module, extra, monkeypatch):
 
 def test_unequal_heads_masks_by_head_and_causal_prompts_go_to_sdpa(module, monkeypatch):
     seen = []
-    monkeypatch.setattr(folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(args), None))
+    monkeypatch.setattr(
+        folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(args) or args[1].transpose(1, 2), None)
+    )
     query, key, value, mask = states()
     run_folded(module, query, key, value[..., :4], mask)
     run_folded(module, query, key, value, mask.expand(-1, 6, -1, -1))
