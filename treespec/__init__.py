@@ -1,28 +1,34 @@
 """treespec: exact tree speculative decoding for any Hugging Face causal language model."""
 
+from typing import TYPE_CHECKING, Any
+
 from treespec import errors, protocols
 from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import TreespecError, TreespecWarning
-from treespec.hf import (
-    SpeculativeDecoder,
-    TreeScorer,
-    TreeSpeculation,
-    check,
-    commit_cache,
-    from_config,
-    generate,
-    load_drafter,
-    new_cache,
-    optimize,
-    restore,
-    shipped_head,
-    tree_attention_mask,
-)
 from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import verify
 
+if TYPE_CHECKING:
+    from treespec.hf import (
+        SpeculativeDecoder,
+        TreeScorer,
+        TreeSpeculation,
+        check,
+        commit_cache,
+        from_config,
+        generate,
+        load_drafter,
+        new_cache,
+        optimize,
+        restore,
+        shipped_head,
+        tree_attention_mask,
+    )
+
 __version__ = "0.1.0"
+TRANSFORMERS = "5.23"
+"""The oldest version that `treespec.hf` works with."""
 
 __all__ = [
     "BestFirst",
@@ -60,3 +66,15 @@ __all__ = [
     "tree_attention_mask",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs transformers is imported at its first use: `treespec.vllm` works beside an older transformers."""
+    if name not in __all__:
+        raise AttributeError(f"module 'treespec' has no attribute {name!r}")
+    try:
+        from treespec import hf
+    except ImportError as error:
+        raise ImportError(f"treespec.{name} needs transformers {TRANSFORMERS} or newer: {error}") from error
+    value = globals()[name] = getattr(hf, name)
+    return value

@@ -18,7 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.tree import PADDING_PARENT, Path, TreeBatch, Verdict
+from treespec.tree.highest import highest
 from treespec.tree.history import History
+from treespec.tree.transfer import download
 
 
 class Capability(IntEnum):
@@ -132,6 +134,11 @@ class VerifiedStep:
     scores: Scores
     emitted: list[list[int]]
     """Tokens appended to each row: the accepted draft tokens and the next token, cut where generation stopped."""
+
+    def top_tokens(self, k: int) -> Int[Tensor, "M k"]:
+        """The target's k most likely tokens after every node of every row but padding, best first, on the host."""
+        (top,) = download(highest(self.scores.logits, k))
+        return top[self.trees.parents != PADDING_PARENT]
 
 
 class Proposal(NamedTuple):
@@ -318,6 +325,14 @@ class Drafter(Protocol):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order: the others have finished."""
+
+
+@runtime_checkable
+class ServingDrafter(Drafter, Protocol):
+    """A drafter whose rows may also join a running call, as a server's requests do."""
+
+    def add_rows(self, num_rows: int) -> None:
+        """The session's history has so many new rows, its last ones."""
 
 
 @runtime_checkable

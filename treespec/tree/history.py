@@ -53,6 +53,16 @@ class History:
         """Forget the tokens of a row beyond `length`."""
         self.lengths[row] = min(length, self.lengths[row])
 
+    def add_rows(self, texts: Sequence[Sequence[int]]) -> None:
+        """Rows that join behind the others, each text at least one token, without padding."""
+        first, width = self.num_rows, max(map(len, texts), default=0)
+        room = max(width - self._buffer.shape[1], 0)
+        self._buffer = torch.nn.functional.pad(self._buffer, (0, room, 0, len(texts)))
+        self.lengths += [0] * len(texts)
+        self.num_padding += [0] * len(texts)
+        for row, text in enumerate(texts, start=first):
+            self.append(row, text)
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         self._buffer = self._buffer[list(rows)]

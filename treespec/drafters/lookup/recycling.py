@@ -15,7 +15,6 @@ from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table,
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
-from treespec.tree.transfer import download
 
 FORMAT = "treespec-recycling-1"
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
@@ -74,14 +73,16 @@ class TokenRecycling(SessionSource):
 
     def update(self, step: VerifiedStep) -> None:
         """Store the top k of every node's logits for its token; the last of several nodes with one token counts."""
-        (top,) = download(step.scores.logits.topk(self.table.shape[1], dim=-1).indices)
-        is_node = step.trees.parents != PADDING_PARENT
-        tokens, top = step.trees.tokens[is_node], top[is_node]
+        top = step.top_tokens(self.table.shape[1])
+        tokens = step.trees.tokens[step.trees.parents != PADDING_PARENT]
         self._count_hits(tokens, top)
         self.table.numpy()[tokens.numpy()] = top.numpy()
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """The table does not depend on rows."""
+
+    def add_rows(self, num_rows: int) -> None:
+        """See `ServingDrafter`."""
 
     def save(self, path: str | Path) -> None:
         """Write the table to a safetensors file.

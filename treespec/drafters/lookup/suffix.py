@@ -80,18 +80,15 @@ class SuffixLookup(ShowsOptions):
     def start(self, session: Session) -> None:
         """Begin a call. Raises `VocabularyMismatchError`: the store holds ids beyond the vocabulary."""
         self._session = session
-        history = session.history
-        self._rows = [SuffixText(history.tokens(b).tolist()) for b in range(history.num_rows)]
-        if self.store is None:
-            return
-        self.store.add_recorded()
-        if self.store.max_token >= session.vocab_size:
+        self._rows: list[SuffixText] = []
+        if self.store is not None:
+            self.store.add_recorded()
+        if self.store is not None and self.store.max_token >= session.vocab_size:
             raise VocabularyMismatchError(
                 f"the store holds token {self.store.max_token} and the model's vocabulary has {session.vocab_size} "
                 "tokens: use one SuffixStore per vocabulary"
             )
-        for row in self._rows:
-            self.store.record(row, self._max_match)
+        self.add_rows(session.history.num_rows)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees of what followed earlier occurrences of each row's ending; only the root where there are none."""
@@ -116,6 +113,17 @@ class SuffixLookup(ShowsOptions):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[b] for b in rows]
+
+    def add_rows(self, num_rows: int) -> None:
+        """See `ServingDrafter`; the store gets the output of the rows that have left."""
+        history = self._session.history
+        if self.store is not None:
+            self.store.add_recorded(self._rows)
+        for row in range(history.num_rows - num_rows, history.num_rows):
+            text = SuffixText(history.tokens(row).tolist())
+            self._rows.append(text)
+            if self.store is not None:
+                self.store.record(text, self._max_match)
 
     def _best(self, row: SuffixText, budget: int, depth: int) -> tuple[HostTree, Match | None]:
         """The tree with the highest score below a row's last token, and its match."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ MIN_UNSORTED, UNSORTED_SHARE = 8192, 16
 MIN_CAPACITY = 64
 
 
+class _Record(NamedTuple):
+    """A running row's text, from where on it is added, and its length before the call."""
+
+    text: SuffixText
+    start: int
+    length: int
+
+
 class SuffixStore(ShowsOptions):
     """Texts that the `SuffixLookup`s with this store draft from, and to which the output of their calls is added.
 
@@ -34,7 +42,7 @@ class SuffixStore(ShowsOptions):
         self.capacity = check_count("capacity", capacity)
         self.max_match = check_count("max_match", max_match)
         self.text = SuffixText()
-        self._recorded: list[tuple[SuffixText, int, int]] = []
+        self._recorded: list[_Record] = []
         if capacity < MIN_CAPACITY:
             raise ConfigError(f"capacity must be at least {MIN_CAPACITY} tokens, got {capacity}")
         if not isinstance(texts, Iterable):
@@ -66,11 +74,14 @@ class SuffixStore(ShowsOptions):
 
     def record(self, text: SuffixText, num_before: int) -> None:
         """Add a row's output when its call is over, and `num_before` tokens before it for matches that reach back."""
-        self._recorded.append((text, max(len(text) - num_before, 1), len(text)))
+        self._recorded.append(_Record(text, max(len(text) - num_before, 1), len(text)))
 
-    def add_recorded(self) -> None:
-        """Add the output of the last call; called when the next one begins and when the store is saved."""
-        recorded, self._recorded = self._recorded, []
+    def add_recorded(self, running: Iterable[SuffixText] = ()) -> None:
+        """Add the output of the last call, called when the next one begins and when the store is saved; of a server's
+        requests, that of those which are not `running` any more."""
+        is_running = set(map(id, running))
+        recorded = [record for record in self._recorded if id(record.text) not in is_running]
+        self._recorded = [record for record in self._recorded if id(record.text) in is_running]
         self._extend(text.tokens[start:] for text, start, length in recorded if len(text) > length)
 
     def find(self, ending: Sequence[int]) -> list[Occurrences]:

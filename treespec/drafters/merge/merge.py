@@ -10,7 +10,7 @@ from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.truncated import is_chain
-from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, Session, VerifiedStep
+from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import HostTree, TreeBatch
 
 
@@ -90,8 +90,16 @@ class Merge(ShowsOptions):
             drafter.update(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
+        self._proposed = [self._proposed[b] for b in rows] if self._proposed else []
         for drafter in self._drafters:
             drafter.select_rows(rows)
+
+    def add_rows(self, num_rows: int) -> None:
+        """See `ServingDrafter`. Raises `ConfigError`: a part cannot serve rows that join."""
+        for drafter in self._drafters:
+            if not isinstance(drafter, ServingDrafter):
+                raise ConfigError(f"{type(drafter).__name__} cannot serve rows that join: it has no add_rows")
+            drafter.add_rows(num_rows)
 
     def proposers(self, row: int, tokens: Sequence[int]) -> list[list[str]]:
         """Of every token along a path of the last trees the drafters that proposed it; ends where the path leaves them.

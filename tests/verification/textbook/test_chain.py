@@ -14,7 +14,12 @@ import pytest
 import torch
 
 from treespec.errors import ConfigError
-from treespec.textbook.chain import explain_round, simulate_round, speculative_decode, speculative_decoding_verify
+from treespec.verification.textbook.chain import (
+    explain_round,
+    simulate_round,
+    speculative_decode,
+    speculative_decoding_verify,
+)
 
 GRID = 12  # Distributions in quarters: every ratio and every residual has its steps at multiples of 1 / lcm(1..4).
 QUARTERS = [[2, 1, 1], [1, 3, 0], [0, 1, 3]]

@@ -1,0 +1,45 @@
+"""Drafters for tests in a real vLLM: children drawn from a table of distributions, and one that lies about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from treespec import TreeBatch
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+
+VOCAB = 5
+TABLE = torch.softmax(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)), -1)
+
+
+class Bigram:
+    """Draws children without replacement from a distribution that depends on the last token."""
+
+    def start(self, session: Session) -> None:
+        self._session, self.is_sampling, self.generator = session, session.is_sampling, session.generator
+
+    @property
+    def root_tokens(self) -> torch.Tensor:
+        return self._session.history.last_tokens
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        return Proposal(TABLE[frontier.tokens])
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        assert self._session.policy is not None
+        return self._session.policy.grow(self, max_depth)
+
+    def update(self, step: VerifiedStep) -> None: ...
+
+    def select_rows(self, rows: list[int]) -> None: ...
+
+    def add_rows(self, num_rows: int) -> None: ...
+
+
+class Liar(Bigram):
+    """A planted mistake: it stores other distributions than those that it draws from."""
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        trees = super().propose(max_depth)
+        return trees if trees.draft_probs is None else replace(trees, draft_probs=trees.draft_probs.roll(1, -1))

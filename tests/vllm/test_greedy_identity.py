@@ -1,0 +1,76 @@
+"""Greedy decoding with trees is identical to plain vLLM's, under vLLM's features: SmolLM2, with the real engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers.vllm_jobs import MODEL, PROMPTS, run_jobs
+
+pytest.importorskip("vllm.config")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo"),
+]
+
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+ENGINE = {
+    "model": str(MODEL),
+    "max_model_len": 96,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 64,
+    "enable_prefix_caching": True,
+}
+"""More requests than seats, prompts read in chunks, a cache so small that requests are preempted."""
+NUM_BLOCKS = 7
+JOBS: dict[str, dict[str, Any]] = {
+    "many requests, chunks, preemption": {"prompts": PROMPTS, "params": {**GREEDY, "max_tokens": 40}},
+    "prefix cache": {"prompts": PROMPTS[:4], "params": GREEDY},
+    "end of the context": {"prompts": PROMPTS[:2], "params": {**GREEDY, "max_tokens": 1000}},
+    "logprobs": {"prompts": PROMPTS[:3], "params": {**GREEDY, "logprobs": 3, "prompt_logprobs": 1}},
+    "penalties": {
+        "prompts": PROMPTS[:4],
+        "params": {**GREEDY, "presence_penalty": 0.6, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    },
+    "bad words": {"prompts": PROMPTS[:4], "params": {**GREEDY, "bad_words": [" the", " is a", "."]}},
+    "allowed tokens and logit bias": {
+        "prompts": PROMPTS[:3],
+        "params": [
+            {**GREEDY, "allowed_token_ids": list(range(200, 2000))},
+            {**GREEDY, "logit_bias": {"260": 4.0}},
+            GREEDY,
+        ],
+    },
+    "min tokens": {"prompts": PROMPTS[:4], "params": {**GREEDY, "ignore_eos": False, "min_tokens": 10}},
+    "stop string": {"prompts": PROMPTS[:4], "params": {**GREEDY, "ignore_eos": False, "stop": ["\n", " and"]}},
+    "grammar for every other request": {
+        "prompts": PROMPTS[:4],
+        "params": [GREEDY, {**GREEDY, "regex": r"[A-Z][a-z]+( [a-z]+){3,12}\."}] * 2,
+    },
+    "ragged lengths": {"prompts": PROMPTS[:4], "params": [{**GREEDY, "max_tokens": 1 + 3 * k} for k in range(4)]},
+    "two answers each": {"prompts": PROMPTS[:2], "params": {**GREEDY, "n": 2, "temperature": 1e-6}},
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return run_jobs({**ENGINE, "num_gpu_blocks_override": NUM_BLOCKS}, JOBS)
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, Any]:
+    speculation = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12}
+    return run_jobs({**ENGINE, "num_gpu_blocks_override": NUM_BLOCKS + 3, "speculative_config": speculation}, JOBS)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_tokens_reasons_and_logprobs_are_those_of_plain_vllm(plain: dict, trees: dict, job: str) -> None:
+    assert trees[job] == plain[job]
+
+
+def test_trees_were_verified(trees: dict) -> None:
+    stats, metrics = trees["stats"], trees["metrics"]
+    assert stats["num_trees"] > 30
+    assert stats["num_accepted_tokens"] > 30
+    assert metrics["vllm:num_preemptions"] > 0
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] <= stats["num_accepted_tokens"]

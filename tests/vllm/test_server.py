@@ -1,0 +1,113 @@
+"""`vllm serve` with trees and a real OpenAI client: streams, concurrent and cancelled requests, a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.vllm_jobs import ENVIRONMENT, MODEL, PROMPTS
+
+pytest.importorskip("vllm.config")
+openai = pytest.importorskip("openai")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo"),
+]
+STARTUP_SECONDS = 150
+SPECULATION = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12, "warm_start": "SmolLM2-135M-Instruct"}
+
+
+@contextmanager
+def server() -> Iterator[tuple[Any, subprocess.Popen]]:
+    """A client of a server that runs, and the server's process; all its processes end with it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--served-model-name", "model",
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "160", "--max-num-seqs", "4", "--block-size", "32",
+        "--kv-cache-memory-bytes", str(1 << 28), "--port", str(port), "--speculative-config", json.dumps(SPECULATION),
+    ]  # fmt: skip
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        wait_until_healthy(port, process)
+        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=60), process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until_healthy(port: int, process: subprocess.Popen) -> None:
+    end = time.monotonic() + STARTUP_SECONDS
+    while time.monotonic() < end:
+        assert process.poll() is None, "the server has stopped"
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise TimeoutError(f"no server within {STARTUP_SECONDS} seconds")
+
+
+def complete(client: Any, prompt: str, **options: Any) -> str:
+    given = {"model": "model", "prompt": prompt, "max_tokens": 16, "temperature": 0, **options}
+    return client.completions.create(**given).choices[0].text
+
+
+def metric(client: Any, name: str) -> float:
+    address = str(client.base_url).removesuffix("/v1/") + "/metrics"
+    with urllib.request.urlopen(address, timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and "per_pos" not in line)
+
+
+def test_a_server_serves_streams_and_crowds_and_survives_cancelled_requests() -> None:
+    with server() as (client, _):
+        alone = [complete(client, prompt) for prompt in PROMPTS]
+        with ThreadPoolExecutor(8) as pool:
+            crowd = list(pool.map(lambda prompt: complete(client, prompt), PROMPTS * 2))
+        assert crowd == alone * 2
+
+        options = {"model": "model", "max_tokens": 16, "temperature": 0}
+        stream = client.completions.create(prompt=PROMPTS[0], stream=True, **options)
+        assert "".join(part.choices[0].text for part in stream) == alone[0]
+
+        for prompt in PROMPTS[:3]:  # Closed after the first part.
+            part = client.completions.create(prompt=prompt, stream=True, **{**options, "max_tokens": 100})
+            next(iter(part))
+            part.close()
+        assert complete(client, PROMPTS[1]) == alone[1]
+
+        chat = client.chat.completions.create(
+            model="model", messages=[{"role": "user", "content": "Say hello."}], max_tokens=12, n=2, seed=3, top_p=0.9,
+            extra_body={"min_p": 0.05}, logit_bias={"260": -5},
+        )  # fmt: skip
+        assert len(chat.choices) == 2
+        with pytest.raises(openai.BadRequestError, match="thinking_token_budget"):
+            complete(client, PROMPTS[0], extra_body={"thinking_token_budget": 3})
+        assert metric(client, "vllm:spec_decode_num_accepted_tokens") > 0
+
+
+def test_a_killed_server_starts_again_and_answers_the_same() -> None:
+    with server() as (client, process):
+        before = complete(client, PROMPTS[1])
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+    with server() as (client, _):
+        assert complete(client, PROMPTS[1]) == before

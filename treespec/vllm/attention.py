@@ -1,0 +1,97 @@
+"""Attention backends of vLLM that know segments: the only part that runs inside a pass."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from treespec.vllm.segments import SegmentPlan
+
+
+class CurrentStep:
+    """The step that runs: the model runner sets it, the backend reads it. There is one worker per process."""
+
+    plan: ClassVar[SegmentPlan | None] = None
+    num_tokens: ClassVar[int] = 0
+    block_copies: ClassVar[Tensor]
+    rewrites: ClassVar[Tensor]
+
+    @classmethod
+    def begin(cls, plan: SegmentPlan, num_tokens: int, device: torch.device) -> None:
+        """A pass with segments begins; `num_tokens` is the length of the flat batch."""
+        cls.plan, cls.num_tokens = plan, num_tokens
+        cls.block_copies, cls.rewrites = (
+            torch.from_numpy(pair).to(device) for pair in (plan.block_copies, plan.rewrites)
+        )
+
+    @classmethod
+    def end(cls) -> None:
+        """The pass is over."""
+        cls.plan = None
+
+
+def with_segments(backend: Any) -> Any:
+    """The backend with segments: any of decoder attention whose `do_kv_cache_update` is apart from `forward`.
+
+    Its cache must be indexed by blocks first.
+    """
+    builder_base, impl_base = backend.get_builder_cls(), backend.get_impl_cls()
+
+    class SegmentBuilder(builder_base):
+        """Builds metadata with a row per segment."""
+
+        def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+            if CurrentStep.plan is not None:
+                common_attn_metadata = expand(common_attn_metadata, CurrentStep.plan, CurrentStep.num_tokens)
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+
+    class SegmentImpl(impl_base):
+        """Copies the root's block and writes ancestors once more, before it writes the pass's own keys and values."""
+
+        def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+            if CurrentStep.plan is not None:
+                source, target = CurrentStep.block_copies
+                kv_cache[target] = kv_cache[source]
+                tokens, again = CurrentStep.rewrites
+                super().do_kv_cache_update(layer, key[tokens], value[tokens], kv_cache, again)
+            super().do_kv_cache_update(layer, key, value, kv_cache, slots)
+
+    class SegmentBackend(backend):
+        """The same backend, built of these."""
+
+        @staticmethod
+        def get_builder_cls() -> Any:
+            return SegmentBuilder
+
+        @staticmethod
+        def get_impl_cls() -> Any:
+            return SegmentImpl
+
+    return SegmentBackend
+
+
+def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
+    """vLLM's `CommonAttentionMetadata` with one row per segment in place of one per request."""
+    starts = torch.from_numpy(plan.first_tokens).to(torch.int32)
+    starts = torch.cat([starts, torch.tensor([num_tokens], dtype=torch.int32)])
+    lengths = torch.from_numpy(plan.lengths).to(torch.int32)
+    table = metadata.block_table_tensor
+    requests = torch.from_numpy(plan.requests).to(table.device)
+    table = table[requests]
+    segments, columns, blocks = torch.from_numpy(plan.table).to(table.device)
+    table[segments, columns] = blocks.to(table.dtype)
+    return metadata.replace(
+        query_start_loc=starts.to(metadata.query_start_loc.device),
+        query_start_loc_cpu=starts,
+        seq_lens=lengths.to(metadata.seq_lens.device),
+        seq_lens_cpu_upper_bound=lengths,
+        block_table_tensor=table,
+        num_reqs=len(plan.requests),
+        max_query_len=int(starts.diff().max()),
+        is_prefilling=None if metadata.is_prefilling is None else metadata.is_prefilling[plan.requests],
+        req_idx=None if metadata.req_idx is None else metadata.req_idx[plan.requests],
+        _num_computed_tokens_cache=None,
+        _token_to_req_indices_cache=None,
+    )

@@ -1,0 +1,9 @@
+"""vLLM's CUDA attention with segments, under the names that vLLM imports. Never run: no test has had a GPU."""
+
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+from treespec.vllm.attention import with_segments
+
+SegmentFlashBackend = with_segments(FlashAttentionBackend)
+SegmentTritonBackend = with_segments(TritonAttentionBackend)

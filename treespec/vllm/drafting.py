@@ -1,0 +1,178 @@
+"""One drafter for all requests of a server: they join, leave, pause and come back; its tables serve them all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+from treespec.errors import ConfigError
+from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
+from treespec.tree import TreeBatch, Verdict
+from treespec.tree.highest import highest
+from treespec.tree.history import History
+from treespec.tree.transfer import download
+from treespec.vllm.drafts import depth_first, room_mask, select_rows
+from treespec.vllm.options import Options
+
+
+@dataclass(frozen=True)
+class ServedRow:
+    """What became of one request in a step: the row of its tree there, its verdict, and the tokens that it emitted.
+
+    `text` reads the request's whole text, what was emitted included, for requests that are new or were away.
+    """
+
+    request: str
+    tree_row: int
+    verdict: Verdict
+    emitted: list[int]
+    text: Callable[[], Sequence[int]]
+    room: int
+    """How many more tokens it may emit."""
+
+
+@dataclass(frozen=True)
+class FlatStep(VerifiedStep):
+    """A step whose logits are one table over all nodes: float [M, V], and the nodes' numbers in it, int64."""
+
+    logits: Float[Tensor, "M V"] | None = None
+    nodes: Int[Tensor, "M"] | None = None
+
+    def top_tokens(self, k: int) -> Int[Tensor, "M k"]:
+        """See `VerifiedStep`."""
+        assert self.logits is not None
+        logits = self.logits if self.nodes is None else self.logits[self.nodes]
+        return download(highest(logits, k))[0]
+
+
+class Drafting:
+    """Proposes trees for the requests of every step and lets the drafter learn what became of them.
+
+    The drafter's rows are the requests of the last step; one that was not in it joins again with its whole text.
+    """
+
+    def __init__(self, options: Options, vocab_size: int, is_sampling: bool = True, seed: int = 0) -> None:
+        self.drafter = make_drafter(options)
+        self.requests: list[str] = []
+        self._history = History(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.bool))
+        session = Session(
+            history=self._history,
+            is_sampling=is_sampling,
+            processors=_NO_PROCESSORS,
+            generator=torch.Generator().manual_seed(seed),  # Shares nothing with verification; the same on all ranks.
+            device=torch.device("cpu"),
+            vocab_size=vocab_size,
+            row_ids=[],
+            policy=options.policy,
+        )
+        self.drafter.start(session)
+
+    def update(
+        self, rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
+    ) -> None:
+        """Learn a step: its trees, one per request of it, and the target's logits, of request i from `starts[i]` on."""
+        known = {request: row for row, request in enumerate(self.requests)}
+        kept = [row for row in rows if row.request in known]
+        joined = [row for row in rows if row.request not in known]
+        self._keep([known[row.request] for row in kept])
+        for number, row in enumerate(kept):
+            self._history.append(number, row.emitted)
+        if kept:
+            self.drafter.update(_flat_step(kept, trees, logits, starts))
+        if joined:
+            self._history.add_rows([row.text() for row in joined])
+            self.drafter.add_rows(len(joined))
+        self.requests = [row.request for row in (*kept, *joined)]
+
+    def propose(self, rows: Sequence[ServedRow]) -> TreeBatch:
+        """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
+
+        No tree is deeper than its request has room for: a path of depth d emits d + 1 tokens.
+        """
+        rooms = [row.room - 1 for row in rows]
+        if max(rooms) < 1:
+            roots = torch.tensor([[row.emitted[-1]] for row in rows])
+            return TreeBatch(roots, torch.full_like(roots, -1))
+        number = {request: row for row, request in enumerate(self.requests)}
+        trees = select_rows(self.drafter.propose(max(rooms)), [number[row.request] for row in rows])
+        keep = room_mask(trees, rooms)
+        if int(keep.sum()) < int(trees.num_nodes.sum()):
+            trees = trees.keep_nodes(keep)
+        return depth_first(trees)
+
+    def _keep(self, rows: list[int]) -> None:
+        if rows != list(range(len(self.requests))):
+            self._history.select_rows(rows)
+            self.drafter.select_rows(rows)
+
+
+def make_drafter(options: Options) -> ServingDrafter:
+    """The drafter of these options, with the tables of the warm start.
+
+    Raises:
+        ConfigError: a class that cannot be imported, or one whose objects are no `ServingDrafter`.
+        CheckpointError: the warm start cannot be read.
+    """
+    if ":" in options.drafter:
+        drafter = _import(options.drafter)()
+        if not isinstance(drafter, ServingDrafter):
+            raise ConfigError(
+                f"{options.drafter} cannot serve requests that come and go: it needs start, propose, update, "
+                "select_rows and add_rows"
+            )
+        return drafter
+    warm = None if options.warm_start is None else _warm_start(options.warm_start)
+    recycling = TokenRecycling() if warm is None else warm.recycling()
+    suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
+    single = {"recycling": recycling, "suffix": suffix}
+    return single[options.drafter] if options.drafter in single else Merge([recycling, suffix])
+
+
+def _warm_start(name: str) -> WarmStart:
+    return WarmStart.load(name) if name.endswith(".safetensors") else WarmStart.shipped(name)
+
+
+def _import(path: str) -> Callable[[], object]:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"drafter {path!r} cannot be imported: {error}") from error
+
+
+def _flat_step(
+    rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
+) -> FlatStep:
+    chosen = select_rows(trees, [row.tree_row for row in rows])
+    sizes = chosen.num_nodes.tolist()
+    nodes = torch.cat(
+        [torch.arange(starts[row.tree_row], starts[row.tree_row] + size) for row, size in zip(rows, sizes, strict=True)]
+    )
+    is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes))).all())
+    return FlatStep(
+        trees=chosen,
+        verdicts=[row.verdict for row in rows],
+        scores=Scores(logits),
+        emitted=[row.emitted for row in rows],
+        logits=logits,
+        nodes=None if is_all else nodes.to(logits.device),
+    )
+
+
+class _NoProcessors:
+    """The requests have different processors, which only the target applies."""
+
+    is_path_free = is_row_free = ignores_padding = is_order_free = True
+    can_remove_all = False
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        return logits.float()
+
+
+_NO_PROCESSORS: PathProcessors = _NoProcessors()

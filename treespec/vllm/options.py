@@ -1,0 +1,94 @@
+"""What users write in `speculative_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from treespec.checks import AUTO, check_count
+from treespec.errors import ConfigError
+from treespec.policies import BestFirst, Paths
+from treespec.protocols import TreePolicy
+from treespec.tree import parse_paths
+from treespec.verification.registry import RULES
+
+METHOD = "treespec"
+DRAFTERS = ("recycling", "suffix", "merge")
+NUM_SPECULATIVE_TOKENS = 15
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keys of `speculative_config={"method": "treespec", ...}`.
+
+    Args:
+        num_speculative_tokens: the most draft tokens of a request in one step.
+        drafter: "recycling", "suffix", "merge" (both), or "module:Class" for a `ServingDrafter` of your own, which is
+            made without arguments.
+        tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to so
+            many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
+        verification: "auto" or the name of a lossless rule.
+        warm_start: a file of `treespec warm-up`, or the name of a set that ships with treespec.
+
+    Raises `ConfigError`: a value of the wrong type or out of range, or a tree larger than `num_speculative_tokens`.
+    """
+
+    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
+    drafter: str = "merge"
+    tree: int | str | Sequence[Sequence[int]] = AUTO
+    verification: str = AUTO
+    warm_start: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count("num_speculative_tokens", self.num_speculative_tokens)
+        if not isinstance(self.drafter, str) or (self.drafter not in DRAFTERS and ":" not in self.drafter):
+            raise ConfigError(f"drafter must be one of {', '.join(DRAFTERS)} or 'module:Class', got {self.drafter!r}")
+        if self.verification != AUTO and not (self.verification in RULES and RULES[self.verification].is_lossless):
+            lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
+            raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
+        if self.warm_start is not None and not isinstance(self.warm_start, str):
+            raise ConfigError(f"warm_start must be a file or a model's name, got {self.warm_start!r}")
+        most = self.num_speculative_tokens + 1
+        if self.policy.max_nodes > most:
+            raise ConfigError(
+                f"the tree has {self.policy.max_nodes} nodes, its root included, which takes num_speculative_tokens="
+                f"{self.policy.max_nodes - 1}; it is {self.num_speculative_tokens}"
+            )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Options:
+        """Options from the mapping without `method`. `speculative_token_tree` is another name of `tree`.
+
+        Raises `ConfigError`: an unknown key, both names of the tree, or as the class.
+        """
+        options, names = dict(config), [field.name for field in fields(cls)]
+        if "speculative_token_tree" in options:
+            if "tree" in options:
+                raise ConfigError("give tree or speculative_token_tree, which mean the same, not both")
+            options["tree"] = options.pop("speculative_token_tree")
+        unknown = sorted(set(options) - set(names))
+        if unknown:
+            raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
+        if "tree" in options and "num_speculative_tokens" not in options and options["tree"] != AUTO:
+            options["num_speculative_tokens"] = max(_num_nodes(options["tree"]) - 1, 1)
+        return cls(**options)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the sizes of trees follow measured times."""
+        return self.tree == AUTO
+
+    @property
+    def policy(self) -> TreePolicy:
+        """How trees are grown, before any is cut to what it is worth."""
+        if self.tree == AUTO:
+            return BestFirst(self.num_speculative_tokens + 1)
+        if isinstance(self.tree, int):
+            return BestFirst(check_count("tree", self.tree))
+        return Paths(self.tree)
+
+
+def _num_nodes(tree: Any) -> int:
+    """The nodes of a tree of this size or shape, root included."""
+    return check_count("tree", tree) if isinstance(tree, int) else len(parse_paths(tree)) + 1

@@ -1,0 +1,82 @@
+"""The entry point `vllm.general_plugins`: `speculative_config={"method": "treespec", ...}` for `LLM` and servers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict
+from typing import Any
+
+from treespec.vllm.options import METHOD, Options
+
+PROPOSER = "treespec.vllm.Proposer"
+SCHEDULER = "treespec.vllm.scheduler.TreeScheduler"
+CPU_WORKER, WORKER = "treespec.vllm.worker.TreeCPUWorker", "treespec.vllm.worker.TreeWorker"
+CPU_BLOCK = 32
+"""The smallest block of vLLM's CPU attention: scratch blocks are copied whole."""
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes, maybe more than once."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
+
+    _wrap(EngineArgs, "create_engine_config", _with_trees)
+    _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
+
+
+def configure(engine_args: Any, is_cpu: bool) -> None:
+    """Replace the method "treespec" in vLLM's arguments by its class paths.
+
+    Raises `ConfigError`: see `Options`. The same by hand: `worker_cls`, `scheduler_cls`, `speculative_config={"model":
+    "treespec.vllm.Proposer", "num_speculative_tokens": n}` and `additional_config={"treespec": {...}}`.
+    """
+    given = engine_args.speculative_config
+    if not isinstance(given, dict) or given.get("method") != METHOD:
+        return
+    options = Options.from_config({name: value for name, value in given.items() if name != "method"})
+    engine_args.speculative_config = {
+        "model": PROPOSER,
+        "num_speculative_tokens": options.num_speculative_tokens,
+    }
+    engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
+    engine_args.scheduler_cls = SCHEDULER
+    engine_args.worker_cls = CPU_WORKER if is_cpu else WORKER
+    if is_cpu:
+        engine_args.block_size = engine_args.block_size or CPU_BLOCK
+
+
+def options_of(vllm_config: Any) -> Options:
+    """The options in a vLLM configuration. Raises `ConfigError`: see `Options`."""
+    given = (vllm_config.additional_config or {}).get(METHOD, {})
+    number = vllm_config.speculative_config.num_speculative_tokens
+    return Options.from_config({**given, "num_speculative_tokens": number})
+
+
+def _wrap(owner: type, name: str, wrapper: Any) -> None:
+    """Replace a method by `wrapper`, which gets the original first, once."""
+    original = getattr(owner, name)
+    if hasattr(original, "is_treespec"):
+        return
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    vars(method)["is_treespec"] = True
+    setattr(owner, name, method)
+
+
+def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    from vllm.platforms import current_platform
+
+    configure(self, current_platform.is_cpu())
+    return original(self, *args, **kwargs)
+
+
+def _with_served_params(original: Any, self: Any, speculative_config: Any) -> Any:
+    """vLLM refuses min-p and logit bias with drafts; trees serve them, and refuse others."""
+    if getattr(speculative_config, "model", None) != PROPOSER:
+        return original(self, speculative_config)
+    from treespec.vllm.supported import check_params
+
+    return check_params(self)

@@ -1,0 +1,206 @@
+"""Trees in vLLM's V1 model runner: what is laid out before a pass, verified after it, and drafted for the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.outputs import SamplerOutput
+
+from treespec.tree import TreeBatch, Verdict
+from treespec.vllm.attention import CurrentStep
+from treespec.vllm.drafting import Drafting, ServedRow
+from treespec.vllm.drafts import Draft, as_drafts, first_chains, scheduled_trees
+from treespec.vllm.plugin import options_of
+from treespec.vllm.scheduler import num_scratch_blocks
+from treespec.vllm.scores import Outputs
+from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
+from treespec.vllm.sizes import TreeSizes
+from treespec.vllm.stats import ServingStats
+from treespec.vllm.step import StepVerifier, gather_output
+from treespec.vllm.streams import Streams
+from treespec.vllm.supported import check_cache
+
+
+@dataclass
+class Step:
+    """One pass: its trees, their segments, and what came of them. `num_prompt`: tokens of chunks of prompts."""
+
+    trees: TreeBatch
+    plan: SegmentPlan
+    began: float
+    num_prompt: int
+    num_cut: int
+    verdicts: Sequence[Verdict] = ()
+    logits: Tensor | None = None
+    starts: Sequence[int] = ()
+
+
+class TreeRunner:
+    """Stands before vLLM's runner among the bases; has no `__init__`, so that a built runner can take it on.
+
+    Everything read from `self` but not set in `start_trees` is vLLM's.
+    """
+
+    def start_trees(self: Any) -> None:
+        """Once, when the runner is built."""
+        options, seed = options_of(self.vllm_config), self.model_config.seed or 0
+        self._tree_options = options
+        self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed=seed)
+        self._verifier = StepVerifier(options.verification, Streams(seed), self.sampler)
+        self._sizes = TreeSizes() if options.is_measured else None
+        self._drafts: dict[str, Draft] = {}
+        self._step: Step | None = None
+        self.stats = ServingStats()
+
+    def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        """vLLM's; then the last blocks are the scratch blocks."""
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        check_cache(self.kv_cache_config, self._kernel_block_sizes)
+        num_blocks = self.kv_cache_config.num_blocks
+        num_scratch = num_scratch_blocks(self.vllm_config, num_blocks)
+        self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
+
+    def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
+        """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
+        began = time.perf_counter()
+        result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
+        self._step = self._lay_out(scheduler_output, np.asarray(num_scheduled_tokens, dtype=np.int64), began)
+        plan = self._step.plan
+        if plan.has_segments:
+            tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
+            slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
+            self.positions[tokens] = positions.to(self.positions.dtype)
+            slot_mapping[tokens] = slots.to(slot_mapping.dtype)
+            CurrentStep.begin(plan, int(num_scheduled_tokens.sum()), self.device)
+        return result
+
+    def _lay_out(self: Any, scheduler_output: Any, counts: np.ndarray, began: float) -> Step:
+        batch, table = self.input_batch, self.input_batch.block_table[0]
+        requests = batch.req_ids[: batch.num_reqs]
+        scheduled = [scheduler_output.scheduled_spec_decode_tokens.get(request, ()) for request in requests]
+        num_drafts = np.array(list(map(len, scheduled)), dtype=np.int64)
+        positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + counts - 1 - num_drafts
+        roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
+        trees = scheduled_trees([self._drafts.get(request) for request in requests], roots, scheduled)
+        first_tokens = np.cumsum(counts) - counts
+        flat = StepTrees(
+            parents=trees.parents.numpy(),
+            depths=trees.depths.numpy(),
+            first_tokens=first_tokens,
+            roots=first_tokens + counts - 1 - num_drafts,
+            positions=positions,
+            num_drafts=num_drafts,
+        )
+        most_drafts = None if trees.draft_probs is None else self._tree_options.num_speculative_tokens
+        plan, sizes = plan_segments(flat, table.get_numpy_array(), table.block_size, self._scratch, most_drafts)
+        num_cut = int((sizes < trees.num_nodes.numpy()).sum())
+        if num_cut:
+            trees = trees.keep_nodes(torch.arange(trees.max_nodes) < torch.from_numpy(sizes).unsqueeze(1))
+        return Step(trees, plan, began, int((counts - 1 - num_drafts).sum()), num_cut)
+
+    def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
+        """In place of vLLM's verification of chains."""
+        step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
+        requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
+        starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
+        outputs = Outputs(
+            params=[request.sampling_params for request in requests],
+            outputs=[request.output_token_ids for request in requests],
+            starts=starts,
+        )
+        step.verdicts = self._verifier.verify(
+            step.trees, logits, outputs, batch.req_ids, batch.sampling_metadata, self.discard_request_mask.np
+        )
+        step.logits, step.starts = logits, starts
+        self._bring_home(step)
+        width = metadata.max_spec_len + 1
+        return gather_output(step.trees, step.verdicts, logits, starts, width, self.sampler, batch.sampling_metadata)
+
+    def _bring_home(self: Any, step: Step) -> None:
+        """Copy accepted paths that end in scratch blocks to the requests' own."""
+        CurrentStep.end()
+        if not step.plan.has_segments:
+            return
+        last = np.array([verdict.path[-1] for verdict in step.verdicts])
+        copies = step.plan.copies_home(last, self.input_batch.block_table[0].get_numpy_array())
+        if copies.shape[1]:
+            source, target = torch.from_numpy(copies).to(self.device)
+            for cache in self.kv_caches:
+                cache[target] = cache[source]
+
+    def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
+        """Always: every tree ends where its request must."""
+        return common_attn_metadata is not None
+
+    def propose_draft_token_ids(
+        self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any
+    ) -> list[list[int]]:
+        """Learn what became of the step's trees, and draft for the next one."""
+        step, began = self._step, time.perf_counter()
+        rows = self._served_rows(step, sampled_token_ids)
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        self._forget()
+        if not rows:
+            return drafts
+        self._drafting.update(rows, step.trees, step.logits, step.starts)
+        is_drafting = self._sizes is None or self._sizes.wants_draft()
+        if is_drafting:
+            trees = self._trees_for(rows, scheduler_output.num_spec_tokens_to_schedule + 1)
+            for row, draft in zip(rows, as_drafts(trees), strict=True):
+                self._drafts[row.request] = draft
+                drafts[row.tree_row] = draft.tokens[1:]
+        self._record(step, rows, 1e3 * (began - step.began), 1e3 * (time.perf_counter() - began), is_drafting)
+        step.logits = None
+        return drafts
+
+    def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
+        """The requests that emitted tokens; a chunk of a prompt emits none."""
+        batch, rows = self.input_batch, []
+        for number, (request_id, tokens) in enumerate(zip(batch.req_ids, emitted, strict=True)):
+            if not tokens:
+                continue
+            request, length = self.requests[request_id], int(batch.num_tokens_no_spec[number])
+            most = request.sampling_params.max_tokens or self.max_model_len
+            rows.append(
+                ServedRow(
+                    request=request_id,
+                    tree_row=number,
+                    verdict=step.verdicts[number],
+                    emitted=list(tokens),
+                    text=lambda number=number, length=length: batch.token_ids_cpu[number, :length].tolist(),
+                    room=min(most - len(request.output_token_ids), self.max_model_len - length),
+                )
+            )
+        return rows
+
+    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
+        trees = self._drafting.propose(rows)
+        params = [self.requests[row.request].sampling_params for row in rows]
+        has_grammar = [param.structured_outputs is not None for param in params]
+        if any(has_grammar):  # vLLM's masks are those of chains.
+            trees = first_chains(trees, has_grammar)
+        if self._sizes is not None:
+            trees = self._sizes.cut(trees)
+        if trees.max_nodes > most_nodes:
+            trees = trees.keep_nodes((trees.parents >= -1) & (torch.arange(trees.max_nodes) < most_nodes))
+        return trees
+
+    def _forget(self: Any) -> None:
+        """Drop what belongs to requests that have left."""
+        self._drafts = {name: draft for name, draft in self._drafts.items() if name in self.requests}
+        self._verifier.streams.keep(self.requests)
+
+    def _record(self: Any, step: Step, rows: Sequence[ServedRow], ms: float, draft_ms: float, drafted: bool) -> None:
+        numbers = [row.tree_row for row in rows]
+        self.stats.record(step.trees, step.verdicts, numbers, step.num_cut)
+        self.stats.pass_ms += ms
+        self.stats.draft_ms += draft_ms
+        if self._sizes is not None and step.num_prompt == 0 and step.logits is not None:
+            num_accepted = sum(step.verdicts[number].num_accepted for number in numbers)
+            self._sizes.observe(len(numbers), len(step.logits), num_accepted, ms, draft_ms if drafted else 0.0)

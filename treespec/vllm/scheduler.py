@@ -1,0 +1,28 @@
+"""vLLM's scheduler without the scratch blocks."""
+
+from dataclasses import replace
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+
+MOST_TREES = 16
+"""Full trees for which there are scratch blocks; when they are used up, trees become chains."""
+SHARE = 4
+"""Scratch blocks are at most one in so many."""
+
+
+class TreeScheduler(Scheduler):
+    """Never hands out the last blocks of the cache: they are the workers' scratch blocks."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: Any, **kwargs: Any) -> None:
+        num_blocks = kv_cache_config.num_blocks
+        kept = replace(kv_cache_config, num_blocks=num_blocks - num_scratch_blocks(vllm_config, num_blocks))
+        super().__init__(vllm_config=vllm_config, kv_cache_config=kept, **kwargs)
+
+
+def num_scratch_blocks(config: VllmConfig, num_blocks: int) -> int:
+    """Two blocks per draft token of `MOST_TREES` requests: a short segment crosses at most one border of blocks."""
+    assert config.speculative_config is not None
+    trees = min(config.scheduler_config.max_num_seqs, MOST_TREES)
+    return min(2 * config.speculative_config.num_speculative_tokens * trees, num_blocks // SHARE)

@@ -1,0 +1,114 @@
+"""From a step's logits to its verdicts, and from these to what vLLM expects of a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
+from treespec.verification import resolve
+from treespec.vllm.drafts import select_rows
+from treespec.vllm.scores import LEAST_TEMPERATURE, Outputs, path_scores, target_probs
+from treespec.vllm.streams import Streams
+from treespec.vllm.verifying import NodeProbs, verify_greedily, verify_sampled
+
+
+class StepVerifier:
+    """Verifies the trees of a batch whose requests have different parameters."""
+
+    def __init__(self, verification: str, streams: Streams, sampler: Any) -> None:
+        self._verification, self.streams, self._sampler = verification, streams, sampler
+
+    def verify(
+        self,
+        trees: TreeBatch,
+        logits: Tensor,
+        requests: Outputs,
+        names: Sequence[str],
+        sampling: Any,
+        is_discarded: np.ndarray,
+    ) -> list[Verdict]:
+        """One verdict per request; `is_discarded` [B] are those that are still reading their prompt.
+
+        Raises `RuleMismatchError`: the rule cannot verify these trees.
+        """
+        scores = path_scores(logits, trees, requests, self._sampler, sampling)
+        nodes = np.arange(trees.max_nodes)
+        numbers = np.where(trees.parents.numpy() != PADDING_PARENT, np.array(requests.starts)[:, None] + nodes, 0)
+        sampled = [
+            row
+            for row, params in enumerate(requests.params)
+            if params.temperature >= LEAST_TEMPERATURE and not is_discarded[row]
+        ]
+        verdicts: list[Verdict] = []
+        if len(sampled) < trees.num_rows:
+            best = self._sampler.greedy_sample(scores).cpu().numpy()[numbers]
+            verdicts = verify_greedily(trees, best)
+        if not sampled:
+            return verdicts
+        found = self._sample(select_rows(trees, sampled), scores, numbers[sampled], sampled, requests, names, sampling)
+        drawn = dict(zip(sampled, found, strict=True))
+        return [drawn[row] if row in drawn else verdicts[row] for row in range(trees.num_rows)]
+
+    def _sample(
+        self,
+        trees: TreeBatch,
+        scores: Tensor,
+        numbers: np.ndarray,
+        rows: list[int],
+        requests: Outputs,
+        names: Sequence[str],
+        sampling: Any,
+    ) -> list[Verdict]:
+        params = [requests.params[row] for row in rows]
+        device = scores.device
+        min_p = [param.min_p for param in requests.params]
+        least = torch.tensor(min_p, device=device) if any(min_p) else None
+        target = NodeProbs(
+            scores=scores,
+            numbers=torch.from_numpy(numbers).to(device),
+            requests=torch.tensor(rows, device=device),
+            as_probs=partial(target_probs, sampling=sampling, min_p=least),
+        )
+        lengths = [len(requests.outputs[row]) for row in rows]
+        seeds = [param.seed for param in params]
+        coins, draws = self.streams.uniforms(trees, [names[row] for row in rows], seeds, lengths)
+        return verify_sampled(resolve(self._verification, True, trees), trees, target, coins, draws)
+
+
+def gather_output(
+    trees: TreeBatch,
+    verdicts: Sequence[Verdict],
+    logits: Tensor,
+    starts: Sequence[int],
+    width: int,
+    sampler: Any,
+    sampling: Any,
+) -> SamplerOutput:
+    """The emitted tokens, int32 [B, width] with -1 behind them, and the logprobs of each from its parent's logits."""
+    tokens = np.full((len(verdicts), width), -1, dtype=np.int32)
+    numbers = np.zeros((len(verdicts), width), dtype=np.int64)
+    for row, (verdict, nodes) in enumerate(zip(verdicts, trees.tokens.numpy(), strict=True)):
+        path, count = list(verdict.path), len(verdict.path)
+        tokens[row, : count - 1] = nodes[path[1:]]
+        tokens[row, count - 1] = verdict.next_token
+        numbers[row, :count] = np.array(path) + starts[row]
+    emitted = torch.from_numpy(tokens).to(logits.device)
+    if sampling.max_num_logprobs is None:
+        return SamplerOutput(sampled_token_ids=emitted, logprobs_tensors=None)
+    chosen = logits[torch.from_numpy(numbers.flatten()).to(logits.device)]
+    is_logits = sampler.logprobs_mode == "raw_logits"
+    logprobs = chosen.float() if is_logits else sampler.compute_logprobs(chosen)
+    return SamplerOutput(emitted, _gather_logprobs(logprobs, emitted, sampler, sampling.max_num_logprobs))
+
+
+def _gather_logprobs(logprobs: Tensor, emitted: Tensor, sampler: Any, number: int) -> LogprobsTensors:
+    if number == -1:  # Those of the whole vocabulary.
+        return LogprobsTensors(torch.empty(0), logprobs, torch.empty(0))
+    return sampler.gather_logprobs(logprobs, number, emitted.flatten().clamp(min=0).long())

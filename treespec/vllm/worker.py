@@ -1,0 +1,60 @@
+"""vLLM's workers with trees: they register the attention backends and give the model runner its trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker.gpu_worker import Worker
+
+from treespec.vllm.runner import TreeRunner
+from treespec.vllm.supported import check_config, check_version
+
+
+class TreeStart:
+    """What both workers do before and after vLLM's own start."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def start_with_trees(self, backends: dict[str, str]) -> None:
+        """`backends` maps vLLM's names to ours. Raises `UnsupportedModeError`: see `check_version`, `check_config`."""
+        check_version()
+        check_config(self.vllm_config)
+        for name, path in backends.items():
+            register_backend(AttentionBackendEnum[name], path)
+
+    def give_trees(self) -> None:
+        """Let the built runner have trees."""
+        runner = self.model_runner
+        runner.__class__ = type("TreeModelRunner", (TreeRunner, type(runner)), {})
+        runner.start_trees()
+
+    def tree_stats(self) -> dict[str, float]:
+        """What the trees did so far, for `collective_rpc`."""
+        return self.model_runner.stats.as_dict()
+
+
+class TreeWorker(TreeStart, Worker):
+    """On CUDA. Never run: no test has had a GPU."""
+
+    def init_device(self) -> None:
+        module = "treespec.vllm.cuda_attention"
+        self.start_with_trees(
+            {"FLASH_ATTN": f"{module}.SegmentFlashBackend", "TRITON_ATTN": f"{module}.SegmentTritonBackend"}
+        )
+        super().init_device()
+        self.give_trees()
+
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    class TreeCPUWorker(TreeStart, CPUWorker):
+        """On a CPU."""
+
+        def init_device(self) -> None:
+            self.start_with_trees({"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"})
+            super().init_device()
+            self.give_trees()
