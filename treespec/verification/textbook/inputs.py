@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from treespec.checks import check_distributions
@@ -102,7 +103,7 @@ def read_vector(values: Array, name: str, length: int | None) -> list[float]:
     return numbers
 
 
-def to_numpy(values: Array, name: str) -> np.ndarray:
+def to_numpy(values: Array, name: str) -> Shaped[np.ndarray, "..."]:
     """The values as they are, on the host; bfloat16, which numpy lacks, as float32."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
