@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from treespec import errors, protocols
 from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+from treespec.engine.trace import TraceFile, read_trace
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
 from treespec.tree import TokenTree, TreeBatch, Verdict
@@ -45,6 +46,7 @@ __all__ = [
     "SuffixStore",
     "TokenRecycling",
     "TokenTree",
+    "TraceFile",
     "TreeBatch",
     "TreeScorer",
     "TreeSpeculation",
@@ -61,6 +63,7 @@ __all__ = [
     "new_cache",
     "optimize",
     "protocols",
+    "read_trace",
     "restore",
     "shipped_head",
     "tree_attention_mask",

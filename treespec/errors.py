@@ -41,5 +41,9 @@ class CheckpointError(TreespecError, ValueError):
     """A file of weights or tables that is missing, corrupt, of another shape, or in a format that is not read."""
 
 
+class TraceError(TreespecError, ValueError):
+    """A trace that is missing, empty, damaged or in a format that is not read, or lacks what a replay needs."""
+
+
 class TreespecWarning(UserWarning):
     """A named fallback: treespec goes on in another way than asked, and says so once."""

@@ -67,7 +67,7 @@ def run(
 
     Exit code 0: done; 2: wrong use, or something cannot be loaded.
     """
-    text = _prompt(prompt, file)
+    text = read_prompt(prompt, file)
     use_threads(threads)
     loaded = load(model, dtype, device)
     speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, seed=seed)
@@ -122,7 +122,8 @@ def statistics_line(found: dict[str, Any]) -> str:
     )
 
 
-def _prompt(prompt: str | None, file: Path | None) -> str:
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt by option, file or standard input. Raises `ConfigError`: none, several, an empty one."""
     if prompt is not None and file is not None:
         raise ConfigError("the prompt comes by --prompt or by --file, got both")
     if prompt is None and file is None and sys.stdin.isatty():

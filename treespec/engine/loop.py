@@ -55,6 +55,7 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
         with run.stats.timed("verify"):
             probs = TargetProbs(trees, scores.logits, run.history, request.processors, run.rows, request.is_sampling)
             verdicts = run.verify(trees, probs)
+        run.trace(probs, verdicts)
         with run.stats.timed("commit"):
             emitted, finished = run.emit(verdicts, probs)
             target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
@@ -109,6 +110,7 @@ class _Run:
             policy=as_chain(request.policy) if self.is_chain_only and request.policy else request.policy,
             target=target,
         )
+        self.uniforms: tuple[torch.Tensor, torch.Tensor] | None = None
         self.control = self.session.policy if isinstance(self.session.policy, Control) else None
 
     def start(self, states: HiddenStates) -> None:
@@ -164,6 +166,7 @@ class _Run:
 
     def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
         rule = resolve(self.request.verification, self.request.is_sampling, trees)
+        self.uniforms = None
         if not self.request.is_sampling and isinstance(rule, TargetWalk):
             return verify_greedy(trees, probs)
         shape = trees.tokens.shape
@@ -171,7 +174,17 @@ class _Run:
             torch.rand(shape, dtype=torch.float64, generator=stream)
             for stream in (self.streams.coins, self.streams.draws)
         )
+        self.uniforms = coins, draws
         return verify_batch(rule, trees, probs, coins, draws)
+
+    def trace(self, probs: TargetProbs, verdicts: Sequence[Verdict]) -> None:
+        """Show the trace, if there is one, what was verified."""
+        if self.request.trace is not None:
+            history = self.history
+            contexts = [size - pad for size, pad in zip(history.lengths, history.num_padding, strict=True)]
+            self.request.trace.observe(
+                list(self.rows), contexts, probs, verdicts, self.request.verification, self.uniforms
+            )
 
     def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
         """Append the accepted tokens and the next token of every row, cut where generation stops."""
@@ -212,6 +225,8 @@ class _Run:
         if self.control is not None and choice is not None:
             self.stats.choices[choice.name] += 1
             self.control.measure(trees, 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"]))
+        if self.request.trace is not None:
+            self.request.trace.write(emitted, self.stats.seconds, choice)
         if self.request.has_records:
             self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds, choice))
 

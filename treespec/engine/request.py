@@ -12,6 +12,7 @@ from torch import Tensor
 
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
+from treespec.engine.trace import Recorder
 from treespec.protocols import PathProcessors, TreePolicy, VerificationRule
 from treespec.sampling import NoProcessors
 
@@ -65,6 +66,7 @@ class Request:
             tokens are final.
         pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
         has_records: keep one `StepRecord` per step.
+        trace: is shown every step; its processors are to be this request's.
     """
 
     prompt_ids: Int[Tensor, "B P"]
@@ -79,6 +81,7 @@ class Request:
     on_target_probs: Callable[[int, TargetProbs, int, tuple[int, ...]], None] | None = None
     pass_ms: Mapping[int, float] | None = None
     has_records: bool = False
+    trace: Recorder | None = None
 
 
 @dataclass

@@ -5,12 +5,16 @@ device. Every copy from the device makes the host wait, and every copy to it cos
 travels together.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
+
+WAITS: Counter[str] = Counter()
+"""How often this process waited for a device, by its kind; traces read it."""
 
 
 def upload(device: torch.device, *tensors: Shaped[Tensor, "..."]) -> list[Tensor]:
@@ -26,6 +30,7 @@ def upload(device: torch.device, *tensors: Shaped[Tensor, "..."]) -> list[Tensor
 def download(*tensors: Shaped[Tensor, "..."]) -> list[Tensor]:
     """Tensors on the host by one copy, which waits for the device; themselves where they are on a CPU."""
     away = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    WAITS.update({tensor.device.type for tensor in away})
     copies = iter(_unpack(_pack(away).cpu(), away) if away else [])
     return [next(copies) if tensor.device.type != "cpu" else tensor for tensor in tensors]
 

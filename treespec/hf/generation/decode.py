@@ -1,7 +1,7 @@
 """One call of `generate`, from what transformers has prepared to the returned sequences."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.engine.loop import hidden_layers, speculate
 from treespec.engine.request import Request, Result
+from treespec.engine.trace import Recorder, TraceFile
 from treespec.errors import ConfigError, TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
@@ -29,6 +30,7 @@ from treespec.hf.generation.grammar_drafts import under_grammar
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
+from treespec.hf.generation.tracing import about_call
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
@@ -55,6 +57,7 @@ class Options:
     stop_strings: str | Sequence[str] | None = None
     seed: int | None = None
     record_steps: bool = False
+    trace: TraceFile | None = None
 
     def __post_init__(self) -> None:
         seed = self.seed
@@ -105,7 +108,8 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
         criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
     stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of)
-    streamer = options.streamer
+    streamer, processors = options.streamer, _processors(call)
+    trace = _recorder(call, options, processors)
     request = Request(
         # Images may have ids outside the vocabulary, which drafters and processors do not know.
         prompt_ids=call.input_ids.masked_fill(call.input_ids >= target.vocab_size, 0),
@@ -113,16 +117,17 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         stopping=stopping,
         policy=options.policy,
         verification=options.verification,
-        processors=_processors(call),
+        processors=processors if trace is None else trace.processors,
         is_sampling=bool(call.config.do_sample),
         seed=options.seed,
         on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
         on_target_probs=scores if scores.kept else None,
         pass_ms=_pass_ms(call, options.policy),
         has_records=options.record_steps,
+        trace=trace,
     )
     try:
-        with after_prompt(call.processors, call.input_ids.shape[1]):
+        with after_prompt(call.processors, call.input_ids.shape[1]), trace or nullcontext():
             result = speculate(target, under_grammar(options.drafter, call.processors), request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
@@ -141,6 +146,15 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
 def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
     """What a control predicts from: the times that it was given, else those of the model on this machine."""
     return pass_times(call.model) if isinstance(policy, Control) and policy.pass_ms is None else None
+
+
+def _recorder(call: Prepared, options: Options, processors: PathProcessors) -> Recorder | None:
+    if options.trace is None:
+        return None
+    prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]
+    names = [type(processor).__name__ for processor in call.processors]
+    about = about_call(call.model, call.config, options, prompts, names)
+    return Recorder(options.trace, about, options.drafter, processors, options.tokenizer)
 
 
 def _processors(call: Prepared) -> PathProcessors:

@@ -5,16 +5,21 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from treespec.engine.diagnosis import Diagnosis, diagnose
 from treespec.engine.stats import SpeculationStats, StepRecord
+from treespec.engine.trace import TraceFile
+from treespec.engine.trace.file import as_trace_file
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.adapters import LearnedByAdapters
 from treespec.hf.generation.decode import Options, Output, Prepared, decode
+from treespec.hf.generation.tracing import LastCall
 from treespec.hf.generation.validate import (
     Inputs,
     check_ids,
@@ -46,6 +51,8 @@ class TreeSpeculation:
         streamer: gets the prompt, every accepted chunk int64 [1, k] and `end()`; batch size one.
         stop_strings: strings that end a row (transformers' own `stop_strings=` cannot reach a custom_generate object).
         seed: of the draft, coin and target streams; None takes one draw from torch's default generator per call.
+        trace: a path or a `TraceFile` that every step is appended to, see `read_trace`. Its time is not in
+            the times of trace and statistics.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
 
     Attributes:
@@ -67,6 +74,7 @@ class TreeSpeculation:
         stop_strings: str | Sequence[str] | None = None,
         seed: int | None = None,
         record_steps: bool = False,
+        trace: TraceFile | str | PathLike[str] | None = None,
     ) -> None:
         self.options = Options(
             drafter=as_drafter(drafter),
@@ -77,11 +85,13 @@ class TreeSpeculation:
             stop_strings=stop_strings,
             seed=seed,
             record_steps=record_steps,
+            trace=as_trace_file(trace),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
         self._is_running = False
         self._learned = LearnedByAdapters()
+        self._last_call: LastCall | None = None
 
     def __repr__(self) -> str:
         options = self.options
@@ -91,6 +101,21 @@ class TreeSpeculation:
     def drafter(self) -> Any:
         """The drafter of the options."""
         return self.options.drafter
+
+    def diagnose(self) -> Diagnosis:
+        """What held the last call back, with the setting to change: `print(speculation.diagnose())`.
+
+        It works after any call. With `trace=` it reads the trace, all of its calls, and knows more: which drafter is
+        right, whether the draft's distribution fits, how sure the target was. The first time for a model on a machine
+        it measures the model's passes, as `tree="auto"` does, for at most some seconds.
+
+        Raises:
+            ConfigError: nothing was decoded yet.
+            TraceError: the trace is damaged or gone.
+        """
+        if self._last_call is None:
+            raise ConfigError("diagnose() needs a call to look at: decode something with this object first")
+        return diagnose(self._last_call.evidence(self.stats))
 
     def __call__(self, *prepared: Any, **kwargs: Any) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
@@ -132,6 +157,8 @@ class TreeSpeculation:
             output, result = decode(call, options)
             self.stats, self.steps = result.stats, result.records
             self.total_stats.add(result.stats)
+            names = [type(processor).__name__ for processor in logits_processor]
+            self._last_call = LastCall.of(model, generation_config, options, mask.sum(1).tolist(), names)
             return output
         finally:
             self._is_running = False

@@ -1,0 +1,154 @@
+"""`treespec trace`: record a run, say what holds it back, look at it in a browser."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, use_threads
+from treespec.commands.generate import (
+    LengthOption,
+    TemperatureOption,
+    TopPOption,
+    encode,
+    read_prompt,
+    sampling,
+    statistics_line,
+    summary,
+)
+from treespec.commands.models import (
+    ConfigOption,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    RuleOption,
+    TreeOption,
+    load,
+    speculation_of,
+)
+from treespec.commands.stream import Stream
+from treespec.engine.diagnosis import Diagnosis, diagnose, of_trace
+from treespec.engine.trace import Trace, TraceFile, read_trace
+from treespec.errors import ConfigError
+from treespec.hf import generate
+
+EXAMPLES = """Examples:
+
+treespec trace record run.jsonl --prompt "Write a haiku about rivers."
+
+treespec trace summary run.jsonl
+
+treespec trace view run.jsonl --out run.html"""
+
+app = typer.Typer(help="Record runs, find out why they are slow, and look into them.", no_args_is_help=True)
+FileArgument = Annotated[Path, typer.Argument(help="The trace, *.jsonl.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@app.command(epilog=EXAMPLES)
+def record(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Option(help="A hub name or a folder; default: as elsewhere.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.", show_default=False)] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--file", exists=True, dir_okay=False, help="A file with it; default: the input."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without the chat template.")] = False,
+    max_new_tokens: LengthOption = 256,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    drafter: DrafterOption = None,
+    tree: TreeOption = "auto",
+    rule: RuleOption = "auto",
+    speculative_config: ConfigOption = None,
+    distributions: Annotated[
+        bool, typer.Option("--distributions", help="Record all distributions, to replay other rules and trees.")
+    ] = False,
+    max_steps: Annotated[int, typer.Option(min=1, help="Recorded at most.")] = 100_000,
+    as_json: JsonOption = False,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
+) -> None:
+    """Decode one text as `treespec generate` does, and append every step to a trace.
+
+    Exit code 0: done; 2: wrong use, or something cannot be loaded or written.
+    """
+    text = read_prompt(prompt, prompt_file)
+    written = TraceFile(file, max_steps=max_steps, has_distributions=distributions)
+    if file.exists() and file.stat().st_size:
+        read_trace(file)  # Before a model is loaded: what is no trace is not appended to.
+    use_threads(threads)
+    loaded = load(model, dtype, device)
+    options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed}
+    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, **options)
+    stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False))
+    inputs = encode(loaded, [{"role": "user", "content": text}], text if raw else None)
+    settings = sampling(temperature, top_p) | {"max_new_tokens": max_new_tokens}
+    generate(loaded.model, inputs, speculation, streamer=stream, **settings)  # pyright: ignore[reportArgumentType]
+    found = summary(speculation.stats, stream, sum(speculation.stats.seconds.values()))
+    if as_json:
+        print(json.dumps({"file": str(file), "text": stream.text, **found}, indent=1))
+        return
+    CONSOLE.print(statistics_line(found), style="dim", highlight=False)
+    CONSOLE.print(f"{file}: now treespec trace summary {file}, or treespec trace view {file}", markup=False)
+
+
+@app.command("summary", epilog=EXAMPLES)
+def summarize(file: FileArgument, as_json: JsonOption = False) -> None:
+    """What was recorded, what holds the run back, and what to change.
+
+    Exit code 0: done; 2: there is no such trace, or it is damaged.
+    """
+    trace = read_trace(file)
+    found = diagnose(of_trace(trace))
+    if as_json:
+        print(json.dumps(summary_of(trace, found), indent=1))
+        return
+    console = Console(highlight=False)
+    for line in heading(trace):
+        console.print(line, markup=False, soft_wrap=True, style="dim")
+    console.print(str(found), markup=False, soft_wrap=True)
+
+
+@app.command(epilog=EXAMPLES)
+def view(
+    file: FileArgument,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Default: the trace's name with .html.")] = None,
+) -> None:
+    """Write one HTML page that shows the run: text, time line, trees, acceptance. It needs no network.
+
+    Exit code 0: done; 2: there is no such trace, it is damaged, or the page cannot be written.
+    """
+    from treespec.viz.viewer import write_page
+
+    page = out or file.with_suffix(".html")
+    if page == file:
+        raise ConfigError(f"the page would replace the trace: give --out another name than {file}")
+    write_page(read_trace(file), page)
+    CONSOLE.print(f"{page}: open it in a browser", markup=False)
+
+
+def heading(trace: Trace) -> list[str]:
+    """What was run."""
+    lines = []
+    for call in trace.calls:
+        about = call.about
+        settings = ", ".join(f"{name}={value}" for name, value in about.get("sampling", {}).items())
+        kind = "sampling" if about.get("is_sampling") else "greedy"
+        end = call.end or "interrupted, or still at work"
+        parts = (about.get("model"), about.get("drafter"), about.get("policy"), f"{kind} {settings}".strip())
+        lines.append(f"{', '.join(str(part) for part in parts if part)}: {end}")
+    return [*lines, "the last line is incomplete and was left out"] if trace.is_cut else lines
+
+
+def summary_of(trace: Trace, found: Diagnosis) -> dict:
+    """For JSON."""
+    calls = [{**call.about, "end": call.end, "num_records": len(call.steps)} for call in trace.calls]
+    for call in calls:
+        call.pop("prompt_ids", None)
+    return {"file": trace.path, "is_cut": trace.is_cut, "calls": calls, **found.as_dict()}

@@ -1,0 +1,68 @@
+"""What a cause is, and what counts as attainable instead: a convention, what well-chosen settings usually reach.
+
+A cause counts where its removal makes the run at least `LEAST_GAIN` times as fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from treespec.engine.diagnosis.evidence import Evidence
+from treespec.engine.diagnosis.speed import Passes, Speed
+
+LEAST_GAIN = 1.15
+USUAL_ACCEPTANCE = 0.6
+"""Of a good drafter's children below an accepted node, at every depth."""
+LOW_ACCEPTANCE = 0.4
+USUAL_DRAFT, DEAR_DRAFT = 0.25, 0.5
+"""Of drafting, in passes of the target over one node per row."""
+USUAL_HOST, DEAR_HOST = 0.1, 0.3
+"""Of commit and what no phase counts, of processors, and of a rule, likewise."""
+FLAT = 1.4
+"""A pass over a tree may take this many times a pass over one node."""
+LARGE_BATCH = 4
+LEAST_COUNT = 10
+"""Drafts that a share is believed of."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that holds a run back.
+
+    `name` is short and always the same; `evidence` has the numbers that speak for it; `change` is what to do;
+    `speedup` is the run's speed with the change, in today's plain decoding.
+    """
+
+    name: str
+    evidence: str
+    change: str
+    speedup: float
+
+
+class Case(NamedTuple):
+    """What the functions below look at."""
+
+    run: Evidence
+    speed: Speed
+    passes: Passes
+
+    def pass_ms(self, nodes_per_row: float) -> float:
+        return self.passes(self.run.rows_per_step * nodes_per_row)
+
+
+def speedup_with_nodes(case: Case, num_nodes: int) -> float:
+    """The speed-up of trees cut to their first nodes."""
+    run, speed = case.run, case.speed
+    accepted = sum(count for node, count in run.accepted_at_node.items() if node < num_nodes)
+    draft = speed.draft if num_nodes > 1 else 0.0
+    return speed.but(draft=draft, target=case.pass_ms(num_nodes), tokens=1 + accepted / run.num_rows)
+
+
+def shares_by_drafter(run: Evidence) -> str:
+    counts = run.by_drafter or {}
+    if len(counts) < 2:
+        return ""
+    return "; accepted of what each drafter proposed: " + ", ".join(
+        f"{name} {count['accepted'] / max(count['nodes'], 1):.1%} of {count['nodes']}" for name, count in counts.items()
+    )

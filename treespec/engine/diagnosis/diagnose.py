@@ -1,0 +1,112 @@
+"""`diagnose`: the causes in order, and the speed-up now, with each change, and with perfect drafts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treespec.engine.diagnosis.cause import LEAST_GAIN, Case, Cause
+from treespec.engine.diagnosis.drafts import DRAFT_CAUSES
+from treespec.engine.diagnosis.evidence import Evidence
+from treespec.engine.diagnosis.fit import explanation, temperature_alone
+from treespec.engine.diagnosis.speed import Passes, perfect_speedup, speed_of
+from treespec.engine.diagnosis.times import TIME_CAUSES
+
+LEAST_STEPS = 8
+EXPLAINED = ("acceptance low", "drafts too deep", "hardly any drafts")
+"""What a draft that does not fit, or a hostile text, brings about."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a run is slow.
+
+    Args:
+        causes: the one whose removal helps most first; empty where nothing holds the run back.
+        speedup: the run's speed in plain decoding's, prompts included: predicted from the measured pass times.
+        perfect_speedup: with drafts that are always right and cost nothing.
+        tokens_per_pass, num_tokens, num_passes, ms_per_token: of one row.
+        shares: of the time by phase.
+        unknown: what was not measured, and how to have it measured.
+    """
+
+    causes: list[Cause]
+    speedup: float
+    perfect_speedup: float
+    tokens_per_pass: float
+    num_tokens: int
+    num_passes: int
+    ms_per_token: float
+    shares: dict[str, float]
+    unknown: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        phases = ", ".join(f"{phase} {share:.0%}" for phase, share in self.shares.items() if share >= 0.005)
+        lines = [
+            f"{self.num_tokens} tokens in {self.num_passes} passes, {self.tokens_per_pass:.2f} per pass and row, "
+            f"{self.ms_per_token:.1f} ms per token",
+            f"time: {phases}",
+            f"expected speed: {self.speedup:.2f} times plain decoding; perfect drafts would give "
+            f"{self.perfect_speedup:.1f} times",
+        ]
+        if not self.causes and self.num_passes >= LEAST_STEPS:
+            lines.append("Nothing holds this run back.")
+        for number, cause in enumerate(self.causes, start=1):
+            lines += [
+                f"{number}. {cause.name}: {cause.evidence}.",
+                f"   change: {cause.change}.",
+                f"   expected with it: {cause.speedup:.2f} times plain decoding.",
+            ]
+        return "\n".join([*lines, *(f"not known: {text}" for text in self.unknown)])
+
+
+def diagnose(run: Evidence) -> Diagnosis:
+    """What holds a run back, by its evidence; see `of_stats` and `of_trace`."""
+    mean_ms = run.ms["target"] / run.num_steps
+    mean_nodes = run.num_nodes / run.num_steps
+    # Without a profile passes count as flat: one of any size takes what this run's took.
+    passes = Passes(run.pass_ms or {1: mean_ms}, mean_nodes, mean_ms)
+    case = Case(run, speed_of(run, passes), passes)
+    total = sum(run.ms.values()) - run.ms["processors"]
+    return Diagnosis(
+        causes=_causes(case) if run.num_steps >= LEAST_STEPS else [],
+        speedup=case.speed.speedup,
+        perfect_speedup=perfect_speedup(case.speed, passes, run.rows_per_step),
+        tokens_per_pass=run.tokens_per_step,
+        num_tokens=run.num_emitted,
+        num_passes=run.num_steps,
+        ms_per_token=total / (run.tokens_per_step * run.num_steps),
+        shares={phase: ms / total for phase, ms in run.ms.items() if phase != "processors"},
+        unknown=list(_unknown(run)),
+    )
+
+
+def _causes(case: Case) -> list[Cause]:
+    found = [cause for find in (*DRAFT_CAUSES, *TIME_CAUSES) if (cause := find(case)) is not None]
+    causes = [cause for cause in found if cause.speedup >= LEAST_GAIN * case.speed.speedup]
+    causes.sort(key=lambda cause: -cause.speedup)
+    why = explanation(case) if any(cause.name in EXPLAINED for cause in causes) else temperature_alone(case)
+    if why is None:
+        return causes
+    # The explanation takes the rank of what it explains.
+    first = min((n for n, cause in enumerate(causes) if cause.name in EXPLAINED), default=0)
+    others = [cause for cause in causes if cause.name not in EXPLAINED]
+    return [*others[:first], why, *others[first:]]
+
+
+def _unknown(run: Evidence) -> list[str]:
+    found = []
+    if run.num_steps < LEAST_STEPS:
+        found.append(f"nothing can be said of {run.num_steps} passes: decode a longer text")
+    if run.pass_ms is None:
+        found.append("the model's pass times by number of nodes: speeds count a pass of any size as equally long")
+    if run.fits is None:
+        found.append(
+            "whether the draft's distribution fits, which drafter is right, how sure the target is: record a trace, "
+            "TreeSpeculation(..., trace=path)"
+        )
+    return found

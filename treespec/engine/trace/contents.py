@@ -1,0 +1,147 @@
+"""What a trace takes from one verified step: trees, probabilities at their nodes, who proposed them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.engine.target_probs import TargetProbs
+from treespec.errors import LogitsError
+from treespec.tree import TokenTree, Verdict
+from treespec.tree.transfer import download
+from treespec.verification.walks import residual_weights
+
+SMALLEST = 1e-30
+"""What a mass is divided by at least, so that a residual of nothing stays nothing."""
+
+
+def tree_records(
+    probs: TargetProbs, verdicts: Sequence[Verdict], uniforms: tuple[Tensor, Tensor] | None, drafter: Any
+) -> Iterator[dict[str, Any]]:
+    """The fields of `TracedStep` that are known before the step is committed, row by row."""
+    trees = probs.trees
+    values = [None] * trees.num_rows if trees.values is None else trees.values.tolist()
+    chance = [(None, None)] * trees.num_rows
+    if uniforms is not None:
+        chance = list(zip(*(numbers.tolist() for numbers in uniforms), strict=True))
+    for row, (tree, verdict, (coins, draws)) in enumerate(zip(trees.trees, verdicts, chance, strict=True)):
+        size = tree.num_nodes
+        yield {
+            "tokens": tree.token_list,
+            "parents": tree.parent_list,
+            "draft_probs": _draft_probs(tree, values[row]),
+            **_target_record(probs, row, verdict),
+            "drafters": _proposers(drafter, row, tree),
+            "coins": coins and coins[:size],
+            "draws": draws and draws[:size],
+            "draft_index": None if tree.draft_index is None else tree.draft_index_list,
+            "is_without_replacement": None if tree.draft_index is None else tree.is_without_replacement_list,
+            "is_width_fixed": tree.is_width_fixed,
+            "path": list(verdict.path),
+            "next_token": int(verdict.next_token),
+            "is_bonus": verdict.is_bonus,
+        }
+
+
+def distributions_of(rows: Sequence[int], probs: TargetProbs) -> dict[str, Tensor]:
+    """The target's processed scores after every node, float32 [N, V] by row, and the table of draft distributions.
+
+    Scores of which no distribution can be made are NaN.
+    """
+    found = {}
+    for index, row in enumerate(rows):
+        scores = [_scores(probs, index, node) for node in range(probs.trees.trees[index].num_nodes)]
+        nothing = torch.full((probs.vocab_size,), math.nan, device=probs.device)
+        found[f"scores.{row}"] = torch.stack([nothing if s is None else s for s in scores])
+    if probs.trees.draft_probs is not None:
+        found["draft_probs"] = probs.trees.draft_probs.contiguous()
+    return dict(zip(found, download(*found.values()), strict=True))
+
+
+def short(number: float) -> float:
+    """Six digits."""
+    return float(f"{number:.6g}")
+
+
+def _draft_probs(tree: TokenTree, values: Sequence[float] | None) -> list[float | None]:
+    """Of sampled children what they were drawn with, of selected ones the quotient of the drafter's path values."""
+    found: list[float | None] = [None] * tree.num_nodes
+    drawn = {}
+    for node in range(1, tree.num_nodes):
+        probs, parent = tree.draft_probs_of(node), tree.parent_list[node]
+        if probs is not None:
+            drawn[node] = probs[tree.token(node)]
+        elif values is not None and values[parent] > 0:
+            found[node] = short(min(max(values[node] / values[parent], 0.0), 1.0))
+    for node, prob in zip(drawn, _read(list(drawn.values())), strict=True):
+        found[node] = short(prob)
+    return found
+
+
+def _target_record(probs: TargetProbs, row: int, verdict: Verdict) -> dict[str, Any]:
+    """Probabilities of the nodes' tokens after their parents; after the path, the next token's and the highest one.
+
+    Read from the device at once.
+    """
+    tree, last = probs.trees.trees[row], verdict.path[-1]
+    target: list[float | None] = [None] * tree.num_nodes
+    read: dict[int | str, Tensor] = {}
+    for node, children in enumerate(tree.children_lists):
+        if not children and node != last:
+            continue
+        scores = _scores(probs, row, node)
+        if scores is None:
+            continue
+        after = scores.softmax(-1)
+        read |= {child: after[tree.token(child)] for child in children}
+        if node == last:
+            read |= {"next_prob": after[verdict.next_token], "top_prob": after.amax()}
+            if children:
+                read["residual_mass"] = _residual_mass(tree, children, after)
+    numbers = dict(zip(read, map(short, _read(list(read.values()))), strict=True))
+    ends = {name: numbers.pop(name, None) for name in ("next_prob", "top_prob", "residual_mass")}
+    for node, prob in numbers.items():
+        target[int(node)] = prob
+    return {"target_probs": target, **ends}
+
+
+def _residual_mass(tree: TokenTree, children: Sequence[int], weights: Tensor) -> Tensor:
+    """What is left of the distribution `weights` [V] when the children are rejected in turn."""
+    mass = weights.new_ones(())
+    for child in children:
+        weights = residual_weights(weights, tree.draft_probs_of(child), tree.token(child))
+        total = weights.sum()
+        mass, weights = mass * total, weights / total.clamp(min=SMALLEST)
+    return mass
+
+
+def _proposers(drafter: Any, row: int, tree: TokenTree) -> dict[str, list[int]]:
+    """Node ids by drafter; nodes that none of a merge's parts proposed are left out."""
+    if tree.num_nodes == 1:
+        return {}
+    if not callable(getattr(drafter, "proposers", None)):
+        return {type(drafter).__name__: list(range(1, tree.num_nodes))}
+    found: dict[str, set[int]] = {}
+    for path in tree.leaf_paths():
+        voters = drafter.proposers(row, [tree.token(node) for node in path[1:]])
+        for node, names in zip(path[1:], voters, strict=False):
+            for name in names:
+                found.setdefault(name, set()).add(node)
+    return {name: sorted(nodes) for name, nodes in found.items()}
+
+
+def _scores(probs: TargetProbs, row: int, node: int) -> Tensor | None:
+    """Processed scores [V]; None where no distribution can be made of them, at a node that no rule may have visited."""
+    try:
+        return probs.scores(row, node)
+    except LogitsError:
+        return None
+
+
+def _read(scalars: Sequence[Tensor]) -> list[float]:
+    """Numbers on any device, by one wait."""
+    return download(torch.stack([scalar.double() for scalar in scalars]))[0].tolist() if scalars else []

@@ -1,0 +1,103 @@
+"""What a trace and a diagnosis know of a call beside its steps."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from treespec.engine.diagnosis import Evidence, of_stats, of_trace
+from treespec.engine.stats import SpeculationStats
+from treespec.engine.trace import read_trace
+from treespec.errors import TreespecError
+from treespec.hf.models.pass_times import pass_times
+from treespec.policies import Control
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size")
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """What a diagnosis needs of a call when it is over. It does not keep the model."""
+
+    model: ReferenceType[PreTrainedModel]
+    config: GenerationConfig
+    options: Any
+    prompt_lengths: list[int]
+    processors: list[str]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, *rest: Any) -> LastCall:
+        return cls(ref(model), *rest)
+
+    def evidence(self, stats: SpeculationStats) -> Evidence:
+        """Of the trace, where there is one, else of the statistics."""
+        if self.options.trace is not None:
+            return of_trace(read_trace(self.options.trace.path))
+        model = self.model()
+        about = {} if model is None else about_call(model, self.config, self.options, [], self.processors)
+        return of_stats(stats, about, self.prompt_lengths)
+
+
+def about_call(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    options: Any,
+    prompts: Sequence[Sequence[int]],
+    processors: Sequence[str],
+) -> dict[str, Any]:
+    """See `TracedCall.about`; `options` are those of `TreeSpeculation`, `prompts` are without padding."""
+    rule, tokenizer = options.verification, options.tokenizer
+    defaults = GenerationConfig()
+    names = ("max_new_tokens", *(_SAMPLING if config.do_sample else _SAMPLING[-2:]))
+    settings = {name: getattr(config, name, None) for name in names}
+    return {
+        "model": PurePath(str(model.config._name_or_path or type(model).__name__)).name,
+        "num_weights": sum(weight.numel() for weight in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "num_threads": torch.get_num_threads(),
+        "drafter": describe(options.drafter),
+        "policy": describe(options.policy),
+        "is_auto": isinstance(options.policy, Control),
+        "rule": rule if isinstance(rule, str) else rule.name,
+        "is_sampling": bool(config.do_sample),
+        "sampling": {k: v for k, v in settings.items() if v is not None and v != getattr(defaults, k, None)},
+        "processors": list(processors),
+        "seed": options.seed,
+        "pass_ms": _pass_ms(model, options.policy),
+        "versions": {name: _version(name) for name in ("treespec", "torch", "transformers")}
+        | {"python": platform.python_version()},
+        "prompt_ids": [list(ids) for ids in prompts],
+        "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
+    }
+
+
+def describe(part: Any) -> str:
+    """A part's `repr` where it says more than an address, else its class."""
+    text = repr(part)
+    return type(part).__name__ if " at 0x" in text or len(text) > 400 else text
+
+
+def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:
+    """The target's measured passes, with which a diagnosis compares; measured once per model and machine."""
+    given = getattr(policy, "pass_ms", None)
+    try:
+        found = given or pass_times(model)
+    except TreespecError:
+        return None
+    return found and {str(nodes): float(ms) for nodes, ms in found.items()}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
