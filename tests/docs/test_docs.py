@@ -14,6 +14,7 @@ import pytest
 import torch
 import typer
 from helpers.doc_snippets import DOCS, run_page, run_snippet
+from helpers.slow_runs import SLOW_RUNS
 
 import treespec
 from treespec import drafters, policies, verification
@@ -93,6 +94,14 @@ def test_snippets_of_commands_run_in_order(capsys) -> None:
     assert "Exact as far as tested" in capsys.readouterr().out
 
 
+def test_snippets_of_diagnosis_run_in_order(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_page("diagnosis.md")
+    assert names["diagnosis"].num_tokens == 48
+    causes = {line.split("`")[1] for line in (DOCS / "diagnosis.md").read_text().splitlines() if line.startswith("| `")}
+    assert causes == set(SLOW_RUNS), "every cause has its row, and its prepared run"
+
+
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("prompts", "openings"):
@@ -102,10 +111,23 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
-    assert {name for name, *_ in commands} == {"bench", "check", "generate", "chat", "warm-up", "write", "train"}
+    assert {name for name, *_ in commands} == {
+        "bench",
+        "check",
+        "generate",
+        "chat",
+        "trace",
+        "warm-up",
+        "write",
+        "train",
+    }
     group: Any = typer.main.get_command(app)
     for name, *arguments in commands:
-        given = group.commands[name].make_context(name, arguments).params
+        command = group.commands[name]
+        if hasattr(command, "commands"):  # trace record, ...
+            name, *arguments = arguments
+            command = command.commands[name]
+        given = command.make_context(name, arguments).params
         TrainingConfig(**parse_settings(given.get("settings") or []))
 
 

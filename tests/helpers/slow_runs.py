@@ -244,11 +244,11 @@ SLOW_RUNS = {
     "batch too large": replace(HEALTHY, num_rows=8),
     "host work": replace(HEALTHY, on_token_ms=15.0),
     "prompt longer than the answer": replace(HEALTHY, num_prompt=400, num_new=40, prefill_ms=2.0),
-    "processors dear": replace(HEALTHY, processor_ms=6.0),
+    "processors dear": replace(HEALTHY, processor_ms=12.0),
     "verification dear": replace(SAMPLED, rule_ms=30.0),
     "draft's tokens do not fit": replace(HEALTHY, draft=guess(is_shifted=True)),
     "draft's temperature does not fit": replace(SAMPLED, draft=guess(accuracy=(1.0,), temperature=4.0)),
-    "hostile text": replace(HEALTHY, scale=0.8, draft=guess(accuracy=(0.3,))),
+    "hostile text": replace(HEALTHY, scale=0.8, draft=guess(accuracy=(0.1,))),
     "hardly any drafts": replace(HEALTHY, draft=Seldom),
 }
 ONLY_BY_TRACE = {

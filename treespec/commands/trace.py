@@ -124,7 +124,7 @@ def view(
 
     Exit code 0: done; 2: there is no such trace, it is damaged, or the page cannot be written.
     """
-    from treespec.viz.viewer import write_page
+    from treespec.viz import write_page
 
     page = out or file.with_suffix(".html")
     if page == file:

@@ -1,10 +1,17 @@
-"""Pictures: a token tree with its accepted path, a comparison of decoding methods, a training run.
+"""Pictures: a token tree with its accepted path, a comparison of decoding methods, a training run; a trace as a page.
 
-Needs the extra `plots`. Figures are built without pyplot, so nothing global changes and no window opens.
+Pictures need the extra `plots`, which is imported when the first one is asked for. Figures are built without pyplot, so
+nothing global changes and no window opens.
 """
 
-from treespec.viz.plots import Measured, plot_comparison, plot_training
-from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, draw_tree
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from treespec.viz.viewer import write_page
+
+if TYPE_CHECKING:
+    from treespec.viz.plots import Measured, plot_comparison, plot_training
+    from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, draw_tree
 
 __all__ = [
     "ACCEPTED",
@@ -16,4 +23,12 @@ __all__ = [
     "draw_tree",
     "plot_comparison",
     "plot_training",
+    "write_page",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    module = "plots" if name in ("Measured", "plot_comparison", "plot_training") else "trees"
+    return getattr(import_module(f"treespec.viz.{module}"), name)

@@ -59,7 +59,7 @@ class Recorder:
         tokenizer: Any = None,
     ) -> None:
         self.file, self._timer = file, TimedProcessors(processors)
-        self.processors = processors if isinstance(processors, NoProcessors) else self._timer
+        self.processors = processors if type(processors) is NoProcessors else self._timer
         self._about, self._drafter, self._texts = about, drafter, Texts(tokenizer)
         self._records: list[dict[str, Any]] = []
         self._distributions: dict[str, Tensor] | None = None

@@ -1,0 +1,85 @@
+"""`treespec trace`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import treespec
+from treespec.commands import app, main
+from treespec.errors import ConfigError, TraceError
+
+SHORT = ("--max-new-tokens", "16", "--tree", "6", "--prompt", "What is this?")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["trace", *map(str, arguments)])
+
+
+def test_a_run_is_recorded_summed_up_and_shown(saved, tmp_path):
+    file = tmp_path / "run.jsonl"
+    done = invoke("record", file, "--model", saved, *SHORT, "--json", "--distributions")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    again = invoke("record", file, "--model", saved, *SHORT)
+    assert again.exit_code == 0, again.output
+    first, second = treespec.read_trace(file).calls
+    assert first.about["prompt"] == second.about["prompt"]
+    pieces = [piece for step in first.steps for piece in step.pieces]
+    assert len(pieces) == found["num_tokens"] == 16
+    summed = invoke("summary", file)
+    assert summed.exit_code == 0, summed.output
+    assert "times plain decoding" in summed.stdout
+    data = json.loads(invoke("summary", file, "--json").stdout)
+    assert data["num_tokens"] == 32
+    assert [call["end"] for call in data["calls"]] == ["complete", "complete"]
+    shown = invoke("view", file)
+    assert shown.exit_code == 0, shown.output
+    assert "treespec trace of model" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["summary", "view"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "there is no trace"), (b"", "is empty"), (b"hello\n", "line 1"), (b"\xff\xfe", "UTF-8")],
+)
+def test_what_is_no_trace_is_named_and_nothing_is_written(tmp_path, command, content, words):
+    file = tmp_path / "run.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    found = invoke(command, file).exception
+    assert isinstance(found, TraceError)
+    assert words in str(found)
+    assert not (tmp_path / "run.html").exists()
+
+
+def test_a_trace_without_a_step_and_a_cut_one(tmp_path, saved):
+    file = tmp_path / "run.jsonl"
+    assert invoke("record", file, "--model", saved, *SHORT).exit_code == 0
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:4]) + lines[4][:50])
+    cut = invoke("summary", file)
+    assert cut.exit_code == 0
+    assert "was left out" in cut.stdout
+    assert "interrupted" in cut.stdout
+    file.write_bytes(lines[0])
+    assert "holds no step" in str(invoke("summary", file).exception)
+
+
+def test_other_files_are_not_written_to(tmp_path, saved):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine\n")
+    assert isinstance(invoke("record", file, "--model", saved, *SHORT).exception, TraceError)
+    assert file.read_text() == "mine\n"
+    assert isinstance(invoke("record", tmp_path, "--model", saved, *SHORT).exception, ConfigError)
+    page = tmp_path / "run.html"
+    page.write_text("x")
+    assert isinstance(invoke("view", page).exception, ConfigError)
+
+
+def test_errors_have_exit_code_2_and_no_traceback(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr("sys.argv", ["treespec", "trace", "summary", str(tmp_path / "none.jsonl")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "treespec: there is no trace" in capfd.readouterr().err
