@@ -21,6 +21,8 @@ SCRIPTS = (
     "charts.js",
 )
 STYLES = ("vendor/uPlot.min.css", "style.css")
+MOST_RANK = 7
+"""Higher ranks are counted with it."""
 LEFT_OUT = ("draft_index", "is_without_replacement", "is_width_fixed", "shard", "num_rows", "step")
 
 
@@ -49,7 +51,7 @@ def _data(trace: Trace) -> dict[str, Any]:
     about = trace.calls[-1].about
     kind = "sampling" if about.get("is_sampling") else "greedy"
     settings = ", ".join(f"{name}={value}" for name, value in about.get("sampling", {}).items())
-    parts = [about.get("drafter"), about.get("policy"), f"rule {about.get('rule')}", f"{kind} {settings}", trace.path]
+    parts = [about.get("drafter"), about.get("policy"), f"rule {about.get('rule')}", f"{kind} {settings}".strip(), Path(trace.path).name]
     by_depth, by_rank, by_drafter = _acceptance(trace)
     return {
         "title": _title(trace),
@@ -88,8 +90,9 @@ def _acceptance(trace: Trace) -> tuple[list[Any], list[Any], list[Any]]:
             children = step.children(node)
             tried[depth] += bool(children)
             right[depth] += any(child in accepted for child in children)
-            ranked.update(range(len(children)))
-            right_rank.update(rank for rank, child in enumerate(children) if child in accepted)
+            ranks = [min(rank, MOST_RANK) for rank in range(len(children))]
+            ranked.update(ranks)
+            right_rank.update(rank for rank, child in zip(ranks, children, strict=True) if child in accepted)
         for name, nodes in step.drafters.items():
             drafted[name] += len(nodes)
             right_drafted[name] += len(accepted.intersection(nodes))

@@ -57,7 +57,10 @@ class Fixed extends htmPreact.Component {
 }
 
 function Timeline({ steps, index, select, theme }) {
-  const box = useRef(null), plot = useRef(null);
+  const box = useRef(null), plot = useRef(null), at = useRef(0);
+  at.current = index;
+  // The mark lies over the plot, so that the next step draws nothing again.
+  const mark = (u, n) => { u.over.querySelector(".now").style.left = `${u.valToPos(n + 1, "x") - 1}px`; };
   useEffect(() => {
     const stacked = steps.map((step) => PHASES.reduce((sums, phase) => [...sums, (sums.at(-1) ?? 0) + 1e3 * (step.seconds[phase] ?? 0)], []));
     const areas = PHASES.map((_, i) => stacked.map((sums) => sums[i])).reverse();
@@ -71,24 +74,13 @@ function Timeline({ steps, index, select, theme }) {
           values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) }],
       series: [{}, ...[...PHASES].reverse().map((phase) => ({ scale: "ms", stroke: css(`p-${phase}`), fill: css(`p-${phase}`), width: 0, points: { show: false } })),
         { scale: "tokens", stroke: css("ink"), width: 1.2, points: { show: steps.length < 150, size: 4, fill: css("ink") } }],
-      hooks: { draw: [(u) => mark(u)] },
-    }, [steps.map((_, n) => n), ...areas, steps.map((step) => step.emitted.length)], box.current);
+      hooks: { ready: [(u) => u.over.appendChild(Object.assign(document.createElement("div"), { className: "now" }))], draw: [(u) => mark(u, at.current)] },
+    }, [steps.map((_, n) => n + 1), ...areas, steps.map((step) => step.emitted.length)], box.current);
     const resize = () => plot.current?.setSize({ width: box.current.clientWidth, height: 190 });
     addEventListener("resize", resize);
     return () => { removeEventListener("resize", resize); plot.current.destroy(); plot.current = null; };
   }, [steps, theme]);
-  const mark = (u) => {
-    const x = u.valToPos(u.at ?? 0, "x", true);
-    u.ctx.save();
-    u.ctx.strokeStyle = css("focus");
-    u.ctx.lineWidth = 2 * devicePixelRatio;
-    u.ctx.beginPath();
-    u.ctx.moveTo(x, u.bbox.top);
-    u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
-    u.ctx.stroke();
-    u.ctx.restore();
-  };
-  useEffect(() => { plot.current.at = index; plot.current.redraw(false, false); }, [index, steps, theme]);
+  useEffect(() => mark(plot.current, index), [index, steps, theme]);
   const click = () => plot.current?.cursor.idx != null && select(plot.current.cursor.idx);
   return html`<section><h2>Time line</h2><div ref=${box} onClick=${click}></div>
     <div class="legend">${PHASES.map((phase) => html`<span><i style="background:${colour(`p-${phase}`)}"></i>${phase}</span>`)}

@@ -1,3 +1,6 @@
+/** Higher ranks are counted with it. */
+const MOST_RANK = 7;
+
 function Bars({ title, rows, name }) {
   return html`<div><h2>${title}</h2>${rows.length ? rows.map(([key, tried, accepted]) => html`<div class="row">
     <span class="name" title=${key}>${name(key)}</span><div class="track"><div class="fill" style="width:${100 * accepted / Math.max(tried, 1)}%"></div></div>
@@ -6,7 +9,7 @@ function Bars({ title, rows, name }) {
 
 function Shares({ shares }) {
   const phases = ["prefill", ...PHASES].filter((phase) => shares[phase] > 0);
-  return html`<div><h2>Where the time went</h2><div class="shares">${phases.map((phase) => html`<div title="${phase} ${percent(shares[phase], 1)}"
+  return html`<div class="wide"><h2>Where the time went</h2><div class="shares">${phases.map((phase) => html`<div title="${phase} ${percent(shares[phase], 1)}"
     style="width:${100 * shares[phase]}%;background:${colour(`p-${phase}`)}"></div>`)}</div>
     <div class="legend">${phases.map((phase) => html`<span><i style="background:${colour(`p-${phase}`)}"></i>${phase} ${percent(shares[phase], 1)}</span>`)}</div></div>`;
 }
@@ -16,6 +19,7 @@ function Summary({ found }) {
   return html`<section><div class="numbers">${number(found.num_tokens, "tokens")}${number(found.num_passes, "target passes")}
       ${number(found.tokens_per_pass.toFixed(2), "tokens per pass and row")}${number(`${found.ms_per_token.toFixed(1)} ms`, "per token")}
       ${number(`${found.speedup.toFixed(2)}×`, "expected, of plain decoding")}${number(`${found.perfect_speedup.toFixed(1)}×`, "with perfect drafts")}</div>
+    ${found.causes.length === 0 && found.num_passes >= 8 && html`<p class="healthy">Nothing holds this run back.</p>`}
     ${found.causes.length > 0 && html`<ol class="causes">${found.causes.map((cause) => html`<li><b>${cause.name}</b>: ${cause.evidence}.
       <p>${cause.change}; expected with it: ${cause.speedup.toFixed(2)}×.</p></li>`)}</ol>`}
     ${found.unknown.map((text) => html`<p class="empty">Not known: ${text}.</p>`)}</section>`;
@@ -53,9 +57,9 @@ function App() {
     <${Summary} found=${DATA.found} /><${Text} call=${call} steps=${steps} index=${now} select=${select} />
     <${Timeline} steps=${steps} index=${now} select=${select} theme=${theme} />
     <${Step} call=${call} steps=${steps} index=${now} select=${select} />
-    <section class="charts"><${Bars} title="Acceptance by depth" rows=${DATA.by_depth} name=${(key) => `depth ${key}`} />
-      <${Bars} title="Acceptance by rank" rows=${DATA.by_rank} name=${(key) => `rank ${key}`} />
-      <${Bars} title="Accepted nodes by drafter" rows=${DATA.by_drafter} name=${(key) => key} /><${Shares} shares=${DATA.found.shares} /></section>`;
+    <section class="charts"><${Shares} shares=${DATA.found.shares} /><${Bars} title="Acceptance by depth" rows=${DATA.by_depth} name=${(key) => `depth ${key}`} />
+      <${Bars} title="Acceptance by rank" rows=${DATA.by_rank} name=${(key) => `rank ${key}${key === MOST_RANK ? "+" : ""}`} />
+      <${Bars} title="Accepted nodes by drafter" rows=${DATA.by_drafter} name=${(key) => key} /></section>`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));
