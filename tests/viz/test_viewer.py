@@ -78,7 +78,7 @@ def test_the_page_in_a_browser(trace, tmp_path):
     page = tmp_path / "run.html"
     write_page(trace, page)
     first = [step for step in trace.steps if step.row == 0]
-    found = rendered(page)
+    found = rendered(page, fragment="#theme=light")
     assert f"Step 1 of {len(first)}" in found
     assert 'data-theme="light"' in found
     assert found.count('<g class="node') == first[0].num_nodes + 1, "and the next token"
@@ -94,6 +94,6 @@ def test_the_page_in_a_browser(trace, tmp_path):
     there = rendered(page, fragment="#step=4&theme=dark&text=1")
     assert "Step 4 of" in there
     assert 'data-theme="dark"' in there
-    moved = rendered(page, "ArrowRight ArrowRight ArrowLeft PageDown t")
+    moved = rendered(page, "ArrowRight ArrowRight ArrowLeft PageDown t", "#theme=light")
     assert f"Step {min(12, len(first))} of" in moved
     assert 'data-theme="dark"' in moved

@@ -56,6 +56,17 @@ class Fixed extends htmPreact.Component {
   render({ prompt, spans }) { return html`<span class="prompt">${prompt}</span>${spans}`; }
 }
 
+/** Of long runs the mean of neighbours, so that a line is left. */
+const windowOf = (count) => (count < 600 ? 1 : Math.round(count / 150));
+function smoothed(values) {
+  const width = windowOf(values.length), sums = [0];
+  values.forEach((value) => sums.push(sums.at(-1) + value));
+  return values.map((_, n) => {
+    const low = Math.max(0, n - Math.floor(width / 2)), high = Math.min(values.length, low + width);
+    return (sums[high] - sums[low]) / (high - low);
+  });
+}
+
 function Timeline({ steps, index, select, theme }) {
   const box = useRef(null), plot = useRef(null), at = useRef(0);
   at.current = index;
@@ -65,7 +76,8 @@ function Timeline({ steps, index, select, theme }) {
     const stacked = steps.map((step) => PHASES.reduce((sums, phase) => [...sums, (sums.at(-1) ?? 0) + 1e3 * (step.seconds[phase] ?? 0)], []));
     const areas = PHASES.map((_, i) => stacked.map((sums) => sums[i])).reverse();
     const axis = { stroke: css("soft"), grid: { stroke: css("faint") }, ticks: { stroke: css("line") } };
-    const top = Math.max(...steps.map((step) => step.emitted.length), 2);
+    const tokens = smoothed(steps.map((step) => step.emitted.length));
+    const top = Math.max(...tokens, 2);
     plot.current = new uPlot({
       width: box.current.clientWidth, height: 190, cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false }, ms: { range: (_, low, high) => [0, high * 1.05 || 1] }, tokens: { range: [0, top * 1.6] } },
@@ -75,7 +87,7 @@ function Timeline({ steps, index, select, theme }) {
       series: [{}, ...[...PHASES].reverse().map((phase) => ({ scale: "ms", stroke: css(`p-${phase}`), fill: css(`p-${phase}`), width: 0, points: { show: false } })),
         { scale: "tokens", stroke: css("ink"), width: 1.2, points: { show: steps.length < 150, size: 4, fill: css("ink") } }],
       hooks: { ready: [(u) => u.over.appendChild(Object.assign(document.createElement("div"), { className: "now" }))], draw: [(u) => mark(u, at.current)] },
-    }, [steps.map((_, n) => n + 1), ...areas, steps.map((step) => step.emitted.length)], box.current);
+    }, [steps.map((_, n) => n + 1), ...areas, tokens], box.current);
     const resize = () => plot.current?.setSize({ width: box.current.clientWidth, height: 190 });
     addEventListener("resize", resize);
     return () => { removeEventListener("resize", resize); plot.current.destroy(); plot.current = null; };
@@ -84,7 +96,7 @@ function Timeline({ steps, index, select, theme }) {
   const click = () => plot.current?.cursor.idx != null && select(plot.current.cursor.idx);
   return html`<section><h2>Time line</h2><div ref=${box} onClick=${click}></div>
     <div class="legend">${PHASES.map((phase) => html`<span><i style="background:${colour(`p-${phase}`)}"></i>${phase}</span>`)}
-      <span><i style="background:var(--ink);height:3px;vertical-align:3px"></i>emitted tokens (right axis)</span></div></section>`;
+      <span><i style="background:var(--ink);height:3px;vertical-align:3px"></i>emitted tokens${windowOf(steps.length) > 1 ? `, mean of ${windowOf(steps.length)} steps` : ""} (right axis)</span></div></section>`;
 }
 
 /** Where the nodes are drawn; the next token is one more child of the path's last node. */
