@@ -64,10 +64,12 @@ def test_a_trace_without_steps_has_no_page(trace, tmp_path):
 def rendered(page, keys="", fragment=""):
     """The page's elements after its scripts have run and keys were pressed."""
     if keys:
-        press = "".join(f"dispatchEvent(new KeyboardEvent('keydown',{{key:'{key}'}}));" for key in keys.split())
         # One key at a time: the page renders between them.
-        steps = press.replace(";", ";await new Promise((go) => setTimeout(go, 60));")
-        page.write_text(page.read_text().replace("</body>", f"<script>(async () => {{{steps}}})()</script></body>"))
+        presses = "".join(
+            f"setTimeout(() => dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}})), {100 * number});"
+            for number, key in enumerate(keys.split(), start=1)
+        )
+        page.write_text(page.read_text().replace("</body>", f"<script>{presses}</script></body>"))
     command = [BROWSER, "--headless", *SETTINGS, "--dump-dom", f"file://{page}{fragment}"]
     return unescape(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
 

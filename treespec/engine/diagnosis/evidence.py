@@ -31,7 +31,7 @@ class Evidence:
         num_answer: emitted tokens, of one row on average per call, summed over calls.
         num_nodes: nodes that were verified, roots included.
         num_undrafted: rows of steps that had no draft.
-        ms: by phase; "processors" and "other" as in `TracedStep.seconds`, where a trace tells them.
+        ms: by phase; "processors" and "other" as in `TracedStep.seconds`, of a trace only.
         drafted: by depth: drafts that had a node there.
         tried, accepted: by depth: drafts that had a child below an accepted node of the depth above; that accepted it.
         accepted_at_node: accepted tokens by node id.
