@@ -71,7 +71,8 @@ def rendered(page, keys="", fragment=""):
         )
         page.write_text(page.read_text().replace("</body>", f"<script>{presses}</script></body>"))
     command = [BROWSER, "--headless", *SETTINGS, "--dump-dom", f"file://{page}{fragment}"]
-    return unescape(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return unescape(re.sub(r"<script.*?</script>", "", found, flags=re.DOTALL))
 
 
 @pytest.mark.slow

@@ -51,7 +51,13 @@ def _data(trace: Trace) -> dict[str, Any]:
     about = trace.calls[-1].about
     kind = "sampling" if about.get("is_sampling") else "greedy"
     settings = ", ".join(f"{name}={value}" for name, value in about.get("sampling", {}).items())
-    parts = [about.get("drafter"), about.get("policy"), f"rule {about.get('rule')}", f"{kind} {settings}".strip(), Path(trace.path).name]
+    parts = [
+        about.get("drafter"),
+        about.get("policy"),
+        f"rule {about.get('rule')}",
+        f"{kind} {settings}".strip(),
+        Path(trace.path).name,
+    ]
     by_depth, by_rank, by_drafter = _acceptance(trace)
     return {
         "title": _title(trace),

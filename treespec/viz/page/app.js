@@ -1,5 +1,5 @@
 "use strict";
-const { html, render, useEffect, useMemo, useRef, useState } = htmPreact;
+const { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } = htmPreact;
 const DATA = JSON.parse(document.getElementById("trace").textContent);
 const PHASES = ["draft", "target", "verify", "commit", "other"];
 const TARGET = "target";
@@ -86,7 +86,7 @@ function Timeline({ steps, index, select, theme }) {
           values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) }],
       series: [{}, ...[...PHASES].reverse().map((phase) => ({ scale: "ms", stroke: css(`p-${phase}`), fill: css(`p-${phase}`), width: 0, points: { show: false } })),
         { scale: "tokens", stroke: css("ink"), width: 1.2, points: { show: steps.length < 150, size: 4, fill: css("ink") } }],
-      hooks: { ready: [(u) => u.over.appendChild(Object.assign(document.createElement("div"), { className: "now" }))], draw: [(u) => mark(u, at.current)] },
+      hooks: { init: [(u) => u.over.appendChild(Object.assign(document.createElement("div"), { className: "now" }))], draw: [(u) => mark(u, at.current)] },
     }, [steps.map((_, n) => n + 1), ...areas, tokens], box.current);
     const resize = () => plot.current?.setSize({ width: box.current.clientWidth, height: 190 });
     addEventListener("resize", resize);

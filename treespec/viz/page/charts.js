@@ -36,7 +36,7 @@ function App() {
   const now = Math.min(Math.max(index, 0), steps.length - 1);
   const select = (n) => setIndex(Math.min(Math.max(n, 0), steps.length - 1));
   document.documentElement.dataset.theme = theme;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const rejected = () => steps.findIndex((step, n) => n > now && step.tokens.length > 1 && step.path.length === 1);
     const keys = { ArrowRight: () => now + 1, ArrowLeft: () => now - 1, PageDown: () => now + 10, PageUp: () => now - 10,
       Home: () => 0, End: () => steps.length - 1, r: () => (rejected() < 0 ? now : rejected()) };
