@@ -97,12 +97,13 @@ CASES = {
 def decode(case: Case, model: Any, inputs: dict[str, Any], speculation: TreeSpeculation | None, seed: int) -> float:
     """Seconds of one call."""
     torch.manual_seed(seed)
-    length = {"max_new_tokens": case.new_tokens, "min_new_tokens": case.new_tokens} | case.options
+    length = {"max_new_tokens": case.new_tokens, "min_new_tokens": case.new_tokens}
+    given: Any = {"do_sample": False, "streamer": case.streamer} | length | case.options | inputs
     start = time.perf_counter()
     if speculation is None:
-        model.generate(**inputs, streamer=case.streamer, **({"do_sample": False} | length))
+        model.generate(**given)
     else:
-        generate(model, speculation=speculation, streamer=case.streamer, **inputs, **({"do_sample": False} | length))
+        generate(model, speculation=speculation, **given)
     return time.perf_counter() - start
 
 

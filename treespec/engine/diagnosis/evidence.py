@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class Evidence:
     num_answer: float = 0.0
     num_nodes: int = 0
     num_undrafted: int = 0
-    ms: Counter[str] = field(default_factory=Counter)
+    ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     drafted: Counter[int] = field(default_factory=Counter)
     tried: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
@@ -99,7 +99,7 @@ def of_stats(stats: SpeculationStats, about: Mapping[str, Any], prompt_lengths: 
         num_answer=stats.num_emitted_tokens / max(len(prompt_lengths), 1),
         num_nodes=stats.num_drafts + stats.num_draft_tokens,
         num_undrafted=stats.num_drafts - stats.num_drafted_at_depth[1],
-        ms=Counter({phase: 1e3 * stats.seconds[phase] for phase in PHASES}),
+        ms=defaultdict(float, {phase: 1e3 * stats.seconds[phase] for phase in PHASES}),
         drafted=Counter(stats.num_drafted_at_depth),
         tried=Counter({d: n for (d, rank), n in stats.num_considered_at_depth_and_rank.items() if rank == 0}),
         accepted=Counter(stats.num_accepted_at_depth),

@@ -59,11 +59,13 @@ class Recorder:
         tokenizer: Any = None,
     ) -> None:
         self.file, self._timer = file, TimedProcessors(processors)
-        self.processors = processors if type(processors) is NoProcessors else self._timer
+        timed: Any = self._timer
+        self.processors: PathProcessors = processors if type(processors) is NoProcessors else timed
         self._about, self._drafter, self._texts = about, drafter, Texts(tokenizer)
         self._records: list[dict[str, Any]] = []
         self._distributions: dict[str, Tensor] | None = None
-        self._num_steps, self._seconds = 0, dict.fromkeys(stats.PHASES, 0.0)
+        self._num_steps = 0
+        self._seconds: dict[str, float] = dict.fromkeys(stats.PHASES, 0.0)
 
     def __enter__(self) -> Recorder:
         self.file.begin(self._about)
@@ -91,7 +93,7 @@ class Recorder:
         if not self.file.is_recording:
             return
         start, waits, processing = stats.perf_counter(), WAITS.total(), self._timer.seconds
-        about = {"step": self._num_steps, "num_rows": len(rows)}
+        about: dict[str, Any] = {"step": self._num_steps, "num_rows": len(rows)}
         about["rule"] = resolve(verification, probs.is_sampling, probs.trees).name
         trees = tree_records(probs, verdicts, uniforms, self._drafter)
         self._records = [

@@ -93,7 +93,7 @@ def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:
         found = given or pass_times(model)
     except TreespecError:
         return None
-    return found and {str(nodes): float(ms) for nodes, ms in found.items()}
+    return {str(nodes): float(ms) for nodes, ms in found.items()} if found else None
 
 
 def _version(name: str) -> str:
