@@ -36,6 +36,9 @@ def test_a_run_is_recorded_summed_up_and_shown(saved, tmp_path):
     shown = invoke("view", file)
     assert shown.exit_code == 0, shown.output
     assert "treespec trace of model" in (tmp_path / "run.html").read_text()
+    assert invoke("graph", file, "--step", 2, "--out", tmp_path / "tree.graphml").exit_code == 0
+    assert (tmp_path / "tree.graphml").stat().st_size > 500
+    assert "at most" in str(invoke("graph", file, "--step", 999, "--out", tmp_path / "no.json").exception)
 
 
 @pytest.mark.parametrize("command", ["summary", "view"])

@@ -117,6 +117,7 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
         "generate",
         "chat",
         "trace",
+        "explain",
         "warm-up",
         "write",
         "train",

@@ -30,7 +30,7 @@ from treespec.commands.models import (
 )
 from treespec.commands.stream import Stream
 from treespec.engine.diagnosis import Diagnosis, diagnose, of_trace
-from treespec.engine.trace import Trace, TraceFile, read_trace
+from treespec.engine.trace import Trace, TraceFile, read_trace, to_networkx, write_graph
 from treespec.errors import ConfigError
 from treespec.hf import generate
 
@@ -40,7 +40,9 @@ treespec trace record run.jsonl --prompt "Write a haiku about rivers."
 
 treespec trace summary run.jsonl
 
-treespec trace view run.jsonl --out run.html"""
+treespec trace view run.jsonl --out run.html
+
+treespec trace graph run.jsonl --step 12 --out tree.graphml"""
 
 app = typer.Typer(help="Record runs, find out why they are slow, and look into them.", no_args_is_help=True)
 FileArgument = Annotated[Path, typer.Argument(help="The trace, *.jsonl.", show_default=False)]
@@ -131,6 +133,24 @@ def view(
         raise ConfigError(f"the page would replace the trace: give --out another name than {file}")
     write_page(read_trace(file), page)
     CONSOLE.print(f"{page}: open it in a browser", markup=False)
+
+
+@app.command(epilog=EXAMPLES)
+def graph(
+    file: FileArgument,
+    out: Annotated[Path, typer.Option(dir_okay=False, help="*.graphml, or *.json for node-link JSON.")],
+    step: Annotated[int, typer.Option(min=1, help="Which record of the trace, from 1.")] = 1,
+) -> None:
+    """Write one step's tree as a graph, for networkx and other tools.
+
+    Exit code 0: done; 2: there is no such trace or step, or the graph cannot be written.
+    """
+    trace = read_trace(file)
+    if step > len(trace.steps):
+        raise ConfigError(f"--step must be at most {len(trace.steps)}, the records of {file}, got {step}")
+    texts = {token: text for call in trace.calls for token, text in call.texts.items()}
+    write_graph(to_networkx(trace.steps[step - 1], texts), out)
+    CONSOLE.print(f"{out}: the tree of record {step}", markup=False)
 
 
 def heading(trace: Trace) -> list[str]:
