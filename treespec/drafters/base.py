@@ -8,8 +8,7 @@ from torch import Tensor
 
 from treespec.checks import ShowsOptions
 from treespec.errors import ConfigError
-from treespec.policies import Control
-from treespec.protocols import History, Session, TreePolicy
+from treespec.protocols import History, Session, StepControl, TreePolicy
 from treespec.tree import ROOT_PARENT, TreeBatch
 
 
@@ -36,13 +35,13 @@ class SessionSource(ShowsOptions):
 
 
 def policy_of_call(session: Session) -> TreePolicy:
-    """The policy of the call, of a `Control` the one that it chose for this step.
+    """The policy of the call, of a `StepControl` the one that it chose for this step.
 
     Raises `ConfigError`: the call has no tree policy.
     """
     if session.policy is None:
         raise ConfigError("no tree policy: give one to the call, for example tree=16")
-    return session.policy.current if isinstance(session.policy, Control) else session.policy
+    return session.policy.current if isinstance(session.policy, StepControl) else session.policy
 
 
 def depth_room(history: History, max_length: int | None) -> int:

@@ -5,6 +5,7 @@ from typing import TypeGuard
 
 from treespec.checks import AUTO
 from treespec.policies import BestFirst
+from treespec.policies.control import StoppedBestFirst
 from treespec.policies.heap import State, grow_best_first
 from treespec.protocols import TreePolicy
 from treespec.tree import SELECTED, HostTree
@@ -13,9 +14,10 @@ from treespec.tree import SELECTED, HostTree
 def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
     """Whether a heap on the host grows this policy's trees of candidates, up to the order of equal values.
 
-    It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees.
+    It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees; one that stops for the sake of
+    draft passes need not do so here.
     """
-    if type(policy) is not BestFirst or policy.children not in (AUTO, SELECTED):
+    if type(policy) not in (BestFirst, StoppedBestFirst) or policy.children not in (AUTO, SELECTED):
         return False
     return policy.beam is None and policy.branching is None and policy.min_gain == 0
 

@@ -12,9 +12,9 @@ from treespec.engine.request import Request, Result, Streams
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.policies.control import Call, Control
 from treespec.policies.truncated import as_chain
 from treespec.protocols import (
+    CallFacts,
     Capability,
     CausalScorer,
     Drafter,
@@ -23,6 +23,7 @@ from treespec.protocols import (
     History,
     LearningPolicy,
     Session,
+    StepControl,
     VerifiedStep,
 )
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
@@ -111,14 +112,14 @@ class _Run:
             target=target,
         )
         self.uniforms: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.control = self.session.policy if isinstance(self.session.policy, Control) else None
+        self.control = self.session.policy if isinstance(self.session.policy, StepControl) else None
 
     def start(self, states: HiddenStates) -> None:
         """Begin the drafter's call, and the control's."""
         self.drafter.start(replace(self.session, prompt_states=states))
         if self.control is not None:
             self.control.begin(
-                Call(
+                CallFacts(
                     drafter=self.drafter,
                     draft_share=num_weights(self.drafter) / max(num_weights(self.target), 1),
                     pass_ms=self.request.pass_ms,
@@ -224,7 +225,7 @@ class _Run:
         choice = None if self.control is None else self.control.choice
         if self.control is not None and choice is not None:
             self.stats.choices[choice.name] += 1
-            self.control.measure(trees, 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"]))
+            self.control.update_times(trees, 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"]))
         if self.request.trace is not None:
             self.request.trace.write(emitted, self.stats.seconds, choice)
         if self.request.has_records:

@@ -100,14 +100,19 @@ class BestFirst(ShowsOptions):
             nodes = self._frontier(
                 builder, level, level_ranks, grown, self.child_share if children == SELECTED else 1.0
             )
-            if self.min_gain > 0:
-                is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
+            least_gain = self._least_gain()
+            if least_gain > 0 and children == SELECTED:
+                is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > least_gain
                 nodes = np.where(is_gaining, nodes, PADDING_PARENT)
             ranks = grown
             if builder.is_exhausted(nodes):
                 break
         keep = is_among_best(ranks, self.num_nodes)
         return builder.build(keep, is_width_fixed=children == SELECTED)
+
+    def _least_gain(self) -> float:
+        """What the level just drafted must have gained for another one; called once per draft pass."""
+        return self.min_gain
 
     def _frontier(
         self,

@@ -6,8 +6,7 @@ The truncated distribution is also what is stored with them, so every lossless r
 from treespec.checks import ShowsOptions, check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain
-from treespec.policies.control import Control
-from treespec.protocols import DraftSource, Frontier, LearningPolicy, Proposal, TreePolicy, VerifiedStep
+from treespec.protocols import DraftSource, Frontier, LearningPolicy, Proposal, StepControl, TreePolicy, VerifiedStep
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 
@@ -22,14 +21,14 @@ class Truncated(ShowsOptions):
     `verification="optimal_transport"` and `"transport_traversal"` support the trees: they take distributions of at most
     20 tokens. Candidates of tables and look-ups, which have no distribution, are not changed.
 
-    Raises `ConfigError`: `policy` is not a policy, or a `Control`, whose trees no rule of fixed widths can take;
+    Raises `ConfigError`: `policy` is not a policy, or a `StepControl`, whose trees no rule of fixed widths can take;
     `num_tokens` is not a positive int.
     """
 
     def __init__(self, policy: TreePolicy, num_tokens: int = 20) -> None:
         if not is_policy(policy):
             raise ConfigError(f"policy must be a tree policy such as KAry((2, 2)), got {policy!r}")
-        if isinstance(policy, Control):
+        if isinstance(policy, StepControl):
             raise ConfigError('Truncated takes a policy of its own such as KAry((2, 2)), not a Control or "auto"')
         self.policy = policy
         self.num_tokens = check_count("num_tokens", num_tokens)
@@ -47,8 +46,8 @@ class Truncated(ShowsOptions):
 
 
 def shape_of(policy: TreePolicy | None) -> TreePolicy | None:
-    """The policy that shapes the trees: the one that a `Truncated` wraps, or that a `Control` chose for this step."""
-    if isinstance(policy, Control):
+    """The policy that shapes the trees: what a `Truncated` wraps, or what a `StepControl` chose for this step."""
+    if isinstance(policy, StepControl):
         return policy.current
     return shape_of(policy.policy) if isinstance(policy, Truncated) else policy
 
@@ -61,11 +60,12 @@ def is_chain(policy: TreePolicy | None) -> bool:
 def as_chain(policy: TreePolicy) -> TreePolicy:
     """The policy for a model that runs chains only: itself if it drafts chains, else a short chain, truncated alike.
 
-    A `Control` stays, see `Call.is_chain_only`.
+    A `StepControl` stays, see `CallFacts.is_chain_only`.
     """
     if isinstance(policy, Truncated):
         return Truncated(as_chain(policy.policy), policy.num_tokens)
-    return policy if isinstance(policy, (Chain, Control)) else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
+    is_kept = isinstance(policy, (Chain, StepControl))
+    return policy if is_kept else Chain(min(max(policy.max_nodes - 1, 1), CHAIN_LENGTH))
 
 
 class _TruncatedSource:

@@ -20,7 +20,6 @@ from treespec.drafters.merge.opinion_pool import (
     OMITTED_SHARE,
     PRIOR_TRIALS,
     RATE,
-    Calibration,
     OpinionPool,
     SiblingGroup,
     Vote,
@@ -29,6 +28,7 @@ from treespec.drafters.merge.opinion_pool import (
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
+from treespec.policies.calibration import Calibration
 from treespec.protocols import FeatureDrafter
 from treespec.tree import SELECTED, HostTree, TokenTree, TreeBatch
 
@@ -161,7 +161,7 @@ def test_values_never_rise_along_a_path_whatever_was_learned(data):
 
 
 def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
-    calibration = Calibration()
+    calibration = Calibration(PRIOR_TRIALS, MEMORY)
     assert calibration.estimate(0.3, ["coarse", "fine"]) == 0.3
     calibration.update(True, ["coarse", "fine"])
     calibration.update(False, ["coarse"])

@@ -8,8 +8,7 @@ import torch
 
 from treespec import Control, TreeBatch
 from treespec.policies import Chain
-from treespec.policies.control import Call
-from treespec.protocols import Scores, VerifiedStep
+from treespec.protocols import CallFacts, Scores, VerifiedStep
 from treespec.testing import (
     SELECTED,
     WITHOUT_REPLACEMENT,
@@ -40,7 +39,7 @@ class OfStep:
 def decode(rng, scheme, rule, shapes, is_peeking=False):
     """Three tokens; the times that the control receives depend on the tokens so far, so its choices do too."""
     control, text, step = Control(max_nodes=4, pass_ms=PASS_MS), (), 0
-    control.begin(Call("drafter", is_sampling=True))
+    control.begin(CallFacts("drafter", is_sampling=True))
     while len(text) < 3:
         drafting, source, step = OfStep(rng, step), OfStep(rng, step + 1), step + 2
         trees = TreeBatch(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1))
@@ -57,7 +56,7 @@ def decode(rng, scheme, rule, shapes, is_peeking=False):
         emitted = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
         control.update(VerifiedStep(trees, [verdict], Scores(torch.zeros(0)), [emitted]))
         text = (*text, *emitted)
-        control.measure(trees, 0.01 if sum(text) % 2 else 9.0, 4.0 if text[-1] else 0.4)
+        control.update_times(trees, 0.01 if sum(text) % 2 else 9.0, 4.0 if text[-1] else 0.4)
     return text[:3]
 
 

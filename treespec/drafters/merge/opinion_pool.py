@@ -10,6 +10,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from treespec.policies.calibration import Calibration
+
 OMITTED_SHARE = 0.1
 """The share of a voter's remaining probability that each child gets which it does not vote for."""
 MIN_REST = 0.02
@@ -43,31 +45,6 @@ class SiblingGroup(NamedTuple):
     depth: int
 
 
-class Calibration:
-    """Running estimates of probabilities, in cells that are made when first counted.
-
-    A cell's estimate is (hits + PRIOR_TRIALS x prior) / (trials + PRIOR_TRIALS), where the prior is the next coarser
-    cell's estimate and, for the coarsest cell, the confidence itself.
-    """
-
-    def __init__(self) -> None:
-        self._cells: dict[Hashable, tuple[float, float]] = {}
-
-    def estimate(self, confidence: float, cells: Cells) -> float:
-        """The calibrated probability of a vote with this confidence in these cells."""
-        for cell in cells:
-            if cell in self._cells:
-                hits, trials = self._cells[cell]
-                confidence = (hits + PRIOR_TRIALS * confidence) / (trials + PRIOR_TRIALS)
-        return confidence
-
-    def update(self, is_hit: bool, cells: Cells) -> None:
-        """Count one trial."""
-        for cell in cells:
-            hits, trials = self._cells.get(cell, (0.0, 0.0))
-            self._cells[cell] = (MEMORY * hits + is_hit, MEMORY * trials + 1.0)
-
-
 def vote_cells(voter: int, depth: int, vote: Vote) -> Cells:
     """A vote's cells: by drafter, rank and confidence; then by depth too."""
     coarse = (voter, min(vote.rank, MAX_RANK), min(int(vote.confidence * NUM_BINS), NUM_BINS - 1))
@@ -82,7 +59,7 @@ class OpinionPool:
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = list(weights)
-        self.calibration = Calibration()
+        self.calibration = Calibration(PRIOR_TRIALS, MEMORY)
         self._num_outcomes = 0
 
     def probs(self, group: SiblingGroup) -> list[float]:

@@ -34,8 +34,7 @@ from treespec.hf.generation.tracing import about_call
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
-from treespec.policies import Control
-from treespec.protocols import Drafter, EarlyExitDrafter, PathProcessors, TreePolicy, VerificationRule
+from treespec.protocols import Drafter, EarlyExitDrafter, PathProcessors, StepControl, TreePolicy, VerificationRule
 from treespec.sampling import NoProcessors
 
 Output = Tensor | GenerateDecoderOnlyOutput
@@ -145,7 +144,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
 
 def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
     """What a control predicts from: the times that it was given, else those of the model on this machine."""
-    return pass_times(call.model) if isinstance(policy, Control) and policy.pass_ms is None else None
+    return pass_times(call.model) if isinstance(policy, StepControl) and policy.needs_pass_times else None
 
 
 def _recorder(call: Prepared, options: Options, processors: PathProcessors) -> Recorder | None:

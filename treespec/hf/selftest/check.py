@@ -22,7 +22,7 @@ from treespec.hf.selftest.passes import check_passes
 from treespec.hf.selftest.report import FAILED, OK, WARNING, CheckReport, Finding
 from treespec.hf.selftest.sampling import Sampler, check_sampling
 from treespec.hf.selftest.subject import Subject, make_prompts
-from treespec.policies import Control
+from treespec.protocols import StepControl
 from treespec.testing import TOY_SCHEMES, Case, assert_lossless, supported_cases
 from treespec.verification import get_rule
 
@@ -87,7 +87,7 @@ def check(
         given = speculation if isinstance(speculation, TreeSpeculation) else TreeSpeculation(speculation)
         tree = given.options.policy
         # A control may decode plainly where that is faster, which would test nothing.
-        parts = {"tree": 16 if isinstance(tree, Control) else tree, "verification": given.options.verification}
+        parts = {"tree": 16 if isinstance(tree, StepControl) else tree, "verification": given.options.verification}
         speculation = TreeSpeculation(given.drafter, **parts, seed=seed)
     options = None if speculation is None else speculation.options
     with evaluation_mode(facts.model), torch.random.fork_rng(), torch.no_grad():

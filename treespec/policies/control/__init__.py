@@ -1,5 +1,6 @@
 """Measured control: what to draft at every step, from what passes cost and what was accepted."""
 
-from treespec.policies.control.control import Call, Choice, Control
+from treespec.policies.control.candidates import StoppedBestFirst
+from treespec.policies.control.control import Control
 
-__all__ = ["Call", "Choice", "Control"]
+__all__ = ["Control", "StoppedBestFirst"]

@@ -1,216 +1,198 @@
 """What drafts are worth, learned from verified trees only.
 
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
-would have emitted. What was not drafted is extrapolated from the acceptance by depth and rank.
+would have gained, and the least of its nodes what a larger one would add.
 
-The n nodes of a tree are here those below its root.
+The n nodes of a tree are here those below its root, in order of falling probability.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
-from treespec.policies.control.candidates import Candidate, Candidates
-from treespec.policies.control.times import MOST_NODES
+from treespec.policies.calibration import Calibration
+from treespec.policies.control.candidates import CHAIN_LENGTHS, Candidates
 from treespec.policies.heap import grow_best_first
+from treespec.tree import HostTree, TokenTree
 
-NUM_DEPTHS, NUM_RANKS, NUM_BINS = 6, 6, 8
-UNKNOWN, ALL = NUM_BINS, NUM_BINS + 1
-"""The bins of nodes without a confidence, and of all nodes."""
-_CELLS = NUM_RANKS * (NUM_BINS + 2)
+NUM_DEPTHS, NUM_RANKS = 6, 6
+BIN_EDGES = (0.0, 0.01, 0.03, 0.07, 0.15, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99)
+"""Of confidences; narrow where a small difference matters along a path. Below the first: no confidence."""
+NUM_BINS = len(BIN_EDGES) + 1
 PRIOR_TRIALS = 12.0
 MEMORY = 0.995
-"""The factor on a cell's counts per trial."""
+"""The factor on a calibration's counts per trial."""
 STEP_MEMORY = 0.985
 """The factor on what candidates have shown per step."""
-EXTRAPOLATION_STEPS = 2.0
+PRIOR_STEPS = 2.0
 """The weight of what acceptance by depth and rank predicts, in steps."""
+RATIO_TOKENS = 8.0
+"""The weight of the prior that as much is accepted as was expected, in tokens."""
 
 
 class DraftedTree(NamedTuple):
-    """One row's tree as it was drafted, on the host, the root first.
+    """One row's tree as it was drafted, with what is expected of it.
 
-    `is_first`: whether a node and all above it are first children. `confidences`: the drafter's own estimates that a
-    node is accepted if its parent is, -1 where it gave none. `probs` [n]: calibrated estimates that a node's whole path
-    is accepted, of the nodes below the root; they never rise along a path.
+    `confidences`: the drafter's own estimates by node that it is accepted if its parent is, -1 where it gave none.
+    `probs` [n]: calibrated estimates that a node's whole path is accepted; they never rise along a path. `order` [n]:
+    the nodes by falling probability.
     """
 
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    depths: Sequence[int]
-    ranks: Sequence[int]
-    is_first: Sequence[bool]
+    tree: TokenTree
     confidences: Sequence[float]
-    probs: np.ndarray
+    probs: Float[np.ndarray, "n"]
+    order: Int[np.ndarray, "n"]
 
+    def depths(self) -> Int[np.ndarray, "n"]:
+        return np.array(self.tree.depths)[self.order]
 
-class Calibration:
-    """P(child is accepted | its parent is) by rank and confidence, then by depth too.
-
-    A cell's estimate is (hits + PRIOR_TRIALS x prior) / (trials + PRIOR_TRIALS); the finer cells' prior is the coarser
-    one's estimate, and the coarser ones' the confidence itself. Plain lists: a step reads and counts single cells.
-    """
-
-    def __init__(self) -> None:
-        size = (NUM_DEPTHS + 1) * _CELLS
-        self._hits, self._trials = [0.0] * size, [0.0] * size
-
-    def estimate(self, depth: int, rank: int, confidence: float) -> float:
-        """Of a child at this depth (1: the root's), the r-th, with the drafter's confidence; below 0: it gave none."""
-        prob, coarse = (
-            (confidence, _cell(rank, confidence)) if confidence >= 0 else (_prior(rank), _cell(rank, UNKNOWN))
-        )
-        return self._refine(prob, coarse, depth)
-
-    def record(self, depth: int, rank: int, confidence: float, is_hit: bool) -> None:
-        """Count one trial, also in the cells of all confidences."""
-        below = min(depth, NUM_DEPTHS) * _CELLS
-        for coarse in (_cell(rank, confidence if confidence >= 0 else UNKNOWN), _cell(rank, ALL)):
-            for cell in (coarse, below + coarse):
-                self._hits[cell] = MEMORY * self._hits[cell] + is_hit
-                self._trials[cell] = MEMORY * self._trials[cell] + 1.0
-
-    def table(self) -> list[list[float]]:
-        """Acceptance by depth and rank, [NUM_DEPTHS][NUM_RANKS], falling with rank."""
-        rows = []
-        for depth in range(1, NUM_DEPTHS + 1):
-            found = [self._refine(_prior(rank), _cell(rank, ALL), depth) for rank in range(NUM_RANKS)]
-            row, total = list(accumulate(found, min)), sum(found)
-            rows.append([prob * min(1.0, 0.98 / total) for prob in row])
-        return rows
-
-    def _refine(self, prob: float, coarse: int, depth: int) -> float:
-        for cell in (coarse, min(depth, NUM_DEPTHS) * _CELLS + coarse):
-            prob = (self._hits[cell] + PRIOR_TRIALS * prob) / (self._trials[cell] + PRIOR_TRIALS)
-        return prob
-
-
-def _cell(rank: int, confidence: float) -> int:
-    """The number of a coarse cell; `UNKNOWN` and `ALL` stand for no confidence and for all of them."""
-    column = int(confidence * NUM_BINS) if confidence < 1 else NUM_BINS - 1 if confidence == 1 else int(confidence)
-    return min(rank, NUM_RANKS - 1) * (NUM_BINS + 2) + column
-
-
-def _prior(rank: int) -> float:
-    return 0.5 * 0.35**rank
+    def chain_probs(self, probs: Sequence[float]) -> list[float]:
+        """Path probabilities along first children, given those by node."""
+        node, found = 0, []
+        while children := self.tree.children_lists[node]:
+            node = children[0]
+            found.append(probs[node])
+        return found
 
 
 class Acceptance:
-    """Expected accepted tokens, verified nodes and draft levels of every candidate."""
+    """Expected accepted tokens, verified nodes and draft passes of every candidate."""
 
     def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates
-        self.calibration = Calibration()
+        self._calibration = Calibration(PRIOR_TRIALS, MEMORY)
+        self._prior = PRIOR_STEPS * _prior_expectation(candidates)
         self._sums = np.zeros((3, len(candidates)))
-        """Accepted tokens, verified nodes below the root and levels, summed over steps, older ones less."""
+        """Accepted tokens, verified nodes below the root and passes, summed over steps, older ones less."""
         self._weights = np.zeros(len(candidates))
-        self._ratio = [1.0, 1.0]
-        self._prior, self._age = self._extrapolate(), 0
+        self._last = np.zeros_like(self._sums)
+        """Of the last step."""
+        self._num_accepted = self._num_expected = RATIO_TOKENS
 
-    def expected(self) -> np.ndarray:
-        """Accepted tokens, nodes below the root and levels, [3, C]."""
-        prior = self._prior * np.array([[self._ratio[0] / self._ratio[1]], [1.0], [1.0]])
-        return (self._sums + EXTRAPOLATION_STEPS * prior) / (self._weights + EXTRAPOLATION_STEPS)
+    def expected(self) -> Float[np.ndarray, "3 C"]:
+        """Accepted tokens, nodes below the root and draft passes."""
+        values = (self._sums + self._prior) / (self._weights + PRIOR_STEPS)
+        values[0] *= self._num_accepted / self._num_expected
+        return values
 
-    def read(self, tokens: Sequence[int], parents: Sequence[int], values: Sequence[float] | None) -> DraftedTree:
+    def read(self, tree: TokenTree, values: Sequence[float] | None) -> DraftedTree:
         """A row's tree with calibrated probabilities; `values` are its own estimates of paths."""
-        depths, ranks, children = [0] * len(tokens), [0] * len(tokens), [0] * len(tokens)
-        confidences, is_first = [-1.0] * len(tokens), [True] * len(tokens)
-        for node in range(1, len(tokens)):
-            above = parents[node]
-            depths[node], ranks[node] = depths[above] + 1, children[above]
-            children[above] += 1
-            is_first[node] = is_first[above] and ranks[node] == 0
-            if values is not None:
-                confidences[node] = min(max(values[node] / values[above], 0.0), 1.0) if values[above] > 0 else 0.0
-        probs, estimate = [1.0], self.calibration.estimate
-        for node in range(1, len(tokens)):
-            probs.append(probs[parents[node]] * estimate(depths[node], ranks[node], confidences[node]))
-        return DraftedTree(tokens, parents, depths, ranks, is_first, confidences, np.array(probs[1:]))
+        estimate, depths = self._calibration.estimate, tree.depths
+        confidences = self._confidences(tree, values)
+        probs = [1.0] * tree.num_nodes
+        for parent, children in enumerate(tree.children_lists):
+            for rank, node in enumerate(children):
+                confidence = confidences[node]
+                prior = confidence if confidence >= 0 else _prior(rank)
+                probs[node] = probs[parent] * estimate(prior, _cells(depths[node], rank, confidence))
+        by_node = np.array(probs[1:])
+        order = np.argsort(-by_node, kind="stable")
+        return DraftedTree(tree, confidences, by_node[order], 1 + order)
 
     def forget(self) -> None:
         """One step has passed."""
         self._sums *= STEP_MEMORY
         self._weights *= STEP_MEMORY
 
-    def learn(self, tree: DraftedTree, emitted: Sequence[int], run: int, loss: float, curve: np.ndarray) -> None:
-        """Learn from the tokens emitted after a tree's root, which candidate number `run` drafted.
+    def update(
+        self,
+        drafted: DraftedTree,
+        emitted: Sequence[int],
+        chosen: int,
+        num_passes: int,
+        curve: Float[np.ndarray, "N"],
+        loss: float,
+    ) -> None:
+        """Learn from the tokens emitted after a tree's root.
 
         Args:
-            loss: accepted tokens per row that a millisecond is worth; 0 where trees are not trimmed.
+            chosen: the number of the candidate that drafted it.
+            num_passes: draft passes.
             curve: milliseconds by nodes, see `PassTimes.curve`.
+            loss: accepted tokens per row that a millisecond is worth; 0 where trees are not trimmed.
         """
-        path = self._record(tree, emitted)
-        shown = self._replay(tree, path, loss, curve)
-        self._complete_chains(shown[0], tree, path, self._candidates[run])
-        known = self._candidates.known[run]
-        self._sums[:, known] += shown[:, known]
-        self._weights[known] += 1
-        self._ratio[0] = STEP_MEMORY * self._ratio[0] + shown[0, run]
-        self._ratio[1] = STEP_MEMORY * self._ratio[1] + self._prior[0, run]
-        self._age += 1
-        if self._age % 16 == 0:
-            self._prior = self._extrapolate()
+        self._calibrate(drafted, emitted)
+        candidates, candidate = self._candidates, self._candidates[chosen]
+        is_full = drafted.tree.num_nodes >= candidate.num_nodes
+        self._add(candidates.chains, self._of_chains(drafted, is_full or candidate.is_chain))
+        if not candidate.is_chain:
+            for depth, numbers in candidates.by_depth.items():
+                if depth <= candidate.depth:
+                    probs = drafted.probs if depth == candidate.depth else drafted.probs[drafted.depths() <= depth]
+                    sizes = candidates.num_nodes[numbers]
+                    gains, nodes = _of_trees(probs, sizes, is_full, curve, loss)
+                    self._add(numbers, np.array([gains, nodes, np.minimum(min(num_passes, depth), sizes)]))
+        self._num_accepted = STEP_MEMORY * self._num_accepted + len(emitted) - 1
+        self._num_expected = STEP_MEMORY * self._num_expected + self._last[0, chosen]
 
-    def _record(self, tree: DraftedTree, emitted: Sequence[int]) -> list[int]:
-        """Count every child whose parent was accepted; returns the nodes on the emitted path."""
-        path, node = [], 0
+    def _add(self, numbers: slice | Int[np.ndarray, "M"], shown: Float[np.ndarray, "3 M"]) -> None:
+        """Count what a step has shown of some candidates."""
+        self._last[:, numbers] = shown
+        self._sums[:, numbers] += shown
+        self._weights[numbers] += 1
+
+    def _of_chains(self, drafted: DraftedTree, is_cut: bool) -> Float[np.ndarray, "3 M"]:
+        """Of the chain of first children by length; one that was cut goes on as it ended."""
+        lengths, probs = self._candidates.chain_lengths, drafted.chain_probs()
+        while is_cut and probs and len(probs) < CHAIN_LENGTHS[-1]:
+            probs.append(probs[-1] * (probs[-1] / probs[-2] if len(probs) > 1 else probs[-1]))
+        sums = np.cumsum([0.0, *probs])
+        nodes = np.minimum(lengths, len(probs))
+        return np.array([sums[nodes], nodes, nodes])
+
+    def _calibrate(self, drafted: DraftedTree, emitted: Sequence[int]) -> None:
+        """Count every child whose parent was accepted, those that were cut off before verification too."""
+        tree, depths, node = drafted.tree, drafted.tree.depths, 0
         for token in emitted:
-            children = [child for child in range(node + 1, len(tree.tokens)) if tree.parents[child] == node]
-            right = next((child for child in children if tree.tokens[child] == token), None)
-            for child in children:
-                self.calibration.record(tree.depths[child], tree.ranks[child], tree.confidences[child], child == right)
+            right = None
+            for rank, child in enumerate(tree.children_lists[node]):
+                is_right = right is None and tree.token_list[child] == token
+                right = child if is_right else right
+                self._calibration.record(is_right, _cells(depths[child], rank, drafted.confidences[child]))
             if right is None:
-                break
-            path.append(right)
+                return
             node = right
-        return path
 
-    def _replay(self, tree: DraftedTree, path: Sequence[int], loss: float, curve: np.ndarray) -> np.ndarray:
-        """Accepted tokens, verified nodes and levels of every candidate on this tree, [3, C]."""
-        order = np.argsort(-tree.probs, kind="stable")
-        if not len(order):
-            return np.zeros((3, len(self._candidates)))
-        probs, depths = tree.probs[order], np.array(tree.depths[1:])[order]
-        inside = self._candidates.inside(depths, np.array(tree.is_first[1:])[order])
-        is_right = np.zeros(len(order) + 1, dtype=bool)
-        is_right[list(path)] = True
-        nodes, right = np.cumsum(inside, 1), np.cumsum(inside & is_right[order + 1], 1)
-        rows, last = np.arange(len(nodes)), np.full(len(nodes), len(order) - 1)
-        levels = np.where(inside, depths, 0).max(1)
-        if loss > 0:
-            profit = np.cumsum(inside * probs, 1) - loss * (curve[np.minimum(1 + nodes, MOST_NODES)] - curve[1])
-            last = profit.argmax(1)
-            inside &= profit[rows, last, None] > 0
-        is_any = inside.any(1)
-        return np.array([right[rows, last] * is_any, nodes[rows, last] * is_any, levels])
 
-    def _complete_chains(self, accepted: np.ndarray, tree: DraftedTree, path: Sequence[int], run: Candidate) -> None:
-        """Add to chains longer than what was drafted, where all of that was right, what they would probably accept."""
-        length = sum(tree.is_first) - 1
-        is_cut = length == run.depth or len(tree.tokens) == run.num_nodes
-        if is_cut and sum(tree.is_first[node] for node in path) == length:
-            for number in np.flatnonzero(self._candidates.chains & (self._candidates.depths > length)):
-                below = self._first[length + 1 : self._candidates[number].depth + 1]
-                accepted[number] += below.sum() / self._first[length]
+def _of_trees(
+    probs: Float[np.ndarray, "n"], sizes: Int[np.ndarray, "M"], is_full: bool, curve: np.ndarray, loss: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Accepted tokens and verified nodes of trees of at most `sizes` nodes, from the n nodes of one.
 
-    def _extrapolate(self) -> np.ndarray:
-        """Accepted tokens, nodes and levels of every candidate if acceptance depended on depth and rank alone."""
-        table = self.calibration.table()
-        self._first = np.cumprod([1.0, *(row[0] for row in table)])
+    Beyond the nodes of a tree that was full the j-th best is taken to be n / j times as probable as the n-th.
+    """
+    probs = probs[: sizes[-1]]
+    if is_full and len(probs) < sizes[-1]:
+        probs = np.concatenate([probs, probs[-1] * len(probs) / np.arange(len(probs) + 1, sizes[-1] + 1)])
+    gains, most = np.concatenate([[0.0], np.cumsum(probs)]), len(probs)
+    if loss > 0:
+        most = int((gains - loss * curve[1 : len(gains) + 1]).argmax())
+    nodes = np.minimum(sizes, most)
+    return gains[nodes], nodes
 
-        def children_of(depth: int) -> list[tuple[float, int, int]]:
-            return [(prob, rank, depth + 1) for rank, prob in enumerate(table[min(depth, NUM_DEPTHS - 1)])]
 
-        most = self._candidates.most_nodes
-        tree = grow_best_first(0, 0, children_of, 2 * most, most)
-        depths, is_first = [0], [True]
-        for rank, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-            depths.append(depths[parent] + 1)
-            is_first.append(is_first[parent] and rank == 0)
-        below = np.array(depths[1:], dtype=int)
-        inside = self._candidates.inside(below, np.array(is_first[1:], dtype=bool))
-        values = np.where(inside, np.array(tree.values[1:]), 0).sum(1)
-        return np.array([values, inside.sum(1), np.where(inside, below, 0).max(1, initial=0)])
+def _cells(depth: int, rank: int, confidence: float) -> tuple[int, int]:
+    """The cells of a child: by rank and confidence; then by depth too."""
+    coarse = min(rank, NUM_RANKS - 1) * NUM_BINS + bisect(BIN_EDGES, confidence)
+    return coarse, (min(depth, NUM_DEPTHS) * NUM_RANKS * NUM_BINS) + coarse
+
+
+def _prior(rank: int) -> float:
+    return 0.5 * 0.35**rank
+
+
+def _prior_expectation(candidates: Candidates) -> Float[np.ndarray, "3 C"]:
+    """Accepted tokens, nodes and passes of every candidate if acceptance depended on the rank alone."""
+    children = [(_prior(rank), rank, None) for rank in range(NUM_RANKS)]
+    found = np.zeros((3, len(candidates)))
+    for number, candidate in enumerate(candidates):
+        if candidate.is_chain:
+            found[:, number] = 1 - 0.5**candidate.depth, candidate.depth, candidate.depth
+        elif candidate.num_nodes > 1:
+            tree = grow_best_first(0, None, lambda _: children, candidate.num_nodes, candidate.depth)
+            nodes = len(tree.tokens) - 1
+            found[:, number] = sum(tree.values) - 1, nodes, min(candidate.depth, candidate.num_nodes.bit_length())
+    return found

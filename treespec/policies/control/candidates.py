@@ -1,4 +1,4 @@
-"""What may be drafted in a step: nothing, a chain, or a best-first tree of some budget and depth."""
+"""What may be drafted in a step: nothing, a chain, or a best-first tree of some size and depth."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from treespec.policies.best_first import CHILD_SHARE, BestFirst
 from treespec.policies.chain import Chain
-from treespec.protocols import TreePolicy
 
 PLAIN = 0
 """The number of the candidate that drafts nothing."""
@@ -15,6 +14,23 @@ TREE_SIZES = (4, 8, 12, 16, 24, 32)
 ACCELERATOR_SIZE = 64
 DEPTHS = (2, 3, 4, 6)
 ANY_DEPTH = 1 << 20
+
+
+class StoppedBestFirst(BestFirst):
+    """Best-first trees that stop at the level that no longer pays; tables without draft passes ignore that.
+
+    Attributes:
+        least_gain: a row of selected children goes on while its last level raised the expected accepted tokens by more.
+        num_passes: draft passes since this was set to 0.
+    """
+
+    def __init__(self, num_nodes: int, depth: int | None) -> None:
+        super().__init__(num_nodes, depth=depth, child_share=CHILD_SHARE)
+        self.least_gain, self.num_passes = 0.0, 0
+
+    def _least_gain(self) -> float:
+        self.num_passes += 1
+        return self.least_gain
 
 
 class Candidate(NamedTuple):
@@ -32,44 +48,39 @@ class Candidate(NamedTuple):
             return f"chain of {self.depth}"
         return f"tree of {self.num_nodes}" + (f", depth {self.depth}" if self.depth < ANY_DEPTH else "")
 
-    def policy(self) -> TreePolicy:
+    def policy(self) -> Chain | StoppedBestFirst | None:
+        """None for plain decoding."""
+        if self.num_nodes == 1:
+            return None
         if self.is_chain:
             return Chain(self.depth)
-        depth = None if self.depth == ANY_DEPTH else self.depth
-        return BestFirst(self.num_nodes, depth=depth, child_share=CHILD_SHARE)
+        return StoppedBestFirst(self.num_nodes, None if self.depth == ANY_DEPTH else self.depth)
 
 
 class Candidates(list[Candidate]):
-    """The candidates of at most `max_nodes` nodes, plain decoding first; of chains only for models without trees."""
+    """The C candidates of at most `max_nodes` nodes: plain decoding, chains, then trees.
 
-    def __init__(self, max_nodes: int, is_chain_only: bool = False) -> None:
+    Args:
+        is_chain_only: the model cannot run trees.
+        is_sampled: children may be drawn, so that trees cannot stop by what was drawn: trees of several depths.
+    """
+
+    def __init__(self, max_nodes: int, is_chain_only: bool = False, is_sampled: bool = False) -> None:
         chains = [Candidate(k + 1, k, is_chain=True) for k in CHAIN_LENGTHS if k < max_nodes]
-        sizes = [size for size in TREE_SIZES if size < max_nodes] + [max_nodes]
-        trees = [Candidate(n, d) for n in sizes if n > 2 for d in (*DEPTHS, ANY_DEPTH) if d < n - 1 or d == ANY_DEPTH]
+        sizes = [size for size in TREE_SIZES if 2 < size < max_nodes] + [max_nodes] * (max_nodes > 2)
+        depths = (*(DEPTHS if is_sampled else ()), ANY_DEPTH)
+        trees = [Candidate(n, d) for d in depths for n in sizes if d < n - 1 or d == ANY_DEPTH]
         super().__init__([Candidate(1, 0), *chains, *([] if is_chain_only else trees)])
         self.names = [candidate.name for candidate in self]
-        self.policies = [None if c.num_nodes == 1 else c.policy() for c in self]
-        self.nodes = np.array([c.num_nodes - 1 for c in self])
-        self.depths = np.array([c.depth for c in self])
-        self.chains = np.array([c.is_chain for c in self])
-        self.most_nodes = int(self.nodes.max())
-        self.known = [self._known(run) for run in range(len(self))]
-        """By candidate: of which ones a tree that it drafted says what they would have accepted, bool [C].
-
-        It depends on no tree: to learn of large candidates only where little was drafted would underestimate them.
-        Chains are always known, see `Acceptance`.
-        """
-
-    def inside(self, depths: np.ndarray, is_first: np.ndarray) -> np.ndarray:
-        """Which of n nodes in order of falling value each candidate drafts, bool [C, n].
-
-        Args:
-            is_first: whether a node and all above it are first children, which are what a chain drafts.
-        """
-        allowed = (depths <= self.depths[:, None]) & (is_first | ~self.chains[:, None])
-        return allowed & (np.cumsum(allowed, 1) <= self.nodes[:, None])
-
-    def _known(self, run: int) -> np.ndarray:
-        wanted = self[run]
-        is_within = (self.nodes < wanted.num_nodes) & (self.depths <= wanted.depth) & (not wanted.is_chain)
-        return is_within | self.chains | (np.arange(len(self)) == run)
+        self.policies = [candidate.policy() for candidate in self]
+        self.num_nodes = np.array([c.num_nodes - 1 for c in self])
+        """Of each candidate below its root, [C]."""
+        self.most_nodes = int(self.num_nodes.max())
+        self.chains = slice(1, 1 + len(chains))
+        self.chain_lengths = np.array([c.depth for c in self[self.chains]], dtype=int)
+        self.trees = slice(1 + len(chains), len(self))
+        self.by_depth = {
+            depth: np.array([number for number, c in enumerate(self) if c.depth == depth and not c.is_chain and number])
+            for depth in dict.fromkeys(c.depth for c in self[self.trees])
+        }
+        """Numbers of the trees by depth, in order of size."""

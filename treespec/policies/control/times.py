@@ -9,6 +9,7 @@ from math import log
 from statistics import median
 
 import numpy as np
+from jaxtyping import Float, Int
 
 MOST_NODES = 64
 """Curves reach to this many nodes per row."""
@@ -79,7 +80,7 @@ class PassTimes:
 
 
 class DraftTimes:
-    """The time of drafting: a start, a pass per level and a little per node, by regression on the rounds served.
+    """The time of drafting: a start, draft passes and a little per node, by regression on the steps served.
 
     Args:
         level_ms: what a level is expected to take before anything was observed; 0: drafting takes no pass per level.
@@ -92,14 +93,19 @@ class DraftTimes:
         self._ratios: deque[float] = deque(maxlen=3)
         self.coefficients = self._prior
 
-    def predict(self, levels: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-        """Milliseconds for trees of this many levels and nodes, all rows' together."""
-        start, level, node = self.coefficients
-        return start + level * levels + node * nodes
+    @property
+    def level_ms(self) -> float:
+        """Of one more draft pass."""
+        return float(self.coefficients[1])
 
-    def observe(self, levels: int, nodes: int, ms: float) -> None:
+    def predict(self, num_passes: Float[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
+        """Milliseconds for so many draft passes and nodes, all rows' together."""
+        start, level, node = self.coefficients
+        return start + level * num_passes + node * num_nodes
+
+    def observe(self, num_passes: int, num_nodes: int, ms: float) -> None:
         """Learn the time of one step's drafting."""
-        features = np.array([1.0, levels, nodes])
+        features = np.array([1.0, num_passes, num_nodes])
         expected = max(float(features @ self.coefficients), 1e-3)
         self._ratios.append(ms / expected)
         ms = expected * median(self._ratios)

@@ -1,0 +1,79 @@
+"""What the control has learned of a drafter on a model, and when it drafts."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from treespec.policies.best_first import BestFirst
+from treespec.policies.control.acceptance import Acceptance
+from treespec.policies.control.candidates import PLAIN, Candidates
+from treespec.policies.control.times import MOST_NODES, DraftTimes, PassTimes
+from treespec.protocols import TreePolicy
+
+LEAST_GAIN = 1.03
+"""A draft must be predicted to be this many times as fast as plain decoding."""
+FIRST_WAIT, LONGEST_WAIT = 8, 256
+"""Plain steps before drafting is tried again, doubled while it does not pay."""
+EXPLORED_EVERY, NEAR = 16, 0.85
+"""Every so many drafts the largest candidate is taken whose predicted rate is at least this share of the best one's."""
+
+
+class Learned:
+    """Acceptance and times of the candidates, and where the control stands between drafting and plain decoding.
+
+    Args:
+        profile: see `PassTimes`.
+        draft_share: see `CallFacts`.
+    """
+
+    def __init__(self, candidates: Candidates, profile: Mapping[int, float] | None, draft_share: float) -> None:
+        self.candidates, self.acceptance = candidates, Acceptance(candidates)
+        self.passes = PassTimes(profile)
+        self._level_ms = draft_share * float(self.passes.curve(1, 1)[1])
+        self._drafts: dict[int, DraftTimes] = {}
+        self._plain_steps, self._wait, self._num_drafts = 0, FIRST_WAIT, 0
+        best = self.acceptance.expected()[0].argmax()
+        self.first_policy: TreePolicy = candidates.policies[int(best)] or BestFirst(1)
+
+    def drafts(self, num_rows: int) -> DraftTimes:
+        """The times of drafting for about so many rows."""
+        return self._drafts.setdefault(num_rows.bit_length(), DraftTimes(self._level_ms))
+
+    def predict(
+        self, num_rows: int, curve: Float[np.ndarray, "N"]
+    ) -> tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]:
+        """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
+        accepted, nodes, num_passes = self.acceptance.expected()
+        draft_ms = self.drafts(num_rows).predict(num_passes, num_rows * self.candidates.num_nodes)
+        draft_ms[PLAIN] = 0.0
+        step_ms = draft_ms + np.interp(1 + nodes, np.arange(1, MOST_NODES + 1), curve[1:])
+        return (1 + accepted) / step_ms, step_ms, draft_ms
+
+    def decide(
+        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], max_latency_ms: float | None
+    ) -> tuple[int, bool, str]:
+        """The number of the candidate to take, whether that is to learn of more than the best one, and the reason."""
+        if len(rates) == 1:
+            return PLAIN, False, "max_nodes=1"
+        drafting = rates.copy()
+        drafting[PLAIN] = 0.0
+        if max_latency_ms is not None:
+            drafting[times > max_latency_ms] = 0.0
+        best = int(drafting.argmax())
+        if best == PLAIN:
+            return PLAIN, False, "every draft is predicted to exceed max_latency_ms"
+        gain = drafting[best] / rates[PLAIN]
+        if gain >= LEAST_GAIN:
+            self._plain_steps, self._wait = 0, max(self._wait // 2, FIRST_WAIT)
+            self._num_drafts += 1
+            if self._num_drafts % EXPLORED_EVERY == 0:
+                near = np.flatnonzero(drafting >= NEAR * drafting[best])
+                larger = int(near[self.candidates.num_nodes[near].argmax()])
+                return larger, True, "larger than the best: to learn of larger ones"
+            return best, False, f"{gain:.2f} times plain"
+        if self._plain_steps >= self._wait:
+            self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+            return best, False, "probed again after plain steps"
+        self._plain_steps += 1
+        return PLAIN, False, f"the best draft is {gain:.2f} times plain"
