@@ -27,7 +27,7 @@ class Calibration:
                 confidence = (found[0] + weight * confidence) / (found[1] + weight)
         return confidence
 
-    def record(self, is_hit: bool, cells: Sequence[Hashable]) -> None:
+    def update(self, is_hit: bool, cells: Sequence[Hashable]) -> None:
         """Count one trial in each of the cells."""
         for cell in cells:
             hits, trials = self._counts.get(cell, (0.0, 0.0))

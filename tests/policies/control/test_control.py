@@ -9,8 +9,7 @@ import torch
 from treespec import BestFirst, Chain, Control
 from treespec.errors import ConfigError
 from treespec.policies import as_policy
-from treespec.policies.heap import grow_best_first
-from treespec.protocols import CallFacts, Scores, VerifiedStep
+from treespec.protocols import CallFacts, Proposal, Scores, VerifiedStep
 from treespec.tree import TreeBatch, Verdict
 
 GOOD, RANDOM = (0.6, 0.2, 0.1), (0.0, 0.0, 0.0)
@@ -24,6 +23,7 @@ class World:
         self.control, self.right, self.claimed, self.level_ms, self.rows = control, right, claimed, level_ms, rows
         self.profile, self.rng = profile, np.random.default_rng(seed)
         self.ms = self.tokens = 0.0
+        self.is_sampling, self.generator = False, torch.Generator()
         self.names, self.sizes = [], []
         control.begin(CallFacts(self, draft_share=share, pass_ms=profile))
 
@@ -31,8 +31,9 @@ class World:
         draft_ms, control = 0.0, self.control
         trees = TreeBatch(torch.zeros(self.rows, 1, dtype=torch.int64), torch.full((self.rows, 1), -1))
         if control.choose(self.rows, 100):
-            trees = self._draft()
-            draft_ms = 0.2 + self.level_ms * int(trees.depths.max())
+            self.num_passes = 0
+            trees = control.current.grow(self, 8)
+            draft_ms = 0.2 + self.level_ms * self.num_passes
             trees = control.trim(trees)
         verdicts, emitted = zip(*map(self._verify, trees.trees), strict=True)
         control.update(VerifiedStep(trees, list(verdicts), Scores(torch.zeros(0)), list(emitted)))
@@ -49,15 +50,16 @@ class World:
             self.step()
         return self
 
-    def _draft(self):
-        policy = self.control.current
-        is_chain = isinstance(policy, Chain)
-        ranks = self.claimed[:1] if is_chain else self.claimed
-        children = [(max(prob, 1e-3 / (1 + rank)), rank, None) for rank, prob in enumerate(ranks)]
-        depth = policy.k if is_chain else policy.depth or 99
-        tree = grow_best_first(0, None, lambda _: children, policy.max_nodes, depth)
-        columns = torch.tensor([tree.tokens, tree.parents]).unsqueeze(1).expand(-1, self.rows, -1)
-        return TreeBatch(columns[0], columns[1], values=torch.tensor([tree.values]).expand(self.rows, -1))
+    @property
+    def root_tokens(self):
+        return torch.zeros(self.rows, dtype=torch.int64)
+
+    def expand(self, frontier):
+        """The world is a draft source too."""
+        self.num_passes += 1
+        shape = (*frontier.tokens.shape, len(self.claimed))
+        probs = torch.tensor(self.claimed).clamp(min=1e-4) * torch.tensor([1.0, 0.99, 0.98])
+        return Proposal(probs.expand(shape), torch.arange(len(self.claimed)).expand(shape))
 
     def _verify(self, tree):
         path, tokens = [0], []

@@ -22,40 +22,44 @@ NUM_DEPTHS, NUM_RANKS = 6, 6
 BIN_EDGES = (0.0, 0.01, 0.03, 0.07, 0.15, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99)
 """Of confidences; narrow where a small difference matters along a path. Below the first: no confidence."""
 NUM_BINS = len(BIN_EDGES) + 1
-PRIOR_TRIALS = 12.0
-MEMORY = 0.995
+PRIOR_TRIALS = 64.0
+MEMORY = 0.997
 """The factor on a calibration's counts per trial."""
 STEP_MEMORY = 0.985
-"""The factor on what candidates have shown per step."""
+"""The factor on what candidates have shown per drafted step."""
+PRIOR_PASSES = 2
+"""Draft passes of trees: few, as they stop where passes do not pay."""
 PRIOR_STEPS = 2.0
 """The weight of what acceptance by depth and rank predicts, in steps."""
-RATIO_TOKENS = 8.0
-"""The weight of the prior that as much is accepted as was expected, in tokens."""
+DEEPER_SHARE = 0.7
+"""The most of a level's gain that a deeper one is expected to have."""
+DEEPEST = 8
+SEEN_SHARE = 0.75
+"""What a step shows is a mean of what was accepted, with this weight, and of what was expected, which is less noisy."""
 
 
 class DraftedTree(NamedTuple):
     """One row's tree as it was drafted, with what is expected of it.
 
     `confidences`: the drafter's own estimates by node that it is accepted if its parent is, -1 where it gave none.
-    `probs` [n]: calibrated estimates that a node's whole path is accepted; they never rise along a path. `order` [n]:
-    the nodes by falling probability.
+    `path_probs`: calibrated estimates by node that its whole path is accepted; they never rise along a path. `order`
+    [n]: the nodes below the root by falling probability, `probs` [n]: these probabilities.
     """
 
     tree: TokenTree
     confidences: Sequence[float]
+    path_probs: Sequence[float]
     probs: Float[np.ndarray, "n"]
     order: Int[np.ndarray, "n"]
 
-    def depths(self) -> Int[np.ndarray, "n"]:
-        return np.array(self.tree.depths)[self.order]
-
-    def chain_probs(self, probs: Sequence[float]) -> list[float]:
-        """Path probabilities along first children, given those by node."""
-        node, found = 0, []
+    @property
+    def first_children(self) -> list[int]:
+        """The path of first children below the root."""
+        node, path = 0, list[int]()
         while children := self.tree.children_lists[node]:
             node = children[0]
-            found.append(probs[node])
-        return found
+            path.append(node)
+        return path
 
 
 class Acceptance:
@@ -68,15 +72,10 @@ class Acceptance:
         self._sums = np.zeros((3, len(candidates)))
         """Accepted tokens, verified nodes below the root and passes, summed over steps, older ones less."""
         self._weights = np.zeros(len(candidates))
-        self._last = np.zeros_like(self._sums)
-        """Of the last step."""
-        self._num_accepted = self._num_expected = RATIO_TOKENS
 
     def expected(self) -> Float[np.ndarray, "3 C"]:
         """Accepted tokens, nodes below the root and draft passes."""
-        values = (self._sums + self._prior) / (self._weights + PRIOR_STEPS)
-        values[0] *= self._num_accepted / self._num_expected
-        return values
+        return (self._sums + self._prior) / (self._weights + PRIOR_STEPS)
 
     def read(self, tree: TokenTree, values: Sequence[float] | None) -> DraftedTree:
         """A row's tree with calibrated probabilities; `values` are its own estimates of paths."""
@@ -90,10 +89,10 @@ class Acceptance:
                 probs[node] = probs[parent] * estimate(prior, _cells(depths[node], rank, confidence))
         by_node = np.array(probs[1:])
         order = np.argsort(-by_node, kind="stable")
-        return DraftedTree(tree, confidences, by_node[order], 1 + order)
+        return DraftedTree(tree, confidences, probs, by_node[order], 1 + order)
 
     def forget(self) -> None:
-        """One step has passed."""
+        """A step has drafted: earlier ones count less."""
         self._sums *= STEP_MEMORY
         self._weights *= STEP_MEMORY
 
@@ -114,64 +113,87 @@ class Acceptance:
             curve: milliseconds by nodes, see `PassTimes.curve`.
             loss: accepted tokens per row that a millisecond is worth; 0 where trees are not trimmed.
         """
-        self._calibrate(drafted, emitted)
+        seen = (1 - SEEN_SHARE) * np.array(drafted.path_probs)
+        seen[self._calibrate(drafted, emitted)] += SEEN_SHARE
         candidates, candidate = self._candidates, self._candidates[chosen]
         is_full = drafted.tree.num_nodes >= candidate.num_nodes
-        self._add(candidates.chains, self._of_chains(drafted, is_full or candidate.is_chain))
+        self._add(candidates.chains, self._of_chains(drafted, seen, is_full or candidate.is_chain))
         if not candidate.is_chain:
             for depth, numbers in candidates.by_depth.items():
-                if depth <= candidate.depth:
-                    probs = drafted.probs if depth == candidate.depth else drafted.probs[drafted.depths() <= depth]
-                    sizes = candidates.num_nodes[numbers]
-                    gains, nodes = _of_trees(probs, sizes, is_full, curve, loss)
-                    self._add(numbers, np.array([gains, nodes, np.minimum(min(num_passes, depth), sizes)]))
-        self._num_accepted = STEP_MEMORY * self._num_accepted + len(emitted) - 1
-        self._num_expected = STEP_MEMORY * self._num_expected + self._last[0, chosen]
+                order = drafted.order
+                if depth < candidate.depth:
+                    order = order[np.array(drafted.tree.depths)[order] <= depth]
+                sizes = candidates.num_nodes[numbers]
+                gains, nodes = _of_trees(drafted, seen, order, sizes, is_full, curve, loss)
+                more = 0
+                if depth > candidate.depth:
+                    more = min(depth, DEEPEST) - candidate.depth
+                    gains = gains + self._deeper(drafted, seen, candidate.depth, more)
+                self._add(numbers, np.array([gains, nodes, np.minimum(min(num_passes, depth) + more, sizes)]))
 
     def _add(self, numbers: slice | Int[np.ndarray, "M"], shown: Float[np.ndarray, "3 M"]) -> None:
         """Count what a step has shown of some candidates."""
-        self._last[:, numbers] = shown
         self._sums[:, numbers] += shown
         self._weights[numbers] += 1
 
-    def _of_chains(self, drafted: DraftedTree, is_cut: bool) -> Float[np.ndarray, "3 M"]:
+    def _of_chains(self, drafted: DraftedTree, seen: Float[np.ndarray, "N"], is_cut: bool) -> Float[np.ndarray, "3 M"]:
         """Of the chain of first children by length; one that was cut goes on as it ended."""
-        lengths, probs = self._candidates.chain_lengths, drafted.chain_probs()
-        while is_cut and probs and len(probs) < CHAIN_LENGTHS[-1]:
-            probs.append(probs[-1] * (probs[-1] / probs[-2] if len(probs) > 1 else probs[-1]))
-        sums = np.cumsum([0.0, *probs])
-        nodes = np.minimum(lengths, len(probs))
+        chain = drafted.first_children
+        probs, gains = [drafted.path_probs[node] for node in chain], seen[chain].tolist()
+        while is_cut and probs and len(gains) < CHAIN_LENGTHS[-1]:
+            share = probs[-1] / probs[-2] if len(probs) > 1 else probs[-1]
+            gains.append(gains[-1] * share)
+        sums = np.cumsum([0.0, *gains])
+        nodes = np.minimum(self._candidates.chain_lengths, len(gains))
         return np.array([sums[nodes], nodes, nodes])
 
-    def _calibrate(self, drafted: DraftedTree, emitted: Sequence[int]) -> None:
-        """Count every child whose parent was accepted, those that were cut off before verification too."""
-        tree, depths, node = drafted.tree, drafted.tree.depths, 0
+    def _deeper(self, drafted: DraftedTree, seen: Float[np.ndarray, "N"], depth: int, more: int) -> float:
+        """What `more` levels would gain below a tree that ended at `depth`: less and less, as its last ones did."""
+        depths = np.array(drafted.tree.depths)
+        last, before = (float(seen[depths == at].sum()) for at in (depth, depth - 1))
+        share = min(last / before, DEEPER_SHARE) if before > 0 else 0.0
+        return last * sum(share**level for level in range(1, more + 1))
+
+    def _calibrate(self, drafted: DraftedTree, emitted: Sequence[int]) -> list[int]:
+        """Count every child whose parent was right, also those that were cut off: the right nodes."""
+        tree, depths, node, path = drafted.tree, drafted.tree.depths, 0, list[int]()
         for token in emitted:
             right = None
             for rank, child in enumerate(tree.children_lists[node]):
                 is_right = right is None and tree.token_list[child] == token
                 right = child if is_right else right
-                self._calibration.record(is_right, _cells(depths[child], rank, drafted.confidences[child]))
+                self._calibration.update(is_right, _cells(depths[child], rank, drafted.confidences[child]))
             if right is None:
-                return
+                break
             node = right
+            path.append(node)
+        return path
 
 
 def _of_trees(
-    probs: Float[np.ndarray, "n"], sizes: Int[np.ndarray, "M"], is_full: bool, curve: np.ndarray, loss: float
+    drafted: DraftedTree,
+    seen: Float[np.ndarray, "N"],
+    order: Int[np.ndarray, "k"],
+    sizes: Int[np.ndarray, "M"],
+    is_full: bool,
+    curve: Float[np.ndarray, "P"],
+    loss: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Accepted tokens and verified nodes of trees of at most `sizes` nodes, from the n nodes of one.
+    """Accepted tokens and verified nodes of trees of the best `sizes` of some nodes.
 
-    Beyond the nodes of a tree that was full the j-th best is taken to be n / j times as probable as the n-th.
+    Beyond the n nodes of a tree that was full the j-th best is taken to be n / j times as probable as the n-th.
     """
-    probs = probs[: sizes[-1]]
-    if is_full and len(probs) < sizes[-1]:
-        probs = np.concatenate([probs, probs[-1] * len(probs) / np.arange(len(probs) + 1, sizes[-1] + 1)])
-    gains, most = np.concatenate([[0.0], np.cumsum(probs)]), len(probs)
+    probs, gains = drafted.probs if order is drafted.order else np.array(drafted.path_probs)[order], seen[order]
+    probs, gains, most = probs[: sizes[-1]], gains[: sizes[-1]], int(sizes[-1])
+    if is_full and len(probs) < most:
+        more = probs[-1] * len(probs) / np.arange(len(probs) + 1, most + 1)
+        probs, gains = np.concatenate([probs, more]), np.concatenate([gains, more])
+    most = len(probs)
     if loss > 0:
-        most = int((gains - loss * curve[1 : len(gains) + 1]).argmax())
+        profit = np.cumsum(probs) - loss * (curve[2 : most + 2] - curve[1])
+        most = 1 + int(profit.argmax()) if most and profit.max() > 0 else 0
     nodes = np.minimum(sizes, most)
-    return gains[nodes], nodes
+    return np.concatenate([[0.0], np.cumsum(gains)])[nodes], nodes
 
 
 def _cells(depth: int, rank: int, confidence: float) -> tuple[int, int]:
@@ -194,5 +216,5 @@ def _prior_expectation(candidates: Candidates) -> Float[np.ndarray, "3 C"]:
         elif candidate.num_nodes > 1:
             tree = grow_best_first(0, None, lambda _: children, candidate.num_nodes, candidate.depth)
             nodes = len(tree.tokens) - 1
-            found[:, number] = sum(tree.values) - 1, nodes, min(candidate.depth, candidate.num_nodes.bit_length())
+            found[:, number] = sum(tree.values) - 1, nodes, min(candidate.depth, PRIOR_PASSES)
     return found

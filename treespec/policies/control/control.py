@@ -23,6 +23,8 @@ from treespec.tree import TreeBatch
 
 MOST_LEARNED_ROWS = 1
 """Rows of a batch that a step is learned from, in turn: so that large batches cost no more."""
+EXPLORED_SHARE = 0.5
+"""Of the gain that another level must have, where a step is to show more than the best candidate does."""
 NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
 
@@ -117,7 +119,8 @@ class Control(ShowsOptions, StepControl):
             return False
         if isinstance(policy, StoppedBestFirst):
             level_ms = learned.drafts(num_rows).level_ms
-            policy.least_gain = 0.0 if is_exploring else self._tokens_per_ms * level_ms / NEXT_LEVEL_SHARE
+            share = EXPLORED_SHARE if is_exploring else 1.0
+            policy.least_gain = share * self._tokens_per_ms * level_ms / NEXT_LEVEL_SHARE
             policy.num_passes = 0
         self.current = policy
         return True
@@ -137,11 +140,11 @@ class Control(ShowsOptions, StepControl):
         num_kept = self._num_kept(most) if self._is_trimming else most
         if num_kept == most:
             return trees
-        keep = torch.zeros_like(trees.tokens, dtype=torch.bool)
+        keep = np.zeros(trees.tokens.shape, np.bool_)
         keep[:, 0] = True
-        for row, drafted in enumerate(self._drafted):
-            keep[row, drafted.order[:num_kept]] = True
-        return trees.keep_nodes(keep)
+        for kept, drafted in zip(keep, self._drafted, strict=True):
+            kept[drafted.order[:num_kept]] = True
+        return trees.keep_nodes(torch.from_numpy(keep))
 
     def _num_kept(self, most: int) -> int:
         """Of up to `most` nodes below the root, the number that gains most tokens, less what its time is worth."""
@@ -159,9 +162,10 @@ class Control(ShowsOptions, StepControl):
         """See `LearningPolicy`."""
         acceptance = self._learned.acceptance
         self._num_steps += 1
-        acceptance.forget()
         if not self._drafted:
             return
+        acceptance.forget()
+        self._learned.update(len(step.emitted[0]) - 1)
         loss = self._tokens_per_ms if self._is_trimming else 0.0
         for turn in range(min(len(self._drafted), MOST_LEARNED_ROWS)):
             row = (self._num_steps * MOST_LEARNED_ROWS + turn) % len(self._drafted)

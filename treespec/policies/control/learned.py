@@ -15,7 +15,9 @@ LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
-EXPLORED_EVERY, NEAR = 16, 0.85
+FIRST_TREES = 4
+"""Drafts that are trees in any case, at first: a chain says nothing of trees."""
+EXPLORED_EVERY, NEAR = 16, 0.75
 """Every so many drafts the largest candidate is taken whose predicted rate is at least this share of the best one's."""
 
 
@@ -33,12 +35,17 @@ class Learned:
         self._level_ms = draft_share * float(self.passes.curve(1, 1)[1])
         self._drafts: dict[int, DraftTimes] = {}
         self._plain_steps, self._wait, self._num_drafts = 0, FIRST_WAIT, 0
+        self._break_even = 0.0
+        """Accepted tokens that the last draft that was not predicted to pay would have needed."""
         best = self.acceptance.expected()[0].argmax()
         self.first_policy: TreePolicy = candidates.policies[int(best)] or BestFirst(1)
 
     def drafts(self, num_rows: int) -> DraftTimes:
         """The times of drafting for about so many rows."""
-        return self._drafts.setdefault(num_rows.bit_length(), DraftTimes(self._level_ms))
+        key = num_rows.bit_length()
+        if key not in self._drafts:
+            self._drafts[key] = DraftTimes(self._level_ms)
+        return self._drafts[key]
 
     def predict(
         self, num_rows: int, curve: Float[np.ndarray, "N"]
@@ -71,9 +78,22 @@ class Learned:
                 near = np.flatnonzero(drafting >= NEAR * drafting[best])
                 larger = int(near[self.candidates.num_nodes[near].argmax()])
                 return larger, True, "larger than the best: to learn of larger ones"
+            trees = drafting[self.candidates.trees]
+            if self._num_drafts <= FIRST_TREES and trees.any():
+                return (
+                    self.candidates.trees.start + int(trees.argmax()),
+                    False,
+                    "a tree, which shows what chains do too",
+                )
             return best, False, f"{gain:.2f} times plain"
+        self._break_even = times[best] / times[PLAIN] - 1
         if self._plain_steps >= self._wait:
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         self._plain_steps += 1
         return PLAIN, False, f"the best draft is {gain:.2f} times plain"
+
+    def update(self, num_accepted: int) -> None:
+        """After a step that drafted: one that was not predicted to pay and did is tried again at once."""
+        if self._plain_steps == 0 and self._wait > FIRST_WAIT and num_accepted > self._break_even:
+            self._plain_steps = self._wait = FIRST_WAIT

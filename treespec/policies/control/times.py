@@ -20,6 +20,8 @@ FIRST_WEIGHT = 6.0
 UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
 """A pass's time by nodes, relative to one node, where nothing was measured."""
 FORGETTING = 0.97
+RENEWED_EVERY = 4
+"""Steps after which estimates are made again, once there were some."""
 DETAIL_MEMORY = 0.98
 """The factor per step on what is known beyond the profile about a number of nodes."""
 
@@ -45,15 +47,25 @@ class PassTimes:
         self._weight = FIRST_WEIGHT if profile_ms else 0.0
         self._levels: dict[tuple[int, int], _Factor] = {}
         self._details: dict[tuple[int, int], _Factor] = {}
+        self._num_observed = 0
+        self._curves: dict[tuple[int, int, int], Float[np.ndarray, "P"]] = {}
 
-    def curve(self, num_rows: int, context: int) -> np.ndarray:
-        """The time of a step with n nodes per row, [MOST_NODES + 1]; number 0 is not used."""
-        details = np.array([self._detail(num_rows, 1 << bits >> 1) for bits in range(MOST_NODES.bit_length() + 1)])
-        shape = self._shape(num_rows * np.arange(MOST_NODES + 1))
-        return shape * np.exp(self._level(num_rows, context) + details[_BITS])
+    def curve(self, num_rows: int, context: int) -> Float[np.ndarray, "P"]:
+        """The time of a step with n nodes per row, for n up to `MOST_NODES`; number 0 is not used.
+
+        Made again after every fourth step, after every step at first: it moves slowly.
+        """
+        count = self._num_observed
+        key = num_rows, context.bit_length(), count if count <= 8 else 8 + count // RENEWED_EVERY
+        if key not in self._curves:
+            details = np.array([self._detail(num_rows, 1 << bits >> 1) for bits in range(MOST_NODES.bit_length() + 1)])
+            shape = self._shape(num_rows * np.arange(MOST_NODES + 1))
+            self._curves = {key: shape * np.exp(self._level(num_rows, context) + details[_BITS])}
+        return self._curves[key]
 
     def observe(self, num_rows: int, context: int, num_nodes: int, ms: float) -> None:
         """Learn the time of a step with at most `num_nodes` nodes per row and a text of `context` tokens."""
+        self._num_observed += 1
         known = self._level(num_rows, context), self._detail(num_rows, num_nodes)
         error = log(max(ms, 1e-6) / float(self._shape(np.array([num_rows * num_nodes]))[0])) - sum(known)
         level = self._levels.setdefault(_key(num_rows, context), _Factor(known[0], self._weight))
@@ -90,8 +102,8 @@ class DraftTimes:
         self._prior = np.array([0.2, level_ms, 0.01])
         self._precision = np.diag([1.0, 4.0 if level_ms > 0 else 400.0, 400.0])
         self._moments, self._products = np.zeros((3, 3)), np.zeros(3)
-        self._ratios: deque[float] = deque(maxlen=3)
-        self.coefficients = self._prior
+        self._latest: deque[tuple[np.ndarray, float]] = deque(maxlen=3)
+        self.coefficients, self._num_observed = self._prior, 0
 
     @property
     def level_ms(self) -> float:
@@ -106,11 +118,14 @@ class DraftTimes:
     def observe(self, num_passes: int, num_nodes: int, ms: float) -> None:
         """Learn the time of one step's drafting."""
         features = np.array([1.0, num_passes, num_nodes])
-        expected = max(float(features @ self.coefficients), 1e-3)
-        self._ratios.append(ms / expected)
-        ms = expected * median(self._ratios)
+        self._latest.append((features, ms))
+        ratio = median(ms / max(float(row @ self.coefficients), 1e-3) for row, ms in self._latest)
+        ms = ratio * max(float(features @ self.coefficients), 1e-3)
         self._moments = FORGETTING * self._moments + np.outer(features, features)
         self._products = FORGETTING * self._products + features * ms
+        self._num_observed += 1
+        if self._num_observed > 8 and self._num_observed % RENEWED_EVERY:
+            return
         solution = np.linalg.solve(self._moments + self._precision, self._products + self._precision @ self._prior)
         self.coefficients = np.maximum(solution, 0.0)
 
