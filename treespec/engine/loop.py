@@ -120,7 +120,7 @@ class _Run:
         if self.control is not None:
             self.control.begin(
                 CallFacts(
-                    drafter=self.drafter,
+                    drafter=getattr(self.drafter, "wrapped", self.drafter),
                     draft_share=num_weights(self.drafter) / max(num_weights(self.target), 1),
                     pass_ms=self.request.pass_ms,
                     is_sampling=self.request.is_sampling,

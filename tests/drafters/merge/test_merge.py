@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.drafters.merge.merge import UnionTree, prune
 from treespec.drafters.merge.opinion_pool import (
-    MEMORY,
     MIN_REST,
     OMITTED_SHARE,
-    PRIOR_TRIALS,
     RATE,
     OpinionPool,
     SiblingGroup,
@@ -28,7 +26,6 @@ from treespec.drafters.merge.opinion_pool import (
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
-from treespec.policies.calibration import Calibration
 from treespec.protocols import FeatureDrafter
 from treespec.tree import SELECTED, HostTree, TokenTree, TreeBatch
 
@@ -158,24 +155,6 @@ def test_values_never_rise_along_a_path_whatever_was_learned(data):
         assert all(0 <= values[node] <= values[union.parents[node]] for node in range(1, len(values)))
         for group, right in union.outcomes(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))):
             pool.update(group, right)
-
-
-def test_estimates_are_shrunk_towards_the_coarser_one_and_forget():
-    calibration = Calibration(PRIOR_TRIALS, MEMORY)
-    assert calibration.estimate(0.3, ["coarse", "fine"]) == 0.3
-    calibration.update(True, ["coarse", "fine"])
-    calibration.update(False, ["coarse"])
-    coarse = (MEMORY + PRIOR_TRIALS * 0.3) / (MEMORY + 1 + PRIOR_TRIALS)
-    assert calibration.estimate(0.3, ["coarse"]) == pytest.approx(coarse)
-    assert calibration.estimate(0.3, ["coarse", "fine"]) == pytest.approx(
-        (1 + PRIOR_TRIALS * coarse) / (1 + PRIOR_TRIALS)
-    )
-    assert calibration.estimate(0.3, ["unmet"]) == 0.3
-    for is_hit in (False, True):
-        for _ in range(3000):
-            calibration.update(is_hit, ["coarse"])
-        limit = (is_hit / (1 - MEMORY) + PRIOR_TRIALS * 0.5) / (1 / (1 - MEMORY) + PRIOR_TRIALS)
-        assert calibration.estimate(0.5, ["coarse"]) == pytest.approx(limit, abs=0.01)
 
 
 def test_every_voter_rank_confidence_and_depth_has_its_cell():

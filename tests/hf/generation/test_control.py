@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny import prompt
+from transformers import LogitsProcessorList
 
 import treespec
 from treespec import Control
@@ -34,6 +35,44 @@ def test_greedy_equals_plain_and_says_why(target, draft, num_rows):
         assert max(tree.num_nodes for step in speculation.steps for tree in step.trees) <= 8
         assert speculation.stats.choices.most_common(1)[0][0] in speculation.stats.summary
         assert "\n" not in speculation.stats.summary
+
+
+class HalfForced:
+    """A grammar: four tokens that are given, then two that are free, and so on."""
+
+    def __init__(self, position=0):
+        self.position = position
+
+    def fork(self):
+        return HalfForced(self.position)
+
+    def advance(self, token):
+        self.position += 1
+
+    def mask(self):
+        if self.position % 6 >= 4:
+            return torch.ones(64, dtype=torch.bool)
+        return torch.arange(64) == 5 + 7 * self.position % 50
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample):
+    """Forced runs are drafts without a policy; what was learned stays from call to call."""
+    ids, processor = prompt(num_rows), treespec.hf.GrammarProcessor(HalfForced())
+    options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([processor])}
+    control = Control(pass_ms=CHEAP)
+    for drafter in (draft, [TokenRecycling(), SuffixLookup()]):
+        speculation = treespec.TreeSpeculation(drafter, tree=control, seed=3 if do_sample else None)
+        outputs = [target.generate(ids, **options, custom_generate=speculation) for _ in range(3)]
+        learned = control._learned
+        assert torch.equal(outputs[0], outputs[1])
+        assert all(token == 5 + 7 * at % 50 for at, token in enumerate(outputs[0][0, 12:].tolist()) if at % 6 < 4)
+        assert speculation.stats.mean_acceptance_length > 2
+        if not do_sample:
+            assert torch.equal(outputs[0], target.generate(ids, **options))
+            target.generate(ids, **options, custom_generate=speculation)
+            assert control._learned is learned
 
 
 def test_auto_is_the_default(target, draft):

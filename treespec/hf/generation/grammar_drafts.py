@@ -21,6 +21,7 @@ class GrammarDrafts:
     def __init__(self, drafter: Drafter, grammar: GrammarProcessor) -> None:
         self._drafter = drafter
         self._grammar = grammar
+        self.wrapped = drafter  # What `tree="auto"` learns belongs to it: a new wrapper is made for every call.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
