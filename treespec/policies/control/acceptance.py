@@ -3,7 +3,8 @@
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
 would have gained, and the least of its nodes what a larger one would add.
 
-The n nodes of a tree are here those below its root, in order of falling probability.
+Axis letters: C candidates, c some of them, n nodes of a tree below its root, M some of these, t numbers of nodes in a
+curve of times.
 """
 
 from bisect import bisect
@@ -80,7 +81,7 @@ class Acceptance:
     def read(self, tree: TokenTree, values: Sequence[float] | None) -> DraftedTree:
         """A row's tree with calibrated probabilities; `values` are its own estimates of paths."""
         estimate, depths = self._calibration.estimate, tree.depths
-        confidences = self._confidences(tree, values)
+        confidences = _confidences(tree, values)
         probs = [1.0] * tree.num_nodes
         for parent, children in enumerate(tree.children_lists):
             for rank, node in enumerate(children):
@@ -102,7 +103,7 @@ class Acceptance:
         emitted: Sequence[int],
         chosen: int,
         num_passes: int,
-        curve: Float[np.ndarray, "N"],
+        curve: Float[np.ndarray, "t"],
         loss: float,
     ) -> None:
         """Learn from the tokens emitted after a tree's root.
@@ -131,12 +132,12 @@ class Acceptance:
                     gains = gains + self._deeper(drafted, seen, candidate.depth, more)
                 self._add(numbers, np.array([gains, nodes, np.minimum(min(num_passes, depth) + more, sizes)]))
 
-    def _add(self, numbers: slice | Int[np.ndarray, "M"], shown: Float[np.ndarray, "3 M"]) -> None:
+    def _add(self, numbers: slice | Int[np.ndarray, "c"], shown: Float[np.ndarray, "3 c"]) -> None:
         """Count what a step has shown of some candidates."""
         self._sums[:, numbers] += shown
         self._weights[numbers] += 1
 
-    def _of_chains(self, drafted: DraftedTree, seen: Float[np.ndarray, "N"], is_cut: bool) -> Float[np.ndarray, "3 M"]:
+    def _of_chains(self, drafted: DraftedTree, seen: Float[np.ndarray, "N"], is_cut: bool) -> Float[np.ndarray, "3 c"]:
         """Of the chain of first children by length; one that was cut goes on as it ended."""
         chain = drafted.first_children
         probs, gains = [drafted.path_probs[node] for node in chain], seen[chain].tolist()
@@ -173,10 +174,10 @@ class Acceptance:
 def _of_trees(
     drafted: DraftedTree,
     seen: Float[np.ndarray, "N"],
-    order: Int[np.ndarray, "k"],
-    sizes: Int[np.ndarray, "M"],
+    order: Int[np.ndarray, "M"],
+    sizes: Int[np.ndarray, "c"],
     is_full: bool,
-    curve: Float[np.ndarray, "P"],
+    curve: Float[np.ndarray, "t"],
     loss: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Accepted tokens and verified nodes of trees of the best `sizes` of some nodes.
@@ -194,6 +195,13 @@ def _of_trees(
         most = 1 + int(profit.argmax()) if most and profit.max() > 0 else 0
     nodes = np.minimum(sizes, most)
     return np.concatenate([[0.0], np.cumsum(gains)])[nodes], nodes
+
+
+def _confidences(tree: TokenTree, values: Sequence[float] | None) -> Sequence[float]:
+    """See `DraftedTree`."""
+    if values is None:
+        return [-1.0] * tree.num_nodes
+    return HostTree(tree.token_list, tree.parent_list, list(values)).confidences()
 
 
 def _cells(depth: int, rank: int, confidence: float) -> tuple[int, int]:

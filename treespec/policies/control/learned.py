@@ -1,4 +1,7 @@
-"""What the control has learned of a drafter on a model, and when it drafts."""
+"""What the control has learned of a drafter on a model, and when it drafts.
+
+Axis letters: C candidates, t numbers of nodes in a curve of times.
+"""
 
 from collections.abc import Mapping
 
@@ -48,7 +51,7 @@ class Learned:
         return self._drafts[key]
 
     def predict(
-        self, num_rows: int, curve: Float[np.ndarray, "N"]
+        self, num_rows: int, curve: Float[np.ndarray, "t"]
     ) -> tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]:
         """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
         accepted, nodes, num_passes = self.acceptance.expected()

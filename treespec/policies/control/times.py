@@ -1,5 +1,7 @@
 """What a step costs, estimated from the past: the target's pass by its number of nodes, and drafting.
 
+Axis letters: C candidates, t numbers of nodes in a curve of times.
+
 All times are milliseconds. A time is believed only after a median of three, so that one outlier moves nothing.
 """
 
@@ -48,9 +50,9 @@ class PassTimes:
         self._levels: dict[tuple[int, int], _Factor] = {}
         self._details: dict[tuple[int, int], _Factor] = {}
         self._num_observed = 0
-        self._curves: dict[tuple[int, int, int], Float[np.ndarray, "P"]] = {}
+        self._curves: dict[tuple[int, int, int], Float[np.ndarray, "t"]] = {}
 
-    def curve(self, num_rows: int, context: int) -> Float[np.ndarray, "P"]:
+    def curve(self, num_rows: int, context: int) -> Float[np.ndarray, "t"]:
         """The time of a step with n nodes per row, for n up to `MOST_NODES`; number 0 is not used.
 
         Made again after every fourth step, after every step at first: it moves slowly.
