@@ -182,9 +182,9 @@ class Replay:
             roots = history.last_tokens.unsqueeze(1)
             trees, draft_ms = TreeBatch(roots, torch.full_like(roots, -1)), 0.0
             room = len(text) - position - 1
-            for part in self._parts:
-                part.recorded = HostTree(*recorded["trees"][position][part.part])
             is_drafting = room > 0
+            for part in self._parts[: len(self._parts) * is_drafting]:
+                part.recorded = HostTree(*recorded["trees"][position][part.part])
             if self._control is not None:
                 is_drafting = self._control.choose(1, history.lengths[0], is_drafting)
             if is_drafting:
