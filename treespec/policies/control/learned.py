@@ -20,8 +20,8 @@ FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 FIRST_TREES = 4
 """Drafts that are trees in any case, at first: a chain says nothing of trees."""
-EXPLORED_EVERY, NEAR = 16, 0.75
-"""Every so many drafts the largest candidate is taken whose predicted rate is at least this share of the best one's."""
+EXPLORED_EVERY = 16
+"""Every so many drafts the best tree is taken, even if a chain is predicted to be faster, and goes deeper."""
 
 
 class Learned:
@@ -77,17 +77,11 @@ class Learned:
         if gain >= LEAST_GAIN:
             self._plain_steps, self._wait = 0, max(self._wait // 2, FIRST_WAIT)
             self._num_drafts += 1
-            if self._num_drafts % EXPLORED_EVERY == 0:
-                near = np.flatnonzero(drafting >= NEAR * drafting[best])
-                larger = int(near[self.candidates.num_nodes[near].argmax()])
-                return larger, True, "larger than the best: to learn of larger ones"
             trees = drafting[self.candidates.trees]
-            if self._num_drafts <= FIRST_TREES and trees.any():
-                return (
-                    self.candidates.trees.start + int(trees.argmax()),
-                    False,
-                    "a tree, which shows what chains do too",
-                )
+            is_exploring = self._num_drafts % EXPLORED_EVERY == 0
+            if (self._num_drafts <= FIRST_TREES or is_exploring) and trees.any():
+                best_tree = self.candidates.trees.start + int(trees.argmax())
+                return best_tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
         self._break_even = times[best] / times[PLAIN] - 1
         if self._plain_steps >= self._wait:
