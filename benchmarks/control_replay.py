@@ -3,7 +3,8 @@
 Prompts are decoded token by token while the parts of the merged drafter (the head, recycling, suffix lookup) propose
 large trees of selected children at every position; these trees and the texts are recorded once. A replay walks the
 texts with a policy: it cuts the recorded trees to what the policy would have grown, accepts what the text goes on with,
-and takes the times from a table. So a change of the control is compared without the noise of a machine.
+and takes the times from a table. So a change of the control is compared without the noise of a machine. The one time
+that is measured is the control's own, per step.
 
     python -m benchmarks.control_replay --record drafts.pt --prompts 16 --new-tokens 48
     python -m benchmarks.control_replay --replay drafts.pt
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -171,6 +173,8 @@ class Replay:
         self._drafter: Any = Merge(self._parts) if len(self._parts) > 1 else self._parts[0]
         self._policy, self._control = policy, policy if isinstance(policy, Control) else None
         self.ms, self.num_tokens, self.names = 0.0, 0, Counter[str]()
+        self.own_ms: list[float] = []
+        """Of the control by step."""
 
     def walk(self, recorded: dict[str, Any]) -> None:
         """Decode one text."""
@@ -186,16 +190,24 @@ class Replay:
             for part in self._parts[: len(self._parts) * is_drafting]:
                 part.recorded = HostTree(*recorded["trees"][position][part.part])
             if self._control is not None:
-                is_drafting = self._control.choose(1, history.lengths[0], is_drafting)
+                self.own_ms.append(0.0)
+                is_drafting = self._timed(self._control.choose, 1, history.lengths[0], is_drafting)
             if is_drafting:
                 trees = self._drafter.propose(room)
                 draft_ms = sum(part.draft_ms for part in self._parts) + MERGE_MS * trees.max_nodes
-                trees = trees if self._control is None else self._control.trim(trees)
+                trees = trees if self._control is None else self._timed(self._control.trim, trees)
             path, emitted = follow(trees, text[position:])
             position += len(emitted)
             history.append(0, emitted)
             step = VerifiedStep(trees, [Verdict(tuple(path), emitted[-1], False)], Scores(torch.zeros(0)), [emitted])
             self._learn(step, draft_ms, is_drafting)
+
+    def _timed(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the control."""
+        start = perf_counter()
+        found = method(*args)
+        self.own_ms[-1] += 1e3 * (perf_counter() - start)
+        return found
 
     def _start(self, history: History) -> None:
         anything: Any = None
@@ -211,8 +223,8 @@ class Replay:
         if is_drafting:
             self._drafter.update(step)
         if self._control is not None:
-            self._control.update(step)
-            self._control.update_times(step.trees, draft_ms, pass_ms)
+            self._timed(self._control.update, step)
+            self._timed(self._control.update_times, step.trees, draft_ms, pass_ms)
             self.names[self._control.choice.name] += 1
         self.ms += draft_ms + pass_ms
         self.num_tokens += len(step.emitted[0])
@@ -240,8 +252,9 @@ def report(recorded: Sequence[dict[str, Any]]) -> str:
             replay = Replay(parts, make())
             for text in recorded:
                 replay.walk(text)
-            taken = ", ".join(f"{n} {c / replay.names.total():.0%}" for n, c in replay.names.most_common(2))
-            cells.append(f"{replay.ms / replay.num_tokens:.2f}" + (f" ({taken})" if taken else ""))
+            taken = [f"{n} {c / replay.names.total():.0%}" for n, c in replay.names.most_common(2)]
+            taken += [f"own time {np.median(replay.own_ms):.2f} ms"] if replay.own_ms else []
+            cells.append(f"{replay.ms / replay.num_tokens:.2f}" + (f" ({', '.join(taken)})" if taken else ""))
         rows.append([name, *cells])
     return markdown_table(["ms per token", *DRAFTERS], rows)
 

@@ -9,13 +9,14 @@ curve of times.
 
 from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from treespec.policies.calibration import Calibration
-from treespec.policies.control.candidates import CHAIN_LENGTHS, Candidates
+from treespec.policies.control.candidates import CHAIN_LENGTHS, Candidate, Candidates
 from treespec.policies.heap import grow_best_first
 from treespec.tree import HostTree, TokenTree
 
@@ -92,11 +93,6 @@ class Acceptance:
         order = np.argsort(-by_node, kind="stable")
         return DraftedTree(tree, confidences, probs, by_node[order], 1 + order)
 
-    def forget(self) -> None:
-        """A step has drafted: earlier ones count less."""
-        self._sums *= STEP_MEMORY
-        self._weights *= STEP_MEMORY
-
     def update(
         self,
         drafted: DraftedTree,
@@ -114,46 +110,34 @@ class Acceptance:
             curve: milliseconds by nodes, see `PassTimes.curve`.
             loss: accepted tokens per row that a millisecond is worth; 0 where trees are not trimmed.
         """
-        seen = (1 - SEEN_SHARE) * np.array(drafted.path_probs)
-        seen[self._calibrate(drafted, emitted)] += SEEN_SHARE
+        right = self._calibrate(drafted, emitted)
         candidates, candidate = self._candidates, self._candidates[chosen]
         is_full = drafted.tree.num_nodes >= candidate.num_nodes
-        self._add(candidates.chains, self._of_chains(drafted, seen, is_full or candidate.is_chain))
+        shown = np.zeros_like(self._sums)
+        shown[:, candidates.chains] = self._of_chains(drafted, right, is_full or candidate.is_chain)
         if not candidate.is_chain:
-            for depth, numbers in candidates.by_depth.items():
-                order = drafted.order
-                if depth < candidate.depth:
-                    order = order[np.array(drafted.tree.depths)[order] <= depth]
-                sizes = candidates.num_nodes[numbers]
-                gains, nodes = _of_trees(drafted, seen, order, sizes, is_full, curve, loss)
-                more = 0
-                if depth > candidate.depth:
-                    more = min(depth, DEEPEST) - candidate.depth
-                    gains = gains + self._deeper(drafted, seen, candidate.depth, more)
-                self._add(numbers, np.array([gains, nodes, np.minimum(min(num_passes, depth) + more, sizes)]))
+            step = _Step(drafted, right, candidate, num_passes, is_full)
+            for depth, trees in candidates.by_depth.items():
+                shown[:, trees] = step.of_trees(candidates.num_nodes[trees], depth, curve, loss)
+        known = candidates.chains if candidate.is_chain else slice(1, None)
+        self._sums *= STEP_MEMORY
+        self._weights *= STEP_MEMORY
+        self._sums[:, known] += shown[:, known]
+        self._weights[known] += 1
 
-    def _add(self, numbers: slice | Int[np.ndarray, "c"], shown: Float[np.ndarray, "3 c"]) -> None:
-        """Count what a step has shown of some candidates."""
-        self._sums[:, numbers] += shown
-        self._weights[numbers] += 1
-
-    def _of_chains(self, drafted: DraftedTree, seen: Float[np.ndarray, "N"], is_cut: bool) -> Float[np.ndarray, "3 c"]:
+    def _of_chains(self, drafted: DraftedTree, right: Sequence[int], is_cut: bool) -> Float[np.ndarray, "3 c"]:
         """Of the chain of first children by length; one that was cut goes on as it ended."""
         chain = drafted.first_children
-        probs, gains = [drafted.path_probs[node] for node in chain], seen[chain].tolist()
+        probs = [drafted.path_probs[node] for node in chain]
+        gains = [
+            SEEN_SHARE * (node in right) + (1 - SEEN_SHARE) * prob for node, prob in zip(chain, probs, strict=True)
+        ]
         while is_cut and probs and len(gains) < CHAIN_LENGTHS[-1]:
             share = probs[-1] / probs[-2] if len(probs) > 1 else probs[-1]
             gains.append(gains[-1] * share)
-        sums = np.cumsum([0.0, *gains])
-        nodes = np.minimum(self._candidates.chain_lengths, len(gains))
-        return np.array([sums[nodes], nodes, nodes])
-
-    def _deeper(self, drafted: DraftedTree, seen: Float[np.ndarray, "N"], depth: int, more: int) -> float:
-        """What `more` levels would gain below a tree that ended at `depth`: less and less, as its last ones did."""
-        depths = np.array(drafted.tree.depths)
-        last, before = (float(seen[depths == at].sum()) for at in (depth, depth - 1))
-        share = min(last / before, DEEPER_SHARE) if before > 0 else 0.0
-        return last * sum(share**level for level in range(1, more + 1))
+        sums = [0.0, *accumulate(gains)]
+        nodes = [min(length, len(gains)) for length in self._candidates.chain_lengths]
+        return np.array([[sums[length] for length in nodes], nodes, nodes])
 
     def _calibrate(self, drafted: DraftedTree, emitted: Sequence[int]) -> list[int]:
         """Count every child whose parent was right, also those that were cut off: the right nodes."""
@@ -171,30 +155,53 @@ class Acceptance:
         return path
 
 
-def _of_trees(
-    drafted: DraftedTree,
-    seen: Float[np.ndarray, "N"],
-    order: Int[np.ndarray, "M"],
-    sizes: Int[np.ndarray, "c"],
-    is_full: bool,
-    curve: Float[np.ndarray, "t"],
-    loss: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Accepted tokens and verified nodes of trees of the best `sizes` of some nodes.
+class _Step:
+    """What one drafted tree says of the best-first trees of all sizes and depths."""
 
-    Beyond the n nodes of a tree that was full the j-th best is taken to be n / j times as probable as the n-th.
-    """
-    probs, gains = drafted.probs if order is drafted.order else np.array(drafted.path_probs)[order], seen[order]
-    probs, gains, most = probs[: sizes[-1]], gains[: sizes[-1]], int(sizes[-1])
-    if is_full and len(probs) < most:
-        more = probs[-1] * len(probs) / np.arange(len(probs) + 1, most + 1)
-        probs, gains = np.concatenate([probs, more]), np.concatenate([gains, more])
-    most = len(probs)
-    if loss > 0:
-        profit = np.cumsum(probs) - loss * (curve[2 : most + 2] - curve[1])
-        most = 1 + int(profit.argmax()) if most and profit.max() > 0 else 0
-    nodes = np.minimum(sizes, most)
-    return np.concatenate([[0.0], np.cumsum(gains)])[nodes], nodes
+    def __init__(
+        self, drafted: DraftedTree, right: Sequence[int], candidate: Candidate, num_passes: int, is_full: bool
+    ) -> None:
+        self._drafted, self._candidate, self._num_passes, self._is_full = drafted, candidate, num_passes, is_full
+        self._gains = (1 - SEEN_SHARE) * drafted.probs
+        order = drafted.order.tolist()
+        for node in right:
+            self._gains[order.index(node)] += SEEN_SHARE
+
+    def of_trees(
+        self, sizes: Int[np.ndarray, "c"], depth: int, curve: Float[np.ndarray, "t"], loss: float
+    ) -> Float[np.ndarray, "3 c"]:
+        """Accepted tokens, verified nodes and draft passes of trees of at most `sizes` nodes below the root."""
+        probs, gains, more, num_passes = self._drafted.probs, self._gains, 0.0, min(self._num_passes, depth)
+        if depth < self._candidate.depth:
+            is_inside = self._depths() <= depth
+            probs, gains = probs[is_inside], gains[is_inside]
+        elif depth > self._candidate.depth:
+            more = self._deeper(min(depth, DEEPEST) - self._candidate.depth)
+            num_passes = min(depth, DEEPEST)
+        most = int(sizes[-1])
+        probs, gains = probs[:most], gains[:most]
+        if self._is_full and 0 < len(probs) < most:  # The j-th best is taken to be n / j as probable as the n-th.
+            further = probs[-1] * len(probs) / np.arange(len(probs) + 1, most + 1)
+            probs, gains = np.concatenate([probs, further]), np.concatenate([gains, further])
+        kept = len(probs)
+        if loss > 0 and kept:
+            profit = probs.cumsum() - loss * (curve[2 : kept + 2] - curve[1])
+            best = int(profit.argmax())
+            kept = best + 1 if profit[best] > 0 else 0
+        nodes = np.minimum(sizes, kept)
+        sums = np.zeros(len(gains) + 1)
+        gains.cumsum(out=sums[1:])
+        return np.array([sums[nodes] + more, nodes, np.minimum(num_passes, sizes)])
+
+    def _deeper(self, num_levels: int) -> float:
+        """What more levels would gain below a tree that was not to go deeper: less and less, as its last ones did."""
+        depths, depth = self._depths(), self._candidate.depth
+        last, before = (float(self._gains[depths == at].sum()) for at in (depth, depth - 1))
+        share = min(last / before, DEEPER_SHARE) if before > 0 else 0.0
+        return last * sum(share**level for level in range(1, num_levels + 1))
+
+    def _depths(self) -> Int[np.ndarray, "n"]:
+        return np.array(self._drafted.tree.depths)[self._drafted.order]
 
 
 def _confidences(tree: TokenTree, values: Sequence[float] | None) -> Sequence[float]:

@@ -77,10 +77,10 @@ class Candidates(list[Candidate]):
         """Of each candidate below its root, [C]."""
         self.most_nodes = int(self.num_nodes.max())
         self.chains = slice(1, 1 + len(chains))
-        self.chain_lengths = np.array([c.depth for c in self[self.chains]], dtype=int)
+        self.chain_lengths = [c.depth for c in self[self.chains]]
         self.trees = slice(1 + len(chains), len(self))
-        self.by_depth = {
-            depth: np.array([number for number, c in enumerate(self) if c.depth == depth and not c.is_chain and number])
-            for depth in dict.fromkeys(c.depth for c in self[self.trees])
-        }
-        """Numbers of the trees by depth, in order of size."""
+        self.by_depth = dict[int, slice]()
+        """The trees by depth, in order of size."""
+        for number in range(self.trees.start, len(self)):
+            depth = self[number].depth
+            self.by_depth[depth] = slice(self.by_depth.get(depth, slice(number, 0)).start, number + 1)

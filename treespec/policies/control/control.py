@@ -164,7 +164,6 @@ class Control(ShowsOptions, StepControl):
         self._num_steps += 1
         if not self._drafted:
             return
-        acceptance.forget()
         self._learned.update(len(step.emitted[0]) - 1)
         loss = self._tokens_per_ms if self._is_trimming else 0.0
         for turn in range(min(len(self._drafted), MOST_LEARNED_ROWS)):
