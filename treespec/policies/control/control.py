@@ -23,6 +23,8 @@ from treespec.tree import TreeBatch
 
 MOST_LEARNED_ROWS = 1
 """Rows of a batch that a step is learned from, in turn: so that large batches cost no more."""
+CUT_MS = 0.1
+"""What it takes to cut a tree."""
 EXPLORED_SHARE = 0.5
 """Of the gain that another level must have, where a step is to show more than the best candidate does."""
 NEXT_LEVEL_SHARE = 0.7
@@ -156,7 +158,10 @@ class Control(ShowsOptions, StepControl):
         cost = self._curve[np.minimum(np.arange(1, most + 2), MOST_NODES)]
         if self.max_latency_ms is not None:
             gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0
-        return int((gains - len(self._drafted or ()) * self._tokens_per_ms * cost).argmax())
+        tokens_per_ms = len(self._drafted or ()) * self._tokens_per_ms
+        profits = gains - tokens_per_ms * cost
+        best = int(profits.argmax())
+        return best if profits[best] - profits[most] > tokens_per_ms * CUT_MS else most
 
     def update(self, step: VerifiedStep) -> None:
         """See `LearningPolicy`."""

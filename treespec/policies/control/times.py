@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from math import log
 from statistics import median
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -68,19 +69,21 @@ class PassTimes:
     def observe(self, num_rows: int, context: int, num_nodes: int, ms: float) -> None:
         """Learn the time of a step with at most `num_nodes` nodes per row and a text of `context` tokens."""
         self._num_observed += 1
-        known = self._level(num_rows, context), self._detail(num_rows, num_nodes)
-        error = log(max(ms, 1e-6) / float(self._shape(np.array([num_rows * num_nodes]))[0])) - sum(known)
-        level = self._levels.setdefault(_key(num_rows, context), _Factor(known[0], self._weight))
-        detail = self._details.setdefault(_key(num_rows, num_nodes), _Factor(known[1], FIRST_WEIGHT))
+        level_key, detail_key = _key(num_rows, context), _key(num_rows, num_nodes)
+        if level_key not in self._levels:
+            self._levels[level_key] = _Factor(self._level(num_rows, context), self._weight)
+        if detail_key not in self._details:
+            self._details[detail_key] = _Factor(0.0, FIRST_WEIGHT)
+        level, detail = self._levels[level_key], self._details[detail_key]
+        error = log(max(ms, 1e-6) / float(self._shape(num_rows * num_nodes))) - level.value - detail.value
         for factor in self._details.values():
             factor.value *= DETAIL_MEMORY  # What was measured long ago, at another load, is not believed for good.
         level.move(error)
         detail.move(error / 2)
 
-    def _shape(self, nodes: np.ndarray) -> np.ndarray:
-        slope = (
-            max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2]) if len(self._ms) > 1 else 0.0
-        )
+    def _shape(self, nodes: int | Int[np.ndarray, "t"]) -> Any:
+        """The profile at these numbers of nodes, beyond its last one along its last slope."""
+        slope = max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2])
         return np.interp(nodes, self._nodes, self._ms) + slope * np.maximum(nodes - self._nodes[-1], 0)
 
     def _level(self, num_rows: int, context: int) -> float:
