@@ -129,15 +129,14 @@ class Control(ShowsOptions, StepControl):
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
         """Of selected children with values: the nodes that are worth the time to verify them."""
-        is_selected = trees.draft_probs is None
-        if is_selected and self._call.is_sampling and not self._is_selecting and trees.max_nodes > 1:
+        is_selected = trees.draft_probs is None and trees.values is not None and trees.max_nodes > 1
+        if is_selected and self._call.is_sampling and not self._is_selecting:
             self._is_selecting, self._learned = True, self._learned_of_call()  # Learns from the next step on.
-            self._drafted = None
             return trees
         values = None if trees.values is None else trees.values.tolist()
         read = self._learned.acceptance.read
         self._drafted = [read(tree, values and values[row][: tree.num_nodes]) for row, tree in enumerate(trees.trees)]
-        self._is_trimming = is_selected and values is not None
+        self._is_trimming = is_selected
         most = max(len(drafted.probs) for drafted in self._drafted)
         num_kept = self._num_kept(most) if self._is_trimming else most
         if num_kept == most:
@@ -181,10 +180,10 @@ class Control(ShowsOptions, StepControl):
         if not self._is_timed:
             return
         num_rows, context = self._size
-        self._learned.passes.observe(num_rows, context, trees.max_nodes, other_ms)
+        self._learned.passes.update(num_rows, context, trees.max_nodes, other_ms)
         if self._drafted:
             nodes = sum(len(drafted.probs) for drafted in self._drafted)
-            self._learned.drafts(num_rows).observe(self._num_passes(), nodes, draft_ms)
+            self._learned.drafts(num_rows).update(self._num_passes(), nodes, draft_ms)
 
     def _num_passes(self) -> int:
         """Draft passes of the last step; of chains the levels."""

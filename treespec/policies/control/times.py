@@ -50,7 +50,7 @@ class PassTimes:
         self._weight = FIRST_WEIGHT if profile_ms else 0.0
         self._levels: dict[tuple[int, int], _Factor] = {}
         self._details: dict[tuple[int, int], _Factor] = {}
-        self._num_observed = 0
+        self._num_updates = 0
         self._curves: dict[tuple[int, int, int], Float[np.ndarray, "t"]] = {}
 
     def curve(self, num_rows: int, context: int) -> Float[np.ndarray, "t"]:
@@ -58,7 +58,7 @@ class PassTimes:
 
         Made again after every fourth step, after every step at first: it moves slowly.
         """
-        count = self._num_observed
+        count = self._num_updates
         key = num_rows, context.bit_length(), count if count <= 8 else 8 + count // RENEWED_EVERY
         if key not in self._curves:
             details = np.array([self._detail(num_rows, 1 << bits >> 1) for bits in range(MOST_NODES.bit_length() + 1)])
@@ -66,9 +66,9 @@ class PassTimes:
             self._curves = {key: shape * np.exp(self._level(num_rows, context) + details[_BITS])}
         return self._curves[key]
 
-    def observe(self, num_rows: int, context: int, num_nodes: int, ms: float) -> None:
+    def update(self, num_rows: int, context: int, num_nodes: int, ms: float) -> None:
         """Learn the time of a step with at most `num_nodes` nodes per row and a text of `context` tokens."""
-        self._num_observed += 1
+        self._num_updates += 1
         level_key, detail_key = _key(num_rows, context), _key(num_rows, num_nodes)
         if level_key not in self._levels:
             self._levels[level_key] = _Factor(self._level(num_rows, context), self._weight)
@@ -78,8 +78,8 @@ class PassTimes:
         error = log(max(ms, 1e-6) / float(self._shape(num_rows * num_nodes))) - level.value - detail.value
         for factor in self._details.values():
             factor.value *= DETAIL_MEMORY  # What was measured long ago, at another load, is not believed for good.
-        level.move(error)
-        detail.move(error / 2)
+        level.update(error)
+        detail.update(error / 2)
 
     def _shape(self, nodes: int | Int[np.ndarray, "t"]) -> Any:
         """The profile at these numbers of nodes, beyond its last one along its last slope."""
@@ -108,7 +108,7 @@ class DraftTimes:
         self._precision = np.diag([1.0, 4.0 if level_ms > 0 else 400.0, 400.0])
         self._moments, self._products = np.zeros((3, 3)), np.zeros(3)
         self._latest: deque[tuple[np.ndarray, float]] = deque(maxlen=3)
-        self.coefficients, self._num_observed = self._prior, 0
+        self.coefficients, self._num_updates = self._prior, 0
 
     @property
     def level_ms(self) -> float:
@@ -120,7 +120,7 @@ class DraftTimes:
         start, level, node = self.coefficients
         return start + level * num_passes + node * num_nodes
 
-    def observe(self, num_passes: int, num_nodes: int, ms: float) -> None:
+    def update(self, num_passes: int, num_nodes: int, ms: float) -> None:
         """Learn the time of one step's drafting."""
         features = np.array([1.0, num_passes, num_nodes])
         self._latest.append((features, ms))
@@ -128,8 +128,8 @@ class DraftTimes:
         ms = ratio * max(float(features @ self.coefficients), 1e-3)
         self._moments = FORGETTING * self._moments + np.outer(features, features)
         self._products = FORGETTING * self._products + features * ms
-        self._num_observed += 1
-        if self._num_observed > 8 and self._num_observed % RENEWED_EVERY:
+        self._num_updates += 1
+        if self._num_updates > 8 and self._num_updates % RENEWED_EVERY:
             return
         solution = np.linalg.solve(self._moments + self._precision, self._products + self._precision @ self._prior)
         self.coefficients = np.maximum(solution, 0.0)
@@ -142,7 +142,7 @@ class _Factor:
         self.value, self._weight = value, weight
         self._errors: deque[float] = deque(maxlen=3)
 
-    def move(self, error: float) -> None:
+    def update(self, error: float) -> None:
         self._errors.append(error)
         self._weight = min(self._weight + 1, MEMORY)
         self.value += median(self._errors) / self._weight
