@@ -100,7 +100,7 @@ class RecordedPart:
     """A drafter that proposes what its recorded tree holds of the policy's."""
 
     def __init__(self, part: int) -> None:
-        self.part, self.recorded, self.draft_ms = part, HostTree([], [], []), 0.0
+        self.part, self.recorded, self.ms = part, HostTree([], [], []), 0.0
         self.num_weights = int(part == HEAD)
         self.confidence_weight = 1.0 if part == HEAD else 0.4
 
@@ -110,7 +110,7 @@ class RecordedPart:
     def propose(self, max_depth: int) -> TreeBatch:
         tree, num_passes = cut(self.recorded, policy_of_call(self._session), max_depth, self.part == HEAD)
         start, level, node = DRAFT_MS[self.part]
-        self.draft_ms = start + level * num_passes + node * len(tree.tokens)
+        self.ms += start + level * num_passes + node * len(tree.tokens)
         return TreeBatch.from_host_trees([tree])
 
     def update(self, step: VerifiedStep) -> None:
@@ -171,6 +171,8 @@ class Replay:
     def __init__(self, parts: Sequence[int], policy: Any) -> None:
         self._parts = [RecordedPart(part) for part in parts]
         self._drafter: Any = Merge(self._parts) if len(self._parts) > 1 else self._parts[0]
+        if len(self._parts) > 1:
+            self._drafter._part_values.clock = lambda: 1e-3 * self._part_ms()
         self._policy, self._control = policy, policy if isinstance(policy, Control) else None
         self.ms, self.num_tokens, self.names = 0.0, 0, Counter[str]()
         self.own_ms: list[float] = []
@@ -184,7 +186,7 @@ class Replay:
         position = 0
         while position < len(text):
             roots = history.last_tokens.unsqueeze(1)
-            trees, draft_ms = TreeBatch(roots, torch.full_like(roots, -1)), 0.0
+            trees, draft_ms = TreeBatch(roots, torch.full_like(roots, -1)), self._part_ms()
             room = len(text) - position - 1
             is_drafting = room > 0
             for part in self._parts[: len(self._parts) * is_drafting]:
@@ -194,13 +196,17 @@ class Replay:
                 is_drafting = self._timed(self._control.choose, 1, history.lengths[0], is_drafting)
             if is_drafting:
                 trees = self._drafter.propose(room)
-                draft_ms = sum(part.draft_ms for part in self._parts) + MERGE_MS * trees.max_nodes
+                draft_ms = self._part_ms() - draft_ms + MERGE_MS * trees.max_nodes
                 trees = trees if self._control is None else self._timed(self._control.trim, trees)
             path, emitted = follow(trees, text[position:])
             position += len(emitted)
             history.append(0, emitted)
             step = VerifiedStep(trees, [Verdict(tuple(path), emitted[-1], False)], Scores(torch.zeros(0)), [emitted])
-            self._learn(step, draft_ms, is_drafting)
+            self._learn(step, draft_ms if is_drafting else 0.0, is_drafting)
+
+    def _part_ms(self) -> float:
+        """Of all drafts so far."""
+        return sum(part.ms for part in self._parts)
 
     def _timed(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the control."""

@@ -279,6 +279,8 @@ class StepControl(ABC):
     """The policy that grows this step's trees."""
     choice: Choice
     """Of the last step."""
+    tokens_per_ms: float
+    """Predicted for this step, per row: what time is worth. 0 where times must not change what is drafted."""
 
     @property
     @abstractmethod

@@ -10,8 +10,9 @@ from transformers import LogitsProcessorList
 
 import treespec
 from treespec import Control
-from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine import stats as engine_stats
+from treespec.hf import make_scorer
 
 CHEAP = {1: 1000.0, 64: 1100.0}
 """Of passes: far more than any draft of a tiny model takes."""
@@ -61,7 +62,7 @@ def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample):
     """Forced runs are drafts without a policy; what was learned stays from call to call."""
     ids, processor = prompt(num_rows), treespec.hf.GrammarProcessor(HalfForced())
     options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([processor])}
-    control = Control(pass_ms=CHEAP)
+    control = Control(pass_ms=CHEAP, is_timed=False)
     for drafter in (draft, [TokenRecycling(), SuffixLookup()]):
         speculation = treespec.TreeSpeculation(drafter, tree=control, seed=3 if do_sample else None)
         outputs = [target.generate(ids, **options, custom_generate=speculation) for _ in range(3)]
@@ -97,3 +98,25 @@ def test_a_seed_repeats_whatever_the_clock_says(target, draft, monkeypatch):
     assert all(torch.equal(out, outputs[0]) for out in outputs)
     assert chosen[0] == chosen[1] == chosen[2]
     assert seeded.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_slow_part_of_a_merge_is_left_out_unless_no_clock_may_be_read(target, draft, is_timed):
+    ids, options = prompt(2), OPTIONS | {"max_new_tokens": 40, "do_sample": False}
+    slow = DraftModel(make_scorer(draft))
+    merge = Merge([slow, TokenRecycling(), SuffixLookup()])
+    proposed, number = [], [0]
+    inner, values = slow.propose, merge._part_values
+    values.clock = lambda: number[0]
+
+    def propose(max_depth):
+        proposed.append(max_depth)
+        number[0] += 1000
+        return inner(max_depth)
+
+    slow.propose = propose
+    speculation = treespec.TreeSpeculation(merge, tree=Control(is_timed=is_timed, pass_ms=CHEAP))
+    for _ in range(3):
+        out = target.generate(ids, **options, custom_generate=speculation)
+        assert torch.equal(out, target.generate(ids, **options))
+    assert (len(proposed) < speculation.total_stats.num_target_passes - 3) == is_timed

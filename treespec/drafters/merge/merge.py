@@ -8,10 +8,19 @@ from dataclasses import replace
 from treespec.checks import ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
+from treespec.drafters.merge.parts import PartValues
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.truncated import is_chain
-from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
-from treespec.tree import HostTree, TreeBatch
+from treespec.protocols import (
+    Drafter,
+    EarlyExitDrafter,
+    FeatureDrafter,
+    ServingDrafter,
+    Session,
+    StepControl,
+    VerifiedStep,
+)
+from treespec.tree import ROOT_PARENT, HostTree, TreeBatch
 
 
 class Merge(ShowsOptions):
@@ -45,6 +54,7 @@ class Merge(ShowsOptions):
             raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
         weights = [getattr(drafter, "confidence_weight", 1.0) for drafter in drafters]
         self.pool = OpinionPool(weights) if pool is None else deepcopy(pool)
+        self._part_values = PartValues(len(self._drafters))
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -74,17 +84,28 @@ class Merge(ShowsOptions):
 
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`; for errors `read_trees`."""
-        parts = [read_trees(drafter, drafter.propose(max_depth)) for drafter in self._drafters]
+        policy, values = self._session.policy, self._part_values
+        values.choose(policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0)
         roots = self._session.history.last_tokens.tolist()
+        nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
+        parts = [
+            nothing if part == values.left_out else read_trees(drafter, values.propose(part, drafter, max_depth))
+            for part, drafter in enumerate(self._drafters)
+        ]
         self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
         num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
         return prune(self._proposed, self.pool, num_nodes, is_chain(self._session.policy))
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""
+        paths = []
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
+            paths.append([])
             for siblings, right in union.outcomes(emitted):
                 self.pool.update(siblings, right)
+                if right is not None:
+                    paths[-1].append(siblings.votes[right])
+        self._part_values.update(paths)
         self._proposed = []
         for drafter in self._drafters:
             drafter.update(step)

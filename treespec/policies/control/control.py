@@ -92,7 +92,7 @@ class Control(ShowsOptions, StepControl):
         self._num_steps = 0
         self._drafted: list[DraftedTree] | None = None
         self.current: TreePolicy = self._learned.first_policy
-        self.choice = Choice("plain", "no step yet", {})
+        self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
 
     def _learned_of_call(self) -> Learned:
         """What is known of such calls; of one that must be repeatable, what it has learned itself."""
@@ -114,7 +114,8 @@ class Control(ShowsOptions, StepControl):
         number, is_exploring, reason = 0, False, "no room for a draft"
         if has_room:
             number, is_exploring, reason = learned.decide(rates, times, self.max_latency_ms)
-        self._chosen, self._tokens_per_ms, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
+        self._chosen, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
+        self.tokens_per_ms = self._rate if self._is_timed and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]
         self.choice = Choice(names[number], reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
         if policy is None:
@@ -122,7 +123,7 @@ class Control(ShowsOptions, StepControl):
         if isinstance(policy, StoppedBestFirst):
             level_ms = learned.drafts(num_rows).level_ms
             share = EXPLORED_SHARE if is_exploring else 1.0
-            policy.least_gain = share * self._tokens_per_ms * level_ms / NEXT_LEVEL_SHARE
+            policy.least_gain = share * self._rate * level_ms / NEXT_LEVEL_SHARE
             policy.num_passes = 0
         self.current = policy
         return True
@@ -157,7 +158,7 @@ class Control(ShowsOptions, StepControl):
         cost = self._curve[np.minimum(np.arange(1, most + 2), MOST_NODES)]
         if self.max_latency_ms is not None:
             gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0
-        tokens_per_ms = len(self._drafted or ()) * self._tokens_per_ms
+        tokens_per_ms = len(self._drafted or ()) * self._rate
         profits = gains - tokens_per_ms * cost
         best = int(profits.argmax())
         return best if profits[best] - profits[most] > tokens_per_ms * CUT_MS else most
@@ -169,7 +170,7 @@ class Control(ShowsOptions, StepControl):
         if not self._drafted:
             return
         self._learned.update(len(step.emitted[0]) - 1)
-        loss = self._tokens_per_ms if self._is_trimming else 0.0
+        loss = self._rate if self._is_trimming else 0.0
         for turn in range(min(len(self._drafted), MOST_LEARNED_ROWS)):
             row = (self._num_steps * MOST_LEARNED_ROWS + turn) % len(self._drafted)
             drafted, num_passes = self._drafted[row], self._num_passes()
