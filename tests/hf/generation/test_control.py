@@ -69,7 +69,7 @@ def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample):
         learned = control._learned
         assert torch.equal(outputs[0], outputs[1])
         assert all(token == 5 + 7 * at % 50 for at, token in enumerate(outputs[0][0, 12:].tolist()) if at % 6 < 4)
-        assert speculation.stats.mean_acceptance_length > 2
+        assert speculation.stats.mean_acceptance_length > 1.5
         if not do_sample:
             assert torch.equal(outputs[0], target.generate(ids, **options))
             target.generate(ids, **options, custom_generate=speculation)

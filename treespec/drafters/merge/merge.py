@@ -30,6 +30,8 @@ class Merge(ShowsOptions):
     outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
     weights are learned where they differ. This persists across calls in the attribute `pool`, an `OpinionPool`.
 
+    Under `tree="auto"` the part whose time is worth more than what it adds is left out of most steps.
+
     The call's policy shapes every drafter's part; under a `Chain` the most valuable path is kept. As pruning sampled
     children would change the output distribution, the parts draft as if the call did not sample: "auto" selects.
 
