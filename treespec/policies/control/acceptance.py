@@ -3,8 +3,7 @@
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
 would have gained, and the least of its nodes what a larger one would add.
 
-Axis letters: C candidates, c some of them, n nodes of a tree below its root, M some of these, t numbers of nodes in a
-curve of times.
+Axis letters: c some of the candidates, n nodes of a tree below its root, t numbers of nodes in a curve of times.
 """
 
 from bisect import bisect

@@ -1,6 +1,6 @@
 """What the control has learned of a drafter on a model, and when it drafts.
 
-Axis letters: C candidates, t numbers of nodes in a curve of times.
+Axis letters: t numbers of nodes in a curve of times.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """What a step costs, estimated from the past: the target's pass by its number of nodes, and drafting.
 
-Axis letters: C candidates, t numbers of nodes in a curve of times.
+Axis letters: t numbers of nodes in a curve of times.
 
 All times are milliseconds. A time is believed only after a median of three, so that one outlier moves nothing.
 """
