@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.common.drafters import warm_start
 from benchmarks.common.prompts import encode
-from benchmarks.common.settings import markdown_table, parser
+from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines
 from benchmarks.control import held_out
 from treespec import BestFirst, Chain, Control, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.drafters import Merge
@@ -262,7 +262,13 @@ def report(recorded: Sequence[dict[str, Any]]) -> str:
             taken += [f"own time {np.median(replay.own_ms):.2f} ms"] if replay.own_ms else []
             cells.append(f"{replay.ms / replay.num_tokens:.2f}" + (f" ({', '.join(taken)})" if taken else ""))
         rows.append([name, *cells])
-    return markdown_table(["ms per token", *DRAFTERS], rows)
+    lines = ["# Measured control on recorded drafts", "", (__doc__ or "").split("\n\n")[1].replace("\n", " "), ""]
+    lines += [
+        f"{len(recorded)} texts of {len(recorded[0]['text'])} tokens. Milliseconds of a pass by nodes: {PASS_MS}."
+    ]
+    lines += [f"Of a draft, a draft pass and a node: head {DRAFT_MS[HEAD]}, recycling {DRAFT_MS[RECYCLING]},"]
+    lines += [f"suffix lookup {DRAFT_MS[SUFFIX]}, and {MERGE_MS} per merged node.", ""]
+    return "\n".join([*lines, markdown_table(["ms per token", *DRAFTERS], rows), settings_lines(settings())])
 
 
 def main() -> None:
@@ -270,6 +276,7 @@ def main() -> None:
     options.add_argument("--record", type=Path, help="the file to be written")
     options.add_argument("--replay", type=Path, help="a file that was written")
     options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; without it two sources are used")
+    options.add_argument("--output", type=Path, default=RESULTS / "control" / "replay.md", help="of the replay")
     options.add_argument("--prompts", type=int, default=16)
     options.add_argument("--new-tokens", type=int, default=48)
     options.add_argument("--temperature", type=float, default=0.0)
@@ -279,7 +286,9 @@ def main() -> None:
     if args.record is not None:
         torch.save(record(args, console), args.record)
     if args.replay is not None:
-        console.print(report(torch.load(args.replay)), markup=False)
+        text = report(torch.load(args.replay))
+        args.output.write_text(text)
+        console.print(text, markup=False)
 
 
 if __name__ == "__main__":
