@@ -41,16 +41,22 @@ PROMPTS = [
 ]
 
 
-def run_jobs(engine: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], seconds: float = 280) -> dict[str, Any]:
+def run_jobs(
+    engine: Mapping[str, Any],
+    jobs: Mapping[str, Mapping[str, Any]],
+    seconds: float = 280,
+    more: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """By job the requests' results; under "stats" and "metrics" treespec's and vLLM's counts.
 
-    A result is a mapping of ids, reason, and, where they were asked for, logprobs and prompt_logprobs.
+    A result is a mapping of ids, reason, and, where they were asked for, logprobs and prompt_logprobs. `more` are
+    variables of the environment.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "asked.json", Path(folder) / "answered.json"
         asked.write_text(json.dumps({"engine": {**SMALL, **engine}, "jobs": jobs}))
         paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), **(more or {})}
         command = [sys.executable, __file__, str(asked), str(answered)]
         done = subprocess.run(command, env=environment, timeout=seconds, capture_output=True, text=True, check=False)
         if done.returncode != 0:

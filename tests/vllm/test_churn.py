@@ -43,3 +43,23 @@ def test_requests_come_and_go(tmp_path: Path) -> None:
         assert request["abort_after"] is not None or len(one) == request["max_tokens"]
     assert trees["metrics"]["vllm:num_preemptions"] > 0
     assert trees["stats"]["num_trees"] > NUM_REQUESTS / 10
+
+
+def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, VOCAB)
+    engine = {
+        "model": str(tmp_path),
+        "skip_tokenizer_init": True,
+        "max_model_len": 64,
+        "max_num_seqs": 2,
+        "worker_cls": "treespec.vllm.worker.TreeCPUWorker",
+        "scheduler_cls": "treespec.vllm.scheduler.TreeScheduler",
+        "speculative_config": {"model": "treespec.vllm.Proposer", "num_speculative_tokens": 7},
+        "additional_config": {"treespec": {"tree": 8, "drafter": "recycling"}},
+    }
+    params = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "detokenize": False}
+    jobs = {"greedy": {"prompts": [[1, 2, 3], [4, 5, 4, 5]], "params": params}}
+    found = run_jobs(engine, jobs, more={"VLLM_PLUGINS": ""})
+    plain = run_jobs({name: engine[name] for name in list(engine)[:4]}, jobs)
+    assert found["greedy"] == plain["greedy"]
+    assert found["stats"]["num_draft_tokens"] > 0

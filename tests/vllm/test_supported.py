@@ -1,0 +1,94 @@
+"""What is refused, by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from treespec.errors import UnsupportedModeError
+
+pytest.importorskip("vllm.config")
+
+from treespec.vllm.supported import TOUCHED, check_cache, check_config, check_params, check_version
+
+
+def config(**values: Any) -> SimpleNamespace:
+    """A vLLM configuration that is served; names with a dot are of its parts."""
+    parts = {
+        "parallel_config": {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False},
+        "model_config": {
+            "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs"
+        },
+        "compilation_config": {"cudagraph_mode": SimpleNamespace(has_full_cudagraphs=lambda: False)},
+        "scheduler_config": {"async_scheduling": False},
+    }  # fmt: skip
+    plain = {"use_v2_model_runner": False, "kv_transfer_config": None}
+    for name, value in values.items():
+        part, _, key = name.partition("__")
+        if key:
+            parts[part][key] = value
+        else:
+            plain[name] = value
+    return SimpleNamespace(**plain, **{name: SimpleNamespace(**part) for name, part in parts.items()})
+
+
+def test_this_vllm_and_a_plain_configuration_are_served() -> None:
+    check_version()
+    check_config(config())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism"),
+        ({"parallel_config__use_ubatching": True}, "dual batch overlap"),
+        ({"kv_transfer_config": object()}, "KV connectors"),
+        ({"model_config__uses_mrope": True}, "M-RoPE"),
+        ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_config__use_mla": True}, "MLA"),
+        ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
+        (
+            {"compilation_config__cudagraph_mode": SimpleNamespace(has_full_cudagraphs=lambda: True)},
+            "cudagraph_mode to PIECEWISE",
+        ),
+        ({"scheduler_config__async_scheduling": True}, "asynchronous scheduling"),
+    ],
+)
+def test_configurations_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModeError, match=message):
+        check_config(config(**change))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "1.0"])
+def test_other_versions_are_refused(version: str) -> None:
+    with pytest.raises(UnsupportedModeError, match=r"0\.32 and 0\.33, this is " + version):
+        check_version(version)
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_another_signature_is_refused(name: str) -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner = type("Runner", (GPUModelRunner,), {name: lambda self, other: None})
+    with pytest.raises(UnsupportedModeError, match=name):
+        check_version(runner=runner)
+
+
+def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
+    assert check_cache(SimpleNamespace(kv_cache_groups=[group]), [32]) == 32
+    with pytest.raises(UnsupportedModeError, match="several groups"):
+        check_cache(SimpleNamespace(kv_cache_groups=[group, group]), [32, 32])
+    with pytest.raises(UnsupportedModeError, match="splits"):
+        check_cache(SimpleNamespace(kv_cache_groups=[group]), [16])
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "logprob_token_ids"])
+def test_requests_are_refused_by_name(name: str) -> None:
+    check_params(SimpleNamespace())
+    with pytest.raises(UnsupportedModeError, match=name):
+        check_params(SimpleNamespace(**{name: [3]}))
