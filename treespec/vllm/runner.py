@@ -203,4 +203,4 @@ class TreeRunner:
         self.stats.draft_ms += draft_ms
         if self._sizes is not None and step.num_prompt == 0 and step.logits is not None:
             num_accepted = sum(step.verdicts[number].num_accepted for number in numbers)
-            self._sizes.observe(len(numbers), len(step.logits), num_accepted, ms, draft_ms if drafted else 0.0)
+            self._sizes.observe(len(numbers), len(step.logits), num_accepted, ms, draft_ms if drafted else None)

@@ -93,10 +93,11 @@ class TreeSizes:
         keep = torch.from_numpy(keep.reshape(values.shape)) | (trees.parents == -1)
         return trees.keep_nodes(keep)
 
-    def observe(self, num_requests: int, num_tokens: int, num_accepted: int, ms: float, draft_ms: float) -> None:
-        """Learn a step without chunks of prompts."""
+    def observe(self, num_requests: int, num_tokens: int, num_accepted: int, ms: float, draft_ms: float | None) -> None:
+        """Learn a step without chunks of prompts; `draft_ms` is None where nothing was drafted after it."""
         self.passes.observe(num_requests, num_tokens, ms)
-        self._draft_ms += 0.1 * (draft_ms - self._draft_ms)
+        if draft_ms is not None:
+            self._draft_ms += 0.1 * (draft_ms - self._draft_ms)
         if num_tokens > num_requests and self._expected > 0:
             self._hits = FORGETTING * self._hits + num_accepted
             self._predicted = FORGETTING * self._predicted + self._expected
