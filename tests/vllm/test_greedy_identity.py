@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.vllm_jobs import MODEL, PROMPTS, run_jobs
+from helpers.vllm_jobs import ENVIRONMENT, MODEL, PROMPTS, run_jobs
 
 pytest.importorskip("vllm.config")
 pytestmark = [
@@ -74,3 +79,13 @@ def test_trees_were_verified(trees: dict) -> None:
     assert stats["num_accepted_tokens"] > 30
     assert metrics["vllm:num_preemptions"] > 0
     assert metrics["vllm:spec_decode_num_accepted_tokens"] <= stats["num_accepted_tokens"]
+
+
+def test_the_snippet_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    snippet = snippet.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(MODEL))
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [sys.executable, "-c", snippet]
+    done = subprocess.run(command, env=environment, timeout=250, capture_output=True, text=True, check=True)
+    assert float(done.stdout.split()[-1]) > 1

@@ -18,7 +18,8 @@ def config(**values: Any) -> SimpleNamespace:
     """A vLLM configuration that is served; names with a dot are of its parts."""
     parts = {
         "parallel_config": {
-            "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "tensor_parallel_size": 1, "use_ubatching": False
+            "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "tensor_parallel_size": 1,
+            "use_ubatching": False,
         },
         "model_config": {
             "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs"
