@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SCRIPTS = ("batch", "draft_model", "hand_written_loop", "images", "other_tokenizer", "streaming")
+SCRIPTS = ("batch", "draft_model", "hand_written_loop", "images", "other_tokenizer", "streaming", "tensor_parallel")
 
 
 def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -21,7 +21,7 @@ def test_no_example_is_left_out():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, "example_models"}
 
 
-@pytest.mark.parametrize("name", ["draft_model", "hand_written_loop", "images"])
+@pytest.mark.parametrize("name", ["draft_model", "hand_written_loop", "images", "tensor_parallel"])
 def test_greedy_examples_equal_plain_generate(name, capsys, monkeypatch):
     assert "identical to plain generate: True" in run(name, capsys, monkeypatch)
 

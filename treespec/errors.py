@@ -37,6 +37,10 @@ class ConfigError(TreespecError, ValueError):
     """An option whose value is of the wrong type, out of range or unknown."""
 
 
+class RanksDisagreeError(TreespecError, RuntimeError):
+    """Processes that run one model together (tensor parallel) do not do the same, or one of them has stopped."""
+
+
 class CheckpointError(TreespecError, ValueError):
     """A file of weights or tables that is missing, corrupt, of another shape, or in a format that is not read."""
 

@@ -23,7 +23,7 @@ def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
     """`weights / sum(weights)` over the last axis; rows without any mass become `fallback` or stay zero."""
     total = weights.sum(-1, keepdim=True)
     has_mass = total > 0
-    scaled = weights / torch.where(has_mass, total, torch.ones_like(total))
+    scaled = weights / torch.where(has_mass, total, 1.0)
     return scaled if fallback is None else torch.where(has_mass, scaled, fallback)
 
 
@@ -64,7 +64,7 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
 
     A CPU adds in order and has both properties; a parallel scan may be off by an ulp.
     """
-    return torch.where(weights > 0, cdf, torch.zeros_like(cdf)).cummax(-1).values
+    return torch.where(weights > 0, cdf, 0.0).cummax(-1).values
 
 
 def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from treespec.engine.request import Request, Result, Streams
+from treespec.engine.request import Request, Result, Streams, known_seed
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, InvalidTreeError
@@ -50,7 +50,7 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     while run.rows:
         before = dict(run.stats.seconds)
         with run.stats.timed("draft"):
-            trees = run.draft()
+            trees = run.agreed(run.draft())
         with run.stats.timed("target"):
             scores = target.extend(trees.tokens, trees.parents)
         with run.stats.timed("verify"):
@@ -93,7 +93,8 @@ class _Run:
         self.target = target
         self.drafter = drafter
         self.request = request
-        self.streams = Streams.from_seed(request.seed, target.device)
+        seed = request.seed if request.ranks is None else request.ranks.agree("seed", known_seed(request.seed))
+        self.streams = Streams.from_seed(seed, target.device)
         self.history = History(request.prompt_ids, request.prompt_mask)
         self.stats = SpeculationStats()
         self.records = []
@@ -161,11 +162,25 @@ class _Run:
         if not bool(((trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)).all()):
             raise InvalidTreeError(f"a drafted token is outside the target's vocabulary of {self.target.vocab_size}")
 
+    def agreed(self, trees: TreeBatch) -> TreeBatch:
+        """The first rank's trees, where several processes run the target."""
+        if self.request.ranks is None:
+            return trees
+        own = trees.tokens.tolist(), trees.parents.tolist()
+        first = self.request.ranks.agree("trees", own)
+        return trees if own == first else TreeBatch(*map(torch.tensor, first))
+
     def _room(self, index: int) -> int:
         history = self.history
         return self.request.stopping.max_new(self.rows[index], history.lengths[index], history.num_padding[index])
 
     def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
+        """The verdicts; the first rank's, where several processes run the target."""
+        if self.request.ranks is None:
+            return self._verify(trees, probs)
+        return self.request.ranks.compute("verdicts", lambda: self._verify(trees, probs))
+
+    def _verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
         rule = resolve(self.request.verification, self.request.is_sampling, trees)
         self.uniforms = None
         if not self.request.is_sampling and isinstance(rule, TargetWalk):
@@ -225,7 +240,9 @@ class _Run:
         choice = None if self.control is None else self.control.choice
         if self.control is not None and choice is not None:
             self.stats.choices[choice.name] += 1
-            self.control.update_times(trees, 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"]))
+            times = 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"])
+            times = times if self.request.ranks is None else self.request.ranks.agree("times", times)
+            self.control.update_times(trees, *times)
         if self.request.trace is not None:
             self.request.trace.write(emitted, self.stats.seconds, choice)
         if self.request.has_records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -32,6 +32,21 @@ class Stopping(Protocol):
         ...
 
 
+Value = TypeVar("Value")
+
+
+class Ranks(Protocol):
+    """Processes that run one target together and decode the same call; values are plain Python objects."""
+
+    def agree(self, what: str, value: Value) -> Value:
+        """Rank 0's value, on every rank."""
+        ...
+
+    def compute(self, what: str, run: Callable[[], Value]) -> Value:
+        """What rank 0 computes, on every rank."""
+        ...
+
+
 class Streams(NamedTuple):
     """Three independent random streams."""
 
@@ -41,13 +56,16 @@ class Streams(NamedTuple):
 
     @classmethod
     def from_seed(cls, seed: int | None, device: torch.device) -> Streams:
-        """`seed=None` takes one draw from torch's default generator, so that `torch.manual_seed` is enough."""
-        if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
-        parent = torch.Generator().manual_seed(seed)
+        """See `known_seed` for `seed=None`."""
+        parent = torch.Generator().manual_seed(known_seed(seed))
         seeds = torch.randint(2**62, (3,), generator=parent).tolist()
         # Coins and draws come from the host, so that they are the same on every device.
         return cls(*(torch.Generator(on).manual_seed(s) for on, s in zip((device, "cpu", "cpu"), seeds, strict=True)))
+
+
+def known_seed(seed: int | None) -> int:
+    """The seed; for None one draw from torch's default generator, so that `torch.manual_seed` is enough."""
+    return int(torch.randint(2**62, ()).item()) if seed is None else seed
 
 
 @dataclass(frozen=True)
@@ -60,13 +78,15 @@ class Request:
         stopping: where each row ends.
         policy: shapes the trees of drafters that build them from next-token distributions; others ignore it.
         verification: "auto", a rule's name or a rule.
-        seed: see `Streams.from_seed`.
+        seed: see `known_seed`.
         on_tokens: called with (row, tokens) as soon as tokens are final.
         on_target_probs: called with (row, target_probs, index of the row in `target_probs`, path) before a row's
             tokens are final.
         pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
         has_records: keep one `StepRecord` per step.
         trace: is shown every step; its processors are to be this request's.
+        ranks: the processes that run the target together, None where this one does it alone. What could differ between
+            them is the first one's: the seed, trees, verdicts, measured times.
     """
 
     prompt_ids: Int[Tensor, "B P"]
@@ -82,6 +102,7 @@ class Request:
     pass_ms: Mapping[int, float] | None = None
     has_records: bool = False
     trace: Recorder | None = None
+    ranks: Ranks | None = None
 
 
 @dataclass

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.devices.ranks import Ranks, ranks_of
 from treespec.protocols import HiddenStates
 
 
@@ -25,6 +26,7 @@ class ModelFacts:
         num_logits, max_positions: see `num_logits`, `position_table_size`.
         arguments: the names of the arguments of its `forward`.
         adapters: see `active_adapters`.
+        ranks: the processes that run it together, None where one does.
     """
 
     model: PreTrainedModel
@@ -36,6 +38,7 @@ class ModelFacts:
     max_positions: int | None
     arguments: frozenset[str]
     adapters: Hashable = None
+    ranks: Ranks | None = None
 
     @property
     def name(self) -> str:
@@ -73,6 +76,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
             max_positions=position_table_size(plain),
             arguments=frozenset(inspect.signature(plain.forward).parameters),
             adapters=active_adapters(plain),
+            ranks=ranks_of(plain),
         )
     # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:

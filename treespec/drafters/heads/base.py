@@ -25,7 +25,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
     caller's processors, zero outside the draft vocabulary.
 
     Args:
-        head: on the target's device.
+        head: on any device; the target's hidden states are copied to it.
         hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
         max_length: the longest text that the head reads, in tokens, after which the target decodes alone; None: no end,
             since its positions are computed.

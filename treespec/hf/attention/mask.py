@@ -75,6 +75,14 @@ class CachedSlots:
         """The mask where the model takes it: one copy for all passes up to the next commit."""
         return upload(self.device, self.mask)[0]
 
+    def upload(self, *tensors: Tensor) -> list[Tensor]:
+        """Host tensors to the same device; the mask travels with the first of them."""
+        if "on_device" in vars(self):
+            return upload(self.device, *tensors)
+        *copies, mask = upload(self.device, *tensors, self.mask)
+        vars(self)["on_device"] = mask
+        return copies
+
 
 def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
     """Read from a model's configuration which masks its layers take.
@@ -154,7 +162,7 @@ def pending_attention(
     depths = (ancestors.sum(-1) - 1).clamp(min=0)
     # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.
     ancestors = ancestors | torch.eye(num_pending, dtype=torch.bool)
-    pending_positions, ancestors = upload(slots.device, slots.lengths.unsqueeze(1) + depths, ancestors)
+    pending_positions, ancestors = slots.upload(slots.lengths.unsqueeze(1) + depths, ancestors)
     allowed = _attended_keys(slots, ancestors, num_new)
     positions = pending_positions[:, -num_new:]
     is_limited = any(reach.kind != "full" for reach in layout.reaches.values())

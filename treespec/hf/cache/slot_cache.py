@@ -82,11 +82,11 @@ class SlotCache:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(list(rows))
-        (on_device,) = upload(self._device, index)
-        for layer in filled_layers(self.cache):
-            layer.keys = layer.keys.index_select(0, on_device.to(layer.keys.device))
-            layer.values = layer.values.index_select(0, on_device.to(layer.values.device))
+        index, layers = torch.tensor(list(rows)), filled_layers(self.cache)
+        copies = _copies(index, layers)
+        for layer in layers:
+            layer.keys = layer.keys.index_select(0, copies[layer.keys.device])
+            layer.values = layer.values.index_select(0, copies[layer.values.device])
             if isinstance(layer, StaticLayer):
                 layer.batch_size = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
@@ -104,9 +104,10 @@ class SlotCache:
         end = self.num_slots
         order = mask.long().argsort(dim=1, stable=True)[:, self.num_holes :]
         pending = torch.arange(end, end + self.num_pending).expand(mask.shape[0], -1)
-        (index,) = upload(self._device, torch.cat([order, pending], dim=1))
-        for layer in filled_layers(self.cache):
-            move_to_front(layer, 0, index)
+        layers = filled_layers(self.cache)
+        copies = _copies(torch.cat([order, pending], dim=1), layers)
+        for layer in layers:
+            move_to_front(layer, 0, copies[layer.keys.device])
         self._set_slots(mask.gather(1, order))
 
 
@@ -156,16 +157,20 @@ def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> N
         for layer in layers:
             _cut(layer, num_slots + longest)
         return
-    index = torch.tensor(pad_rows(paths, 0)) + num_slots
-    (index,) = upload(layers[0].keys.device, index) if layers else (index,)
+    copies = _copies(torch.tensor(pad_rows(paths, 0)) + num_slots, layers)
     for layer in layers:
-        move_to_front(layer, num_slots, index)
+        move_to_front(layer, num_slots, copies[layer.keys.device])
+
+
+def _copies(index: Int[Tensor, "..."], layers: Sequence[FilledLayer]) -> dict[torch.device, Tensor]:
+    """An index from the host by device: layers of one cache may be on several."""
+    return {device: upload(device, index)[0] for device in {layer.keys.device for layer in layers}}
 
 
 def move_to_front(layer: FilledLayer, start: int, index: Int[Tensor, "B L"]) -> None:
-    """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows."""
+    """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows; the index is where they are."""
     for states in (layer.keys, layer.values):
-        source = _take(states, index.to(states.device))
+        source = _take(states, index)
         states.narrow(-2, start, index.shape[1]).copy_(source)
     _cut(layer, start + index.shape[1])
 

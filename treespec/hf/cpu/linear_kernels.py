@@ -129,11 +129,18 @@ class FastForward:
 
 
 def fast_linears(model: nn.Module) -> list[nn.Linear]:
-    """The layers that a kernel can serve: plain `nn.Linear` on the CPU whose forward nobody has replaced."""
+    """The layers that a kernel can serve: plain `nn.Linear` on the CPU whose forward nobody but accelerate replaced."""
     return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
+
+
+def own_forward(module: nn.Module) -> str:
+    """The attribute with the module's own `forward`: accelerate's hooks, which move inputs, call it by another name."""
+    return "_old_forward" if "_old_forward" in vars(module) else "forward"
 
 
 def _is_served(module: nn.Linear) -> bool:
     weight = module.weight
-    is_kept = "forward" not in vars(module) and not weight.is_inference()
-    return is_kept and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+    replaced = vars(module).get(own_forward(module))
+    is_kept = getattr(replaced, "__func__", replaced) in (None, nn.Linear.forward) and not weight.is_inference()
+    is_whole = not hasattr(weight, "full_tensor")
+    return is_kept and is_whole and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -24,8 +24,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
-from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Kernel, Rounded, exact_kernels, fast_linears
+from treespec.hf.cpu.linear_kernels import (
+    NUM_ROWS,
+    PLAIN,
+    FastForward,
+    Kernel,
+    Rounded,
+    exact_kernels,
+    fast_linears,
+    own_forward,
+)
 from treespec.hf.cpu.native import int8_linear, processor
+from treespec.hf.devices.weights import weight_counts
 
 FORMAT = 1
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
@@ -67,7 +77,7 @@ class OptimizedModel:
         self.plan = plan
         self._modules = list(modules)
         for module in modules:
-            vars(module)["forward"] = FastForward(module, kernels, plan.choices)
+            vars(module)[own_forward(module)] = FastForward(module, kernels, plan.choices)
 
     @property
     def num_layers(self) -> int:
@@ -96,7 +106,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
 
     Args:
         model: a causal language model, a draft model or a head, with float32 or bfloat16 weights on the CPU. Calls that
-            want gradients run as before.
+            want gradients run as before, and so do layers on other devices and offloaded ones.
         dtype: None keeps the weights' own; the others make a float32 model another one, close to the first. The weights
             themselves stay as they are. `torch.int8` rounds the weights to 8 bits, one scale per output, and computes
             in float32: right for heads and draft models, whose rounding costs next to no acceptance and no exactness.
@@ -116,7 +126,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
     if not modules:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no nn.Linear with float32 or bfloat16 weights on the CPU whose forward is its "
-            "own: optimize serves such models only"
+            f"own: optimize serves such models only{_reason(model)}"
         )
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
         return _rounded(model, modules, dtype)
@@ -130,6 +140,17 @@ def restore(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(vars(module).get("forward"), FastForward):
             del vars(module)["forward"]
+        elif isinstance(vars(module).get("_old_forward"), FastForward):
+            vars(module)["_old_forward"] = MethodType(nn.Linear.forward, module)
+
+
+def _reason(model: nn.Module) -> str:
+    """Why a model has no layer that a kernel could serve."""
+    if offloaded := weight_counts(model).keys() & {"memory", "disk"}:
+        return f" (its weights are offloaded to {' and '.join(sorted(offloaded))}: every pass would have to pack them)"
+    if any(hasattr(weight, "full_tensor") for weight in model.parameters()):
+        return " (its weights are split over processes, whose layers run as transformers made them)"
+    return ""
 
 
 def _check(model: Any, dtype: torch.dtype | None) -> None:

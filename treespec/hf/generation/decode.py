@@ -25,12 +25,14 @@ from treespec.engine.trace import Recorder, TraceFile
 from treespec.errors import ConfigError, TreespecError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
+from treespec.hf.devices.ranks import Ranks
 from treespec.hf.generation.grammar import after_prompt
 from treespec.hf.generation.grammar_drafts import under_grammar
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
+from treespec.hf.introspect import model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
@@ -98,15 +100,36 @@ class Prepared:
 def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     """Decode until every row has stopped; what `generate` returns, and the engine's result.
 
-    Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`.
+    Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`; a
+    `RanksDisagreeError` where processes that run the model together make other calls.
     """
+    ranks = model_facts(call.model).ranks
+    if ranks is None:
+        return _decode(call, options)
+    with ranks.together("call", _what_ranks_share(call, options)):
+        return _decode(call, options, ranks)
+
+
+def _what_ranks_share(call: Prepared, options: Options) -> list[Any]:
+    """What decides which passes a call makes, and when it ends."""
+    config = call.config
+    parts = [options.drafter, options.policy, *call.criteria]
+    return [
+        call.input_ids.tolist(),
+        call.mask.tolist(),
+        (config.do_sample, config.max_length, config.eos_token_id, config.cache_implementation),
+        [type(part).__name__ for part in parts],
+    ]
+
+
+def _decode(call: Prepared, options: Options, ranks: Ranks | None = None) -> tuple[Output, Result]:
     scores = OutputScores(call.config, *call.input_ids.shape)
     target = _make_target(call, options)
     criteria = call.criteria
     if options.stop_strings is not None:
         strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
         criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
-    stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of)
+    stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of, ranks)
     streamer, processors = options.streamer, _processors(call)
     trace = _recorder(call, options, processors)
     request = Request(
@@ -124,6 +147,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
         pass_ms=_pass_ms(call, options.policy),
         has_records=options.record_steps,
         trace=trace,
+        ranks=ranks,
     )
     try:
         with after_prompt(call.processors, call.input_ids.shape[1]), trace or nullcontext():

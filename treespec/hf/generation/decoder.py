@@ -8,6 +8,7 @@ import torch
 from treespec.checks import check_count
 from treespec.errors import ConfigError
 from treespec.hf.generation.speculation import TreeSpeculation, generate
+from treespec.hf.introspect import input_device
 from treespec.hf.loading.models import load_model, load_tokenizer
 from treespec.policies import Chain
 
@@ -49,7 +50,7 @@ class SpeculativeDecoder:
         if not (math.isfinite(temperature) and temperature >= 0):
             raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")
         check_count("max_tokens", max_tokens)
-        inputs = self.tokenizer(prompt, return_tensors="pt").to(self.target_model.device)
+        inputs = self.tokenizer(prompt, return_tensors="pt").to(input_device(self.target_model))
         options: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_tokens}
         if temperature:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0}

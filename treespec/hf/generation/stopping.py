@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from treespec.errors import TreespecWarning
+from treespec.hf.devices.ranks import Ranks, agreed
 
 
 class TreeStopping:
@@ -22,6 +23,7 @@ class TreeStopping:
         num_rows: rows of the caller's batch.
         max_positions: the size of the model's position table, None without one.
         scores_of: (row, length) to the scores of the row's new tokens up to `length` ids, for criteria that read them.
+        ranks: the processes that run the model together; criteria may read clocks, so the first one's decide.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class TreeStopping:
         num_rows: int,
         max_positions: int | None = None,
         scores_of: Callable[[int, int], tuple[Tensor, ...] | None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._max_length = min((c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)), default=None)
         eos = [c for c in criteria if isinstance(c, EosTokenCriteria)]
@@ -37,6 +40,7 @@ class TreeStopping:
         self._others = [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
         self._max_positions = max_positions
         self._scores_of = scores_of
+        self._ranks = ranks
         self.is_joint = num_rows > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._has_stopped = [False] * num_rows
         self._num_open = num_rows
@@ -75,9 +79,12 @@ class TreeStopping:
         is_too_long = self._max_length is not None and length >= self._max_length
         if token in self._eos or is_too_long or self._is_full(row, length):
             return True
+        if not self._others:
+            return False
         scores = self._scores_of(row, length) if self._scores_of else None
         batch = ids.unsqueeze(0)
-        return any(bool(torch.as_tensor(c(batch, scores)).any()) for c in self._others)  # pyright: ignore[reportArgumentType]
+        stops = any(bool(torch.as_tensor(c(batch, scores)).any()) for c in self._others)  # pyright: ignore[reportArgumentType]
+        return agreed(self._ranks, "stopping criterion", stops)
 
     def _is_full(self, row: int, length: int) -> bool:
         if self._max_positions is None or length - self._num_padding[row] <= self._max_positions:

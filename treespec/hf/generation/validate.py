@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.hf.introspect import check_model, is_multimodal
+from treespec.hf.introspect import check_model, input_device, is_multimodal
 from treespec.hf.models.prompt import PromptInputs, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
@@ -40,7 +40,7 @@ def prompt_arguments(model: PreTrainedModel, inputs: Inputs | None, tokenizer: A
         if tokenizer is None:
             raise ConfigError("the prompts are strings: give tokenizer=tokenizer too, or encode them first")
         padding = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
-        return dict(tokenizer(list(texts), return_tensors="pt", **padding).to(model.device))
+        return dict(tokenizer(list(texts), return_tensors="pt", **padding).to(input_device(model)))
     return {"inputs": _as_ids(inputs, model)}
 
 
@@ -55,7 +55,7 @@ def _as_ids(ids: Any, model: PreTrainedModel) -> Any:
         raise ConfigError(
             "prompts of different lengths need padding: tokenizer(..., padding=True, padding_side='left')"
         )
-    return torch.tensor(rows, dtype=torch.int64, device=model.device)
+    return torch.tensor(rows, dtype=torch.int64, device=input_device(model))
 
 
 def check_mode(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -17,6 +16,7 @@ from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.hf.devices.weights import whole_weight
 from treespec.hf.introspect import model_facts
 
 DATA = Path(treespec.data.__file__).parent
@@ -72,11 +72,9 @@ def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | No
 
 
 def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """A model's embedding and the rows of its output head, each [V, H]."""
+    """A model's embedding and the rows of its output head, each [V, H]; see `whole_weight`."""
     embedding = model.get_input_embeddings()
-    output = model.get_output_embeddings()
-    rows: Any = embedding if output is None else output
-    return cast(Tensor, embedding.weight), rows.weight
+    return whole_weight(embedding), whole_weight(model.get_output_embeddings() or embedding)
 
 
 def shipped_head(name: str) -> Path:

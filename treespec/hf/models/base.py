@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.hf.devices.weights import read_cost
 from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts, pick_layers
 from treespec.protocols import Capability, Scores
 
@@ -26,8 +27,8 @@ class ModelScorer:
 
     @property
     def num_weights(self) -> int:
-        """Of the whole model: what a pass reads."""
-        return sum(weight.numel() for weight in self.facts.model.parameters())
+        """Of the whole model: what a pass reads in this process, see `read_cost`."""
+        return read_cost(self.facts.model)
 
     def _run(
         self,
@@ -55,6 +56,8 @@ class ModelScorer:
         if tokens.shape != parents.shape or tokens.ndim != 2 or len(tokens) != num_rows:
             got = f"tokens {list(tokens.shape)}, parents {list(parents.shape)}"
             raise TreespecError(f"expected int64 [{num_rows}, F] after prefill(), got {got}")
+        if self.facts.ranks is not None:  # Before any rank waits for the others within the pass.
+            self.facts.ranks.check("pass", (tokens.tolist(), parents.tolist()))
 
     def _check_single(self, num_nodes: int) -> None:
         if self.capability == Capability.PLAIN and num_nodes > 1:

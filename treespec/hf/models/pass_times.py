@@ -16,13 +16,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, TreespecWarning
+from treespec.hf.cpu.linear_kernels import own_forward
 from treespec.hf.cpu.native import processor
 from treespec.hf.cpu.optimized_model import cache_folder, write_json
+from treespec.hf.devices.ranks import agreed
+from treespec.hf.devices.weights import local_part, weight_counts
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.protocols import Capability
 
-FORMAT = 2
+FORMAT = 3
 NUM_NODES = (1, 16, 64, 4, 32, 8, 2, 128)
 """In the order in which they are measured, as far as `MOST_SECONDS` reach; the first two in any case."""
 NUM_CACHED = 32
@@ -37,7 +40,8 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
 
     The first call for a model on a machine measures for at most some `MOST_SECONDS`; the result is kept in
     `$XDG_CACHE_HOME/treespec/passes` (or `~/.cache/...`), keyed by the modules' kinds and shapes (kernels of
-    `treespec.optimize` included), dtype, threads, processor and PyTorch's version.
+    `treespec.optimize` included), where they are (devices, memory, disk, processes), dtype, threads, processor and
+    PyTorch's version.
 
     Args:
         model: on any device.
@@ -49,12 +53,12 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
     if key in known and not is_remeasured:
         return known[key] or None
     path = cache_folder() / "passes" / f"{key}.json"
-    found = None if is_remeasured else _read(path)
+    found = agreed(facts.ranks, "pass times", None if is_remeasured else _read(path))
     if found is None:
-        found = measure(facts)
-        if found:
+        found = agreed(facts.ranks, "pass times", measure(facts))
+        if found and (facts.ranks is None or facts.ranks.index == 0):
             write_json(path, {"format": FORMAT, "model": facts.name, "pass_ms": found})
-    known[key] = found
+    known[key] = found or {}
     return found or None
 
 
@@ -71,7 +75,8 @@ def measure(facts: ModelFacts) -> dict[int, float]:
     # All sizes in turns, so that other load on the machine slows all alike; first passes may compile and do not count.
     for number in range(NUM_ROUNDS + 1):
         for count in NUM_NODES if number < 2 else tuple(times):
-            if time.perf_counter() > end and not (number < 2 and count in NUM_NODES[:2]):
+            is_late = agreed(facts.ranks, "clock", time.perf_counter() > end)
+            if is_late and not (number < 2 and count in NUM_NODES[:2]):
                 continue
             try:
                 ms = round(1e3 * _time_pass(scorer, count), 4)
@@ -98,7 +103,7 @@ def _time_pass(scorer: AnyScorer, num_nodes: int) -> float:
 def _key(facts: ModelFacts) -> str:
     """Of all that a measurement depends on."""
     kinds = Counter(
-        (type(module).__name__, type(vars(module).get("forward")).__name__, *(tuple(w.shape) for w in own))
+        (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
         for module in facts.model.modules()
         if (own := list(module.parameters(recurse=False)))
     )
@@ -107,6 +112,7 @@ def _key(facts: ModelFacts) -> str:
     about = [
         FORMAT,
         sorted(map(str, kinds.items())),
+        sorted(weight_counts(facts.model)),
         str(facts.dtype),
         facts.forward is facts.model,
         torch.get_num_threads(),
@@ -114,6 +120,10 @@ def _key(facts: ModelFacts) -> str:
         torch.__version__,
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def _forward_kind(module: nn.Module) -> str:
+    return type(vars(module).get(own_forward(module))).__name__
 
 
 def _device_name(device: torch.device) -> str:

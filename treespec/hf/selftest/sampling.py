@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from treespec.engine.stats import StepRecord
+from treespec.hf.devices.ranks import agreed
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.selftest.exact_table import Context, ExactTable, TableDrafter
 from treespec.hf.selftest.g_test import g_test
@@ -106,7 +107,7 @@ class Sampler:
         start = perf_counter()
         batch = 0
         num_rows = max(16, min(256, self.num_samples, 2**22 // self.subject.facts.num_logits))
-        while tally.texts.total() < self.num_samples and (not batch or perf_counter() - start < self.seconds):
+        while tally.texts.total() < self.num_samples and (not batch or self._has_time(start)):
             changes = {"seed": seed + batch, "record_steps": True}
             speculation.options = replace(speculation.options, **changes)
             out = self.generate(num_rows, speculation)
@@ -115,6 +116,9 @@ class Sampler:
             batch += 1
             self.advance(max(tally.texts.total() / self.num_samples, (perf_counter() - start) / self.seconds))
         return tally
+
+    def _has_time(self, start: float) -> bool:
+        return agreed(self.subject.facts.ranks, "clock", perf_counter() - start < self.seconds)
 
     def generate(self, num_rows: int, speculation: Any) -> Tensor:
         inputs = self.subject.inputs(self.prompt, num_rows)

@@ -4,6 +4,7 @@ A node waits for its parent and its earlier siblings alone. So the nodes are tak
 batch that wait for nothing else any more: the number of operations is that of the waves, not that of the nodes.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -63,8 +64,9 @@ def _scan(trees: TreeBatch, target_probs: Probs, waves: _Waves, has_masses: bool
         dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
     probs = target_probs.to(dtype, copy=True).flatten(0, 1)
     accept_probs = probs.new_ones(len(probs), 1)
-    nodes, parents, tokens = upload(probs.device, *map(torch.from_numpy, (waves.nodes, waves.parents, waves.tokens)))
-    draft_probs = _draft_probs(trees, waves, tokens, probs)
+    arrays = waves.nodes, waves.parents, waves.tokens, *_draft_arrays(trees, waves)
+    nodes, parents, tokens, *index = upload(probs.device, *map(torch.from_numpy, arrays))
+    draft_probs = _draft_probs(trees, waves, tokens, probs, index)
     drawn_probs = draft_probs.gather(1, tokens.unsqueeze(1))
     for wave in (slice(*ends) for ends in pairwise(waves.ends)):
         above = parents[wave]
@@ -83,21 +85,34 @@ def _scan(trees: TreeBatch, target_probs: Probs, waves: _Waves, has_masses: bool
     return Scan(accept_probs.view(shape[:2]), probs.view(shape), drawn_probs.squeeze(1))
 
 
-def _draft_probs(
-    trees: TreeBatch, waves: _Waves, tokens: Int[Tensor, "M"], like: Float[Tensor, "_ V"]
-) -> Float[Tensor, "M V"]:
-    """What every child was drawn from, as `TokenTree.draft_probs_of` gives it; one-hot where selected."""
+def _draft_arrays(trees: TreeBatch, waves: _Waves) -> list[np.ndarray]:
+    """Where the draft's distributions lie and what is missing in them, for `_draft_probs`; nothing if none was drawn.
+
+    Rows of the table int64 [M]; children, and tokens that they were drawn without, int64 each; whether a child was
+    selected, and whether it was drawn without any token, bool [M].
+    """
     is_selected = waves.draft_rows == POINT_MASS
     if trees.draft_probs is None or is_selected.all():
+        return []
+    taken = np.array(waves.taken, dtype=np.int64).reshape(-1, 2).T.copy()
+    return [np.maximum(waves.draft_rows, 0), *taken, is_selected, np.isin(np.arange(len(is_selected)), taken[0])]
+
+
+def _draft_probs(
+    trees: TreeBatch, waves: _Waves, tokens: Int[Tensor, "M"], like: Float[Tensor, "_ V"], index: Sequence[Tensor]
+) -> Float[Tensor, "M V"]:
+    """What every child was drawn from, as `TokenTree.draft_probs_of` gives it; one-hot where selected.
+
+    `index`: `_draft_arrays` on the device.
+    """
+    if trees.draft_probs is None or not index:
         return like.new_zeros(len(tokens), like.shape[1]).scatter_(1, tokens.unsqueeze(1), 1.0)
-    taken = np.array(waves.taken, dtype=np.int64).reshape(-1, 2)
-    index = (np.maximum(waves.draft_rows, 0), *taken.T, is_selected, np.isin(np.arange(len(tokens)), taken[:, 0]))
-    rows, children, gone, is_point_mass, is_less = upload(like.device, *(torch.from_numpy(i.copy()) for i in index))
+    rows, children, gone, is_point_mass, is_less = index
     probs = trees.draft_probs.to(like.device)[rows].to(like.dtype)
-    if len(taken):
+    if len(children):
         probs[children, gone] = 0.0
         probs = probs / torch.where(is_less.unsqueeze(1), probs.sum(-1, keepdim=True), 1.0)
-    if is_selected.any():
+    if (waves.draft_rows == POINT_MASS).any():
         point_masses = torch.zeros_like(probs).scatter_(1, tokens.unsqueeze(1), 1.0)
         probs = torch.where(is_point_mass.unsqueeze(1), point_masses, probs)
     return probs

@@ -1,0 +1,162 @@
+"""A target spread over two devices, drafters on another one than the target's: the output is that of one device."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from helpers import dflash_files, eagle3_files
+from helpers.head_files import SPECULATORS
+from helpers.medusa_files import random_heads
+
+from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
+from benchmarks.accelerator.waits import prompts, tiny_models
+from treespec import TreeSpeculation, load_drafter, optimize
+from treespec.drafters import EarlyExit, Medusa
+from treespec.engine.target_probs import TargetProbs
+from treespec.hf import TreeScorer
+from treespec.hf.cpu import optimized_model
+from treespec.hf.cpu.linear_kernels import Packed
+from treespec.hf.devices.weights import weight_counts
+
+slow = pytest.mark.slow
+CPU = torch.device("cpu")
+PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head")
+SPLITS = {"late layer": PARTS[2:3], "early part": PARTS[:2], "norm and output": (PARTS[3], PARTS[5])}
+GREEDY = {"do_sample": False}
+SAMPLED = {"do_sample": True, "temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}
+STATIC = {"do_sample": False, "cache_implementation": "static"}
+
+
+def spread(model: Any, away: tuple[str, ...]) -> Any:
+    """Some parts on the pretended device, inputs moved to where they are needed, as `device_map` has it done."""
+    for name in away:
+        to_device(model.get_submodule(name))
+    for name in ("", *PARTS):
+        module = model.get_submodule(name)
+        first = PARTS[0] if name == "" else name  # The whole takes and returns what is where the embedding is.
+        device = DEVICE if first in away else CPU
+        hook = AlignDevicesHook(device, io_same_device=name == "", skip_keys="past_key_values")
+        add_hook_to_module(module, hook)
+    return model
+
+
+@contextmanager
+def accelerator() -> Any:
+    with PretendAccelerator() as device, warnings.catch_warnings():
+        yield device
+
+
+def decode(model: Any, speculation: TreeSpeculation | None, device: torch.device, **more: Any) -> list[list[int]]:
+    ids, mask = prompts()
+    options = {"max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0, "custom_generate": speculation, **more}
+    out = model.generate(ids[:2].to(device), attention_mask=mask[:2].to(device), **options)
+    return (out.inner if out.device.type == DEVICE.type else out).tolist()
+
+
+def expected(more: dict[str, Any], drafter: Any = None) -> list[list[int]]:
+    """All on the CPU: greedy texts are plain generate's own."""
+    model, draft = tiny_models()
+    speculation = TreeSpeculation(drafter or draft, tree=6, seed=0)
+    return decode(model, speculation if more["do_sample"] else None, CPU, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("late layer", GREEDY), ("late layer", SAMPLED), ("early part", STATIC), ("norm and output", GREEDY)],
+)
+def test_spread_targets_decode_as_on_one_device(name: str, more: dict[str, Any]) -> None:
+    model, draft = tiny_models()
+    first = DEVICE if PARTS[0] in SPLITS[name] else CPU
+    devices: set[str] = set()
+    init = TargetProbs.__init__
+
+    def record(probs: Any, trees: Any, logits: Any, *args: Any) -> None:
+        devices.add(str(logits.device))
+        init(probs, trees, logits, *args)
+
+    with accelerator(), patch.object(TargetProbs, "__init__", record):
+        spread(model, SPLITS[name])
+        out = decode(model, TreeSpeculation(draft, tree=6, seed=0), first, **more)
+    assert out == expected(more)
+    assert devices == {str(first)}
+
+
+def test_every_layer_caches_where_it_is() -> None:
+    model, _ = tiny_models()
+    with accelerator():
+        scorer = TreeScorer(spread(model, SPLITS["late layer"]))
+        scorer.prefill(torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool))
+        for paths in ([(0, 2), (0,)], [(0, 1), (0, 2)]):
+            logits = scorer.extend(torch.tensor([[3, 4, 5]] * 2), torch.tensor([[-1, 0, 0]] * 2)).logits
+            scorer.commit(paths)
+            layers: Any = scorer.cache.layers
+            assert [layer.keys.device for layer in layers] == [layer.values.device for layer in layers] == [CPU, DEVICE]
+        scorer.select_rows([1])
+        assert [layer.keys.shape[0] for layer in layers] == [1, 1]
+        assert layers[0].keys.shape == layers[1].keys.shape
+        assert logits.device == scorer.device == CPU
+
+
+def test_an_early_exit_across_devices() -> None:
+    model, _ = tiny_models()
+    with accelerator():
+        spread(model, SPLITS["late layer"])
+        assert decode(model, TreeSpeculation(EarlyExit(1), tree=6), CPU, **GREEDY) == expected(GREEDY)
+
+
+def test_optimize_serves_the_part_on_the_cpu() -> None:
+    model, draft = tiny_models()
+    only_packed = patch.object(optimized_model, "exact_kernels", lambda *_: ({"packed": Packed()}, {}))
+    with accelerator(), only_packed:
+        spread(model, SPLITS["late layer"])
+        assert set(weight_counts(model)) == {"cpu", str(DEVICE)}
+        with optimize(model) as optimized:
+            assert optimized.num_layers == 8
+            assert decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY) == expected(GREEDY)
+        assert decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY) == expected(GREEDY)
+
+
+@pytest.mark.parametrize(("who", "more"), [pytest.param("target", SAMPLED, marks=slow), ("draft", GREEDY)])
+def test_a_draft_model_on_another_device(who: str, more: dict[str, Any]) -> None:
+    model, draft = tiny_models()
+    with accelerator():
+        to_device(model if who == "target" else draft)
+        device = DEVICE if who == "target" else CPU
+        assert decode(model, TreeSpeculation(draft, tree=6, seed=0), device, **more) == expected(more)
+
+
+def head(kind: str, folder: Path, target: Any) -> Any:
+    """A drafter with a random head."""
+    if kind == "Medusa":
+        return Medusa(random_heads())
+    files = {"EAGLE-3": eagle3_files, "DFlash": dflash_files}[kind]
+    made = files.shape(hidden=32)
+    files.write(folder, made, files.random_tensors(made), SPECULATORS)
+    return load_drafter(folder, target, hidden_layers=made["hidden_layers"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "more"),
+    [
+        pytest.param("EAGLE-3", "head", SAMPLED, marks=slow),
+        pytest.param("DFlash", "target", SAMPLED, marks=slow),
+        ("EAGLE-3", "target", GREEDY),
+        ("DFlash", "head", GREEDY),
+        pytest.param("Medusa", "target", GREEDY, marks=slow),  # Its heads follow the target by themselves.
+    ],
+)
+def test_heads_on_another_device(kind: str, who: str, more: dict[str, Any], tmp_path: Path) -> None:
+    model, _ = tiny_models()
+    drafter = head(kind, tmp_path, model)
+    plain = expected(more, head(kind, tmp_path, model))
+    with accelerator():
+        to_device(model if who == "target" else drafter.head)
+        device = DEVICE if who == "target" else CPU
+        assert decode(model, TreeSpeculation(drafter, tree=6, seed=0), device, **more) == plain

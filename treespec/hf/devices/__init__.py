@@ -1,0 +1,1 @@
+"""Where a model's weights are: on several devices, on disk, in several processes."""
