@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from example_models import arguments, load, tiny_model
 from transformers import AutoModelForCausalLM
-from transformers.distributed import DistributedConfig
+from transformers.distributed import DistributedConfig  # pyright: ignore[reportPrivateImportUsage]
 
 import treespec
 

@@ -42,6 +42,8 @@ def on_two_ranks(run: Callable[..., Any], *args: Any) -> list[Any]:
 
 def _main(rank: int, port: int, pipe: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    backend: Any = torch._C
+    backend._get_accelerator = lambda: torch.device("cpu")  # Other tests in this process pretend that there is one.
     world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in world.items()})
     try:

@@ -168,7 +168,7 @@ class _Run:
             return trees
         own = trees.tokens.tolist(), trees.parents.tolist()
         first = self.request.ranks.agree("trees", own)
-        return trees if own == first else TreeBatch(*map(torch.tensor, first))
+        return trees if own == first else TreeBatch(torch.tensor(first[0]), torch.tensor(first[1]))
 
     def _room(self, index: int) -> int:
         history = self.history
