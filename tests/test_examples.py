@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SCRIPTS = ("batch", "draft_model", "hand_written_loop", "images", "other_tokenizer", "streaming", "tensor_parallel")
+SCRIPTS = (
+    "batch",
+    "draft_model",
+    "hand_written_loop",
+    "images",
+    "json_schema",
+    "other_tokenizer",
+    "streaming",
+    "tensor_parallel",
+)
 
 
 def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -21,8 +30,10 @@ def test_no_example_is_left_out():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, "example_models"}
 
 
-@pytest.mark.parametrize("name", ["draft_model", "hand_written_loop", "images", "tensor_parallel"])
+@pytest.mark.parametrize("name", ["draft_model", "hand_written_loop", "images", "json_schema", "tensor_parallel"])
 def test_greedy_examples_equal_plain_generate(name, capsys, monkeypatch):
+    if name == "json_schema":
+        pytest.importorskip("xgrammar")
     assert "identical to plain generate: True" in run(name, capsys, monkeypatch)
 
 

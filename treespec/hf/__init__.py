@@ -6,7 +6,8 @@ from treespec.hf.cache.caches import new_cache
 from treespec.hf.cache.slot_cache import commit_cache
 from treespec.hf.cpu.optimized_model import OptimizedModel, optimize, restore
 from treespec.hf.generation.decoder import SpeculativeDecoder
-from treespec.hf.generation.grammar import GrammarProcessor, GrammarState
+from treespec.hf.generation.grammar import GrammarProcessor
+from treespec.hf.generation.grammar_states import GrammarState, token_enforcer
 from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.generation.vllm_config import from_config
 from treespec.hf.loading.drafters import make_draft_model
@@ -38,5 +39,6 @@ __all__ = [
     "optimize",
     "restore",
     "shipped_head",
+    "token_enforcer",
     "tree_attention_mask",
 ]

@@ -27,8 +27,9 @@ from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.devices.ranks import Ranks
 from treespec.hf.generation.grammar import after_prompt
-from treespec.hf.generation.grammar_drafts import under_grammar
+from treespec.hf.generation.grammar_drafts import under_constraints
 from treespec.hf.generation.output_scores import OutputScores
+from treespec.hf.generation.prefix_function import along_branches
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
@@ -130,7 +131,9 @@ def _decode(call: Prepared, options: Options, ranks: Ranks | None = None) -> tup
         strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
         criteria = StoppingCriteriaList([*criteria, StopStringCriteria(options.tokenizer, strings)])
     stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of, ranks)
-    streamer, processors = options.streamer, _processors(call)
+    streamer = options.streamer
+    constrained = along_branches(call.processors, call.input_ids)
+    processors = _path_processors(call, constrained)
     trace = _recorder(call, options, processors)
     request = Request(
         # Images may have ids outside the vocabulary, which drafters and processors do not know.
@@ -150,8 +153,9 @@ def _decode(call: Prepared, options: Options, ranks: Ranks | None = None) -> tup
         ranks=ranks,
     )
     try:
-        with after_prompt(call.processors, call.input_ids.shape[1]), trace or nullcontext():
-            result = speculate(target, under_grammar(options.drafter, call.processors), request)
+        with after_prompt(constrained, call.input_ids.shape[1]), trace or nullcontext():
+            drafter = under_constraints(options.drafter, constrained, options.tokenizer, _ends(call))
+            result = speculate(target, drafter, request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
         if call.num_rows == 1:
@@ -180,10 +184,16 @@ def _recorder(call: Prepared, options: Options, processors: PathProcessors) -> R
     return Recorder(options.trace, about, options.drafter, processors, options.tokenizer)
 
 
-def _processors(call: Prepared) -> PathProcessors:
-    if not call.processors:
+def _ends(call: Prepared) -> list[int]:
+    """The tokens that end a text."""
+    ends = getattr(call.config, "_eos_token_tensor", None)
+    return [] if ends is None else ends.flatten().tolist()
+
+
+def _path_processors(call: Prepared, processors: Sequence[Any]) -> PathProcessors:
+    if not processors:
         return NoProcessors()
-    return TreeProcessors(call.processors, call.num_rows, (~call.mask).sum(1).tolist())
+    return TreeProcessors(processors, call.num_rows, (~call.mask).sum(1).tolist())
 
 
 def _make_target(call: Prepared, options: Options) -> AnyScorer:

@@ -8,7 +8,9 @@ from torch import Tensor
 from transformers.generation import logits_process as library
 
 from treespec.errors import LogitsError, UnsupportedModeError
+from treespec.hf.generation.fast_warpers import FAST, fast
 from treespec.hf.generation.grammar import GrammarProcessor
+from treespec.hf.generation.prefix_function import PrefixProcessor
 
 _PENALTY = library.RepetitionPenaltyLogitsProcessor
 _PATH_FREE = (
@@ -48,7 +50,7 @@ _ROW_FREE = (
 _STATEFUL = (library.UnbatchedClassifierFreeGuidanceLogitsProcessor, library.SynthIDTextWatermarkLogitsProcessor)
 """Processors with state from call to call, which cannot be applied to several branches."""
 
-_STATEFUL_PACKAGES = ("xgrammar", "outlines")
+_STATEFUL_PACKAGES = ("xgrammar", "outlines", "llguidance", "lmformatenforcer", "transformers_cfg")
 """Packages whose processors have state: they follow one text by counting their calls."""
 
 
@@ -76,7 +78,7 @@ class TreeProcessors:
         self.ignores_padding = bool(penalties) and is_simple and all(_ignores(p, num_padding) for p in penalties)
         if self.ignores_padding:
             processors = [_PENALTY(p.penalty) if type(p) is _PENALTY else p for p in processors]
-        self._processors = [FastTopP(p) if type(p) is library.TopPLogitsWarper else p for p in processors]
+        self._processors = [fast(p) for p in processors]
         self._num_rows = num_rows
         self.is_path_free = is_simple and not penalties
         self.is_row_free = all(map(_is_row_free, self._processors))
@@ -86,7 +88,9 @@ class TreeProcessors:
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         scores = logits.to(torch.float32, copy=True)
         for processor in self._processors:
-            apply = processor if _is_row_free(processor) else partial(self._at_row, processor, row)
+            apply = partial(processor, row=row) if isinstance(processor, PrefixProcessor) else processor
+            if not _is_row_free(processor) and apply is processor:
+                apply = partial(self._at_row, processor, row)
             scores = apply(ids, scores)  # pyright: ignore[reportArgumentType]
             if scores.shape != logits.shape:
                 expected, got = list(logits.shape), list(scores.shape)
@@ -117,46 +121,10 @@ def _check_has_no_state(processor: library.LogitsProcessor) -> None:
     )
 
 
-class FastTopP(library.LogitsProcessor):
-    """`TopPLogitsWarper` without sorting the vocabulary: the kept tokens are found among the few highest scores.
-
-    Keeps exactly the tokens whose more probable tokens have a mass below `top_p`, which is the library's rule; sums are
-    in float64, so only ties within float32 rounding of `top_p` may differ.
-    """
-
-    widths = (128, 2048)
-
-    def __init__(self, warper: library.TopPLogitsWarper) -> None:
-        self._warper = warper
-        self._top_p = warper.top_p
-        self._min_kept = max(warper.min_tokens_to_keep, 1)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if scores.device.type != "cpu":  # Sorting is cheap on an accelerator, and reading the outcome is not.
-            return self._warper(input_ids, scores)  # pyright: ignore[reportArgumentType]
-        return self._filter(input_ids, scores, scores.softmax(-1), self.widths)
-
-    def _filter(self, ids: Tensor, scores: Tensor, probs: Tensor, widths: tuple[int, ...]) -> Tensor:
-        """Scores [M, V] without the unlikely tokens: each row by the first of `widths` that is enough for it."""
-        width = max(widths[0], self._min_kept) if widths else scores.shape[-1]
-        if width * 4 > scores.shape[-1]:
-            return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
-        top = scores.topk(width, dim=-1)
-        mass = probs.gather(-1, top.indices).to(torch.float64)
-        is_kept = mass.cumsum(-1) - mass < self._top_p
-        is_kept[:, : self._min_kept] = True
-        best = top.values.masked_fill(~is_kept, self._warper.filter_value)
-        kept = torch.full_like(scores, self._warper.filter_value).scatter_(-1, top.indices, best)
-        is_wider = is_kept[:, -1]
-        if bool(is_wider.any()):
-            kept[is_wider] = self._filter(ids[is_wider], scores[is_wider], probs[is_wider], widths[1:])
-        return kept
-
-
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(_ignored(processor), Tensor)
-    return isinstance(processor, (FastTopP, GrammarProcessor)) or (type(processor) in _ROW_FREE and not has_row_lengths)
+    return isinstance(processor, (*FAST, GrammarProcessor)) or (type(processor) in _ROW_FREE and not has_row_lengths)
 
 
 def _ignores(processor: library.LogitsProcessor, num_padding: Sequence[int]) -> bool:

@@ -47,7 +47,8 @@ class TreeSpeculation:
         tree: "auto" chooses at every step what is predicted to be fastest, see `Control`; else a `TreePolicy`, a list
             of rank paths (or its literal), or a node budget, root included.
         verification: "auto" (target walk for selected children, otherwise traversal), a rule's name, or a rule.
-        tokenizer: for `stop_strings`, and for prompts given to `treespec.generate` as strings.
+        tokenizer: for `stop_strings`, for prompts given to `treespec.generate` as strings, and under a constraint for
+            drafting text that must follow.
         streamer: gets the prompt, every accepted chunk int64 [1, k] and `end()`; batch size one.
         stop_strings: strings that end a row (transformers' own `stop_strings=` cannot reach a custom_generate object).
         seed: of the draft, coin and target streams; None takes one draw from torch's default generator per call.

@@ -1,0 +1,95 @@
+"""Grammars over 64 tokens for tests, and the distribution of a target under them."""
+
+import torch
+from transformers import LogitsProcessorList
+
+OPTIONS = {"max_new_tokens": 16, "do_sample": False}
+
+
+def constrained(model, inputs, processor, **options):
+    """`generate` under a processor, greedy unless `options` say otherwise."""
+    return model.generate(**inputs, **OPTIONS | {"logits_processor": LogitsProcessorList([processor])} | options)
+
+
+class Rising:
+    """Texts whose tokens rise by at most 9, and start again below 8 after 55."""
+
+    def __init__(self, last=0):
+        self.last = last
+
+    def fork(self):
+        return type(self)(self.last)
+
+    def advance(self, token):
+        assert self.mask()[token]
+        self.last = token
+
+    def mask(self):
+        tokens = torch.arange(60)  # Shorter than the head.
+        return tokens < 8 if self.last > 55 else (tokens > self.last) & (tokens <= self.last + 9)
+
+
+class SometimesRising(Rising):
+    """Rising texts in which 11 is followed by 13 and 13 by 17."""
+
+    def mask(self):
+        following = {11: 13, 13: 17}.get(self.last)
+        return super().mask() if following is None else torch.arange(60) == following
+
+
+class Spelled:
+    """One text of 30 tokens, then the end."""
+
+    def __init__(self, position=0):
+        self.position = position
+
+    def fork(self):
+        return type(self)(self.position)
+
+    def advance(self, token):
+        self.position += 1
+
+    def mask(self):
+        mask = torch.zeros(64, dtype=torch.bool)
+        mask[5 + 7 * self.position % 50 if self.position < 30 else 1] = True
+        return mask
+
+
+class Sometimes(Spelled):
+    """Four tokens that are given, then two that are free, and so on."""
+
+    def mask(self):
+        return super().mask() if self.position % 6 < 4 else torch.ones(64, dtype=torch.bool)
+
+
+def is_rising(tokens):
+    tokens = list(tokens)
+    return all(bool(Rising(last).mask()[token]) for last, token in zip([0, *tokens[:-1]], tokens, strict=True))
+
+
+def drafted_texts(speculation, num_rows):
+    """Every row's text with every drafted path behind it, from the steps of the last call."""
+    texts, found = {row: [] for row in range(num_rows)}, []
+    for step in speculation.steps:
+        for row, tree, emitted in zip(step.rows, step.trees, step.emitted, strict=True):
+            paths = [[tree.token(n) for n in tree.path_to(node)[1:]] for node in range(1, tree.num_nodes)]
+            found += [texts[row] + path for path in paths]
+            texts[row] += emitted
+    return found
+
+
+@torch.no_grad()
+def constrained_distribution(model, ids, state, depth):
+    """Every allowed continuation and its probability under top-k 3 and temperature 2, from plain passes."""
+    if depth == 0:
+        return {(): 1.0}
+    mask = torch.nn.functional.pad(state.mask(), (0, 64))[:64]
+    logits = model(ids).logits[0, -1].double().masked_fill(~mask, -torch.inf) / 2
+    logits[logits < logits.topk(3).values[-1]] = -torch.inf
+    found = {}
+    for token in logits.isfinite().nonzero().flatten().tolist():
+        fork, probability = state.fork(), float(logits.softmax(-1)[token])
+        fork.advance(token)
+        rest = constrained_distribution(model, torch.cat([ids, torch.tensor([[token]])], 1), fork, depth - 1)
+        found |= {(token, *tokens): probability * p for tokens, p in rest.items()}
+    return found

@@ -1,0 +1,147 @@
+"""Drafts under constraints: nothing forbidden, what is forced without a drafter, and the target's own distribution."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers.grammars import (
+    Rising,
+    Sometimes,
+    SometimesRising,
+    Spelled,
+    constrained,
+    constrained_distribution,
+    drafted_texts,
+    is_rising,
+)
+from helpers.tiny import padded, prompt
+from transformers import LogitsProcessorList
+
+import treespec
+from benchmarks.joint_distribution.run import g_test
+from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.drafters import DraftModel
+from treespec.hf import GrammarProcessor, make_scorer
+from treespec.hf.generation.grammar_drafts import _joined
+from treespec.policies import AdaptiveChain, Chain
+from treespec.tree import TokenTree, TreeBatch
+
+
+@pytest.mark.parametrize("children", ["selected", "without_replacement", "iid"])
+def test_sampled_texts_and_drafts_are_in_the_grammar(target, draft, children):
+    speculation = TreeSpeculation(draft, tree=BestFirst(8, children=children), seed=0, record_steps=True)
+    processor, inputs = GrammarProcessor(Rising()), {"input_ids": prompt(4)}
+    out = constrained(target, inputs, processor, do_sample=True, custom_generate=speculation)[:, 12:].tolist()
+    assert all(map(is_rising, [*out, *drafted_texts(speculation, 4)]))
+    assert speculation.stats.num_accepted_tokens > 0
+
+
+def test_lookups_propose_nothing_that_is_forbidden(target):
+    speculation = TreeSpeculation(TokenRecycling(), tree=8, record_steps=True)
+    processor, inputs = GrammarProcessor(Rising()), {"input_ids": prompt(2)}
+    for _ in range(2):
+        out = constrained(target, inputs, processor, custom_generate=speculation)
+    assert torch.equal(out, constrained(target, inputs, processor))
+    assert speculation.stats.num_draft_tokens > 0
+    assert all(map(is_rising, drafted_texts(speculation, 2)))
+
+
+@pytest.mark.parametrize("policy", [8, AdaptiveChain(4)], ids=["tree", "chain"])
+def test_drafters_that_were_not_asked_go_on(target, draft, policy):
+    """Forced names between free tokens, with drafters that learn from every step."""
+    processor, inputs = GrammarProcessor(Sometimes()), padded(prompt(2), [0, 3])
+    plain = constrained(target, inputs, processor, max_new_tokens=30)
+    for drafter in (draft, [draft, TokenRecycling(), SuffixLookup()], SuffixLookup()):
+        speculation = TreeSpeculation(drafter, tree=policy)
+        out = constrained(target, inputs, processor, max_new_tokens=30, custom_generate=speculation)
+        assert torch.equal(out, plain)
+        assert speculation.stats.num_accepted_tokens > 10
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(("tree", "num_forced"), [(8, 7), (Chain(3), 3)], ids=["tree", "chain"])
+def test_what_is_forced_costs_no_draft_pass(target, draft, do_sample, tree, num_forced):
+    """30 tokens and the end of text: each step takes as many as the tree has nodes, and the last one ends the row."""
+    options = {"max_new_tokens": 40, "eos_token_id": 1, "do_sample": do_sample}
+    processor, inputs = GrammarProcessor(Spelled()), {"input_ids": prompt(2)}
+    plain = constrained(target, inputs, processor, **options)
+    assert plain.shape == (2, 12 + 31)
+    drafter = DraftModel(make_scorer(draft))
+    drafter.expand = None  # It would fail.
+    speculation = TreeSpeculation(drafter, tree=tree, record_steps=True)
+    assert torch.equal(constrained(target, inputs, processor, **options, custom_generate=speculation), plain)
+    assert [len(step.emitted[0]) for step in speculation.steps[:-1]] == [num_forced + 1] * (31 // (num_forced + 1))
+
+
+class FirstRowSpelled:
+    """A `prefix_allowed_tokens_fn`: the first row gets one text, the others are free below 60."""
+
+    def __call__(self, row, ids):
+        position = len(ids) - 12
+        return [5 + 7 * position % 50] if row == 0 and position < 20 else list(range(2, 60))
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_one_row_is_forced_among_others(target, draft, do_sample):
+    options = {"prefix_allowed_tokens_fn": FirstRowSpelled(), "max_new_tokens": 22}
+    inputs = padded(prompt(3), [2, 0, 3])
+    plain = target.generate(**inputs, **options, do_sample=False)
+    for drafter in (draft, TokenRecycling()):
+        speculation = TreeSpeculation(drafter, tree=8, record_steps=True, seed=0)
+        out = target.generate(**inputs, **options, do_sample=do_sample, custom_generate=speculation)
+        first = [step.emitted[step.rows.index(0)] for step in speculation.steps if 0 in step.rows]
+        assert list(map(len, first[:2])) == [8, 8]
+        assert torch.equal(out[0, 12:32], plain[0, 12:32])
+        assert do_sample or torch.equal(out, plain)
+
+
+RULES = [
+    ("selected", BestFirst(6, children="selected"), "target_walk"),
+    ("recycled", 6, "auto"),
+    ("chain", Chain(3, children="iid"), "token"),
+    ("chain", Chain(3, children="iid"), "block"),
+    ("i.i.d.", BestFirst(6, children="iid"), "recursive"),
+    ("without replacement", BestFirst(6, children="without_replacement"), "recursive"),
+    ("without replacement", BestFirst(6, children="without_replacement"), "traversal"),
+]
+
+
+@pytest.mark.parametrize(("name", "tree", "rule"), RULES, ids=[f"{name}, {rule}" for name, _, rule in RULES])
+def test_sampled_text_follows_the_targets_constrained_distribution(target, draft, name, tree, rule):
+    """Four tokens of 400 rows, of which some are forced while others are free."""
+    ids, start = prompt(1, length=5), SometimesRising(9)
+    exact = constrained_distribution(target, ids, start, 4)
+    speculation = TreeSpeculation(TokenRecycling() if name == "recycled" else draft, tree=tree, verification=rule)
+    options = {"do_sample": True, "top_k": 3, "temperature": 2.0, "max_new_tokens": 4, "num_return_sequences": 400}
+    processors = LogitsProcessorList([GrammarProcessor(start)])
+    for seed in (2, 1) if name == "recycled" else (1,):  # Tables are empty in the first call.
+        out = treespec.generate(target, ids, speculation, seed=seed, logits_processor=processors, **options)
+    found = Counter(map(tuple, out[:, 5:].tolist()))
+    assert found.total() == sum(found[tokens] for tokens in exact)
+    assert g_test(np.array([found[tokens] for tokens in exact]), np.array(list(exact.values()))) > 1e-3
+    assert speculation.stats.num_accepted_tokens > 50
+
+
+@pytest.mark.parametrize(
+    ("run", "num_nodes", "expected"),
+    [
+        ([5, 7], 5, [(5,), (6,), (5, 7), (6, 8)]),  # It is there.
+        ([5, 9, 4], 8, [(5,), (6,), (5, 7), (6, 8), (5, 9), (5, 9, 4)]),
+        ([3, 2], 5, [(5,), (6,), (3,), (3, 2)]),
+        ([6, 8, 2, 1], 6, [(5,), (6,), (6, 8), (6, 8, 2), (6, 8, 2, 1)]),
+        ([6, 8, 2, 1], 5, [(6,), (6, 8), (6, 8, 2), (6, 8, 2, 1)]),
+    ],
+)
+def test_a_run_joins_a_tree_of_selected_children(run, num_nodes, expected):
+    tree = TokenTree.from_paths("[(0,), (1,), (0, 0), (1, 0)]", [1, 5, 6, 7, 8])
+    (joined,) = _joined(TreeBatch.from_trees([tree]), [run], num_nodes).trees
+    paths = [tuple(joined.token(node) for node in joined.path_to(end)[1:]) for end in range(1, joined.num_nodes)]
+    assert paths == expected
+
+
+def test_a_chain_gives_way_to_a_run():
+    chains = TreeBatch.from_trees([TokenTree.chain(torch.tensor(tokens)) for tokens in ([1, 5, 6], [2, 5, 6])])
+    joined = _joined(chains, [[5, 6], [5, 7, 8]], 4)
+    assert joined.is_chain
+    assert [tree.token_list for tree in joined.trees] == [[1, 5, 6], [2, 5, 7, 8]]
