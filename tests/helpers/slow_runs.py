@@ -170,7 +170,7 @@ class Run:
     scale: float = 6.0
     num_rows: int = 1
     num_prompt: int = 12
-    num_new: int = 80
+    num_new: int = 56
     prefill_ms: float = 0.1
     on_token_ms: float = 0.0
     processor_ms: float = 0.0
@@ -227,7 +227,7 @@ class SlowRule:
 
 
 HEALTHY = Run()
-SAMPLED = replace(HEALTHY, is_sampling=True, tree=treespec.Chain(4), scale=4.0, num_new=150)
+SAMPLED = replace(HEALTHY, is_sampling=True, tree=treespec.Chain(4), scale=4.0, num_new=90)
 guess = partial(partial, Guesser)
 HEALTHY_RUNS = {
     "tree": HEALTHY,
@@ -243,7 +243,7 @@ SLOW_RUNS = {
     "tree too large": replace(HEALTHY, tree=treespec.BestFirst(60, depth=4)),
     "batch too large": replace(HEALTHY, num_rows=8),
     "host work": replace(HEALTHY, on_token_ms=15.0),
-    "prompt longer than the answer": replace(HEALTHY, num_prompt=400, num_new=40, prefill_ms=2.0),
+    "prompt longer than the answer": replace(HEALTHY, num_prompt=240, num_new=40, prefill_ms=3.0),
     "processors dear": replace(HEALTHY, processor_ms=12.0),
     "verification dear": replace(SAMPLED, rule_ms=30.0),
     "draft's tokens do not fit": replace(HEALTHY, draft=guess(is_shifted=True)),

@@ -8,7 +8,7 @@ from treespec.engine.trace import TraceFile, read_trace
 
 TARGET = tiny_llama(seed=2)
 DRAFT = noisy_copy(TARGET, 0.1)
-LARGE = tiny_llama(seed=4, vocab_size=1500)
+LARGE = tiny_llama(seed=4, vocab_size=700)
 LARGE_DRAFT = noisy_copy(LARGE, 0.1)
 DRAFTERS = {
     "draft model": lambda: DRAFT,
