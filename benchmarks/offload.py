@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ from treespec.viz import ACCEPTED, REFERENCE
 
 PLAIN, AUTO = "plain", "auto"
 TREES: dict[str, Any] = {
-    "chain of 2": Chain(2),
     "chain of 4": Chain(4),
     "chain of 6": Chain(6),
     "tree of 16": 16,
@@ -87,8 +87,8 @@ def decode(model: Any, inputs: dict[str, Any], speculation: TreeSpeculation | No
     return {"ms_per_token": 1e3 * seconds / len(tokens), "passes": passes, "tokens": tokens}
 
 
-def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Console) -> dict[str, Any]:
-    """By contestant one run per prompt; what `tree="auto"` chose; loads."""
+def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Console) -> Iterator[dict[str, Any]]:
+    """By contestant one run per prompt; what `tree="auto"` chose; loads: after every prompt all so far."""
     drafter = load_drafter(shipped_head(smollm2.NAME), model)
     assert isinstance(drafter, Eagle3)
     speculations: dict[str, TreeSpeculation | None] = {PLAIN: None}
@@ -108,10 +108,9 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
                 runs[name].append(decode(model, inputs, speculations[name], args.new_tokens))
                 progress.advance(task)
             loads.append(load_average())
-    auto = speculations[AUTO]
-    assert auto is not None
-    choices: Counter[str] = auto.total_stats.choices
-    return {"runs": runs, "pass_ms": profile, "choices": choices, "loads": loads}
+            auto = speculations[AUTO]
+            assert auto is not None
+            yield {"runs": runs, "pass_ms": profile, "choices": auto.total_stats.choices, "loads": loads}
 
 
 def report(data: dict[str, Any]) -> str:
@@ -178,10 +177,11 @@ def main() -> None:
         model = load_on_disk(smollm2.converted_folder(), folder)
         if not args.cached:
             forget_files_before_layers(model, [smollm2.converted_folder(), Path(folder)])
-        data |= measure(args, model, tokenizer, console)
-    write_json(args.output, data)
-    picture(data, args.output.with_suffix(".png"))
-    args.output.with_suffix(".md").write_text(report(data))
+        for found in measure(args, model, tokenizer, console):
+            data |= found
+            write_json(args.output, data)
+            picture(data, args.output.with_suffix(".png"))
+            args.output.with_suffix(".md").write_text(report(data))
     console.print(report(data), markup=False)
 
 

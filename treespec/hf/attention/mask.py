@@ -75,7 +75,7 @@ class CachedSlots:
         """The mask where the model takes it: one copy for all passes up to the next commit."""
         return upload(self.device, self.mask)[0]
 
-    def upload(self, *tensors: Tensor) -> list[Tensor]:
+    def upload(self, *tensors: Shaped[Tensor, "..."]) -> list[Shaped[Tensor, "..."]]:
         """Host tensors to the same device; the mask travels with the first of them."""
         if "on_device" in vars(self):
             return upload(self.device, *tensors)
