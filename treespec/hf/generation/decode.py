@@ -120,6 +120,7 @@ def _what_ranks_share(call: Prepared, options: Options) -> list[Any]:
         call.mask.tolist(),
         (config.do_sample, config.max_length, config.eos_token_id, config.cache_implementation),
         [type(part).__name__ for part in parts],
+        options.trace is not None,
     ]
 
 
@@ -134,7 +135,7 @@ def _decode(call: Prepared, options: Options, ranks: Ranks | None = None) -> tup
     streamer = options.streamer
     constrained = along_branches(call.processors, call.input_ids)
     processors = _path_processors(call, constrained)
-    trace = _recorder(call, options, processors)
+    trace = _recorder(call, options, processors, ranks)
     request = Request(
         # Images may have ids outside the vocabulary, which drafters and processors do not know.
         prompt_ids=call.input_ids.masked_fill(call.input_ids >= target.vocab_size, 0),
@@ -175,12 +176,15 @@ def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
     return pass_times(call.model) if isinstance(policy, StepControl) and policy.needs_pass_times else None
 
 
-def _recorder(call: Prepared, options: Options, processors: PathProcessors) -> Recorder | None:
+def _recorder(call: Prepared, options: Options, processors: PathProcessors, ranks: Ranks | None) -> Recorder | None:
+    """Of several processes the first one records; all measure passes for it."""
     if options.trace is None:
         return None
     prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]
     names = [type(processor).__name__ for processor in call.processors]
     about = about_call(call.model, call.config, options, prompts, names)
+    if ranks is not None and ranks.index > 0:
+        return None
     return Recorder(options.trace, about, options.drafter, processors, options.tokenizer)
 
 

@@ -108,7 +108,8 @@ class TreeSpeculation:
 
         It works after any call. With `trace=` it reads the trace, all of its calls, and knows more: which drafter is
         right, whether the draft's distribution fits, how sure the target was. The first time for a model on a machine
-        it measures the model's passes, as `tree="auto"` does, for at most some seconds.
+        it measures the model's passes, as `tree="auto"` does, for at most some seconds. Of processes that run a model
+        together the first one writes the trace, and all call this.
 
         Raises:
             ConfigError: nothing was decoded yet.
