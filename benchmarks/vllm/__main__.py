@@ -10,6 +10,7 @@ compared with plain vLLM's. vLLM's suffix method needs the package `arctic-infer
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -86,9 +87,8 @@ def run(method: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def serve(speculation: dict[str, Any] | None, num_prompts: int, tokens: int, concurrency: list[int]) -> dict[str, Any]:
     """Time per emitted token of all prompts together, reading them included."""
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(
+    vllm: Any = importlib.import_module("vllm")
+    llm = vllm.LLM(
         str(MODEL), dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=concurrency[0], seed=0,
         kv_cache_memory_bytes=1 << 30, block_size=32, disable_log_stats=False, speculative_config=speculation,
     )  # fmt: skip
@@ -96,8 +96,8 @@ def serve(speculation: dict[str, Any] | None, num_prompts: int, tokens: int, con
     def chats(prompts: Any) -> list[Any]:
         return [[{"role": "user", "content": prompt.text}] for prompt in prompts]
 
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    llm.chat(chats(DEMO[:2]), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
+    params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    llm.chat(chats(DEMO[:2]), vllm.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
     prompts, load, began = chats(mixed(num_prompts, None, lambda _: None)), load_average(), time.perf_counter()
     outputs = [list(answer.outputs[0].token_ids) for answer in llm.chat(prompts, params, use_tqdm=False)]
     seconds = time.perf_counter() - began

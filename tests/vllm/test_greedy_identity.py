@@ -1,9 +1,13 @@
-"""Greedy decoding with trees is identical to plain vLLM's, under vLLM's features: SmolLM2, with the real engine."""
+"""Greedy decoding with trees is identical to plain vLLM's, under vLLM's features, in the real engine.
+
+The model is a tiny random one with the vocabulary and the tokenizer of SmolLM2.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.vllm_jobs import ENVIRONMENT, MODEL, PROMPTS, run_jobs
+from helpers.vllm_models import tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = [
@@ -20,7 +25,6 @@ pytestmark = [
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 ENGINE = {
-    "model": str(MODEL),
     "max_model_len": 96,
     "max_num_seqs": 3,
     "max_num_batched_tokens": 64,
@@ -58,14 +62,24 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    return run_jobs({**ENGINE, "num_gpu_blocks_override": NUM_BLOCKS}, JOBS)
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_llama(folder, 49152)
+    for file in MODEL.glob("*token*"):
+        shutil.copy(file, folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
-def trees() -> dict[str, Any]:
+def plain(model: str) -> dict[str, Any]:
+    return run_jobs({**ENGINE, "model": model, "num_gpu_blocks_override": NUM_BLOCKS}, JOBS)
+
+
+@pytest.fixture(scope="module")
+def trees(model: str) -> dict[str, Any]:
     speculation = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12}
-    return run_jobs({**ENGINE, "num_gpu_blocks_override": NUM_BLOCKS + 3, "speculative_config": speculation}, JOBS)
+    engine = {**ENGINE, "model": model, "num_gpu_blocks_override": NUM_BLOCKS + 3}
+    return run_jobs({**engine, "speculative_config": speculation}, JOBS)
 
 
 @pytest.mark.parametrize("job", JOBS)
