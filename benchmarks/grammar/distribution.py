@@ -95,21 +95,28 @@ def measure(args: Any, model: Any, tokenizer: Any, console: Console) -> dict[str
     end, vocab_size = tokenizer.eos_token_id, model.config.vocab_size
     grammar = processor(compiler(tokenizer, vocab_size), SCHEMA)
     ends = (end, next(token for token in (tokenizer.pad_token_id, 0) if token not in (None, end)))
-    probs = exact(model, ids, grammar, end)
+    store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.batch)}.jsonl")
+    known = store.get("exact", lambda: list(exact(model, ids, grammar, end).items()))
+    probs = {tuple(text): prob for text, prob in known}
     console.print(f"{len(probs)} token sequences, {1 - sum(probs.values()):.1e} of the mass elsewhere")
-    store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.texts, args.batch)}.jsonl")
 
-    def drawn(number: int, speculation: TreeSpeculation | None) -> dict[str, Any]:
-        texts = []
-        for turn in range(-(-args.texts // args.batch)):
-            torch.manual_seed(1000 * (number + 1) + turn + args.seed)
-            texts += sample(model, ids, grammar, ends, speculation, args.batch)
-        return {"texts": texts, "length": speculation and speculation.total_stats.mean_acceptance_length}
+    def drawn(seed: int, speculation: TreeSpeculation | None) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        texts = sample(model, ids, grammar, ends, speculation, args.batch)
+        stats = None if speculation is None else speculation.stats
+        return {"texts": texts, "steps": stats and stats.num_drafts, "tokens": stats and stats.num_emitted_tokens}
 
     results: dict[str, Any] = {}
     plain: Counter[Any] = Counter()
     for number, (name, speculation) in enumerate(contestants(model, tokenizer).items()):
-        found = store.get(name, lambda number=number, s=speculation: drawn(number, s))
+        batches = []
+        for turn in range(-(-args.texts // args.batch)):
+            seed = 1000 * (number + 1) + turn + args.seed
+            batches.append(store.get(f"{name}, {turn}", lambda seed=seed, s=speculation: drawn(seed, s)))
+        steps = sum(batch["steps"] or 0 for batch in batches)
+        found = {"texts": [text for batch in batches for text in batch["texts"]], "length": None}
+        if steps:
+            found["length"] = sum(batch["tokens"] for batch in batches) / steps
         texts = [tuple(text) for text in found["texts"]]
         counts = Counter(texts)
         plain = plain or counts

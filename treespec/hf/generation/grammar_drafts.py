@@ -79,10 +79,11 @@ class GrammarDrafts:
 
     def _allowed(self, row: int, tokens: tuple[int, ...]) -> Tensor | None:
         """What all constraints allow next, bool of any length; None where one of them forbids one of the tokens."""
-        masks = [constraint.allowed(row, tokens) for constraint in self._constraints]
-        if any(mask is None for mask in masks):
+        found = [constraint.allowed(row, tokens) for constraint in self._constraints]
+        masks = [mask for mask in found if mask is not None]
+        if len(masks) < len(found):
             return None
-        size = min(len(mask) for mask in masks)
+        size = min(map(len, masks))
         return torch.stack([mask[:size] for mask in masks]).all(0) if len(masks) > 1 else masks[0]
 
     def _allows(self, row: int, tokens: tuple[int, ...], token: int) -> bool:

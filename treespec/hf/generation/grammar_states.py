@@ -122,17 +122,19 @@ class EnforcerState:
     @classmethod
     def at_start(cls, enforcer: Any) -> "EnforcerState":
         own = copy.copy(enforcer)
+        start: list[int] = []
         own.prefix_states = {}
-        own.get_allowed_tokens([])
-        return cls(own, own.prefix_states[()])
+        own.get_allowed_tokens(start)
+        return cls(own, own.prefix_states[tuple(start)])
 
     def fork(self) -> "EnforcerState":
         return EnforcerState(self.enforcer, self.known)
 
     def advance(self, token: int) -> None:
-        self.enforcer.prefix_states = {(): self.known}
+        states: dict[tuple[int, ...], Any] = {(): self.known}
+        self.enforcer.prefix_states = states
         self.enforcer.get_allowed_tokens([token])
-        self.known = self.enforcer.prefix_states[(token,)]
+        self.known = states[(token,)]
 
     def mask(self) -> Tensor:
         allowed = self.known.allowed_tokens
@@ -151,7 +153,7 @@ def token_enforcer(parser: Any, tokenizer: PreTrainedTokenizerBase, end_tokens: 
     """
     from lmformatenforcer import CharacterLevelParser, TokenEnforcer, TokenEnforcerTokenizerData
 
-    ends = [tokenizer.eos_token_id] if end_tokens is None else list(end_tokens)
+    ends: list[Any] = [tokenizer.eos_token_id] if end_tokens is None else list(end_tokens)
     if not isinstance(parser, CharacterLevelParser) or not all(isinstance(end, int) for end in ends) or not ends:
         raise ConfigError(
             "token_enforcer needs a CharacterLevelParser and a tokenizer with an end of text (or end_tokens=), got "
