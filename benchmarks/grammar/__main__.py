@@ -76,6 +76,10 @@ class Bench:
         runs = {name: self._decode(*name, task, inputs, temperature, seed) for name in names[first:] + names[:first]}
         return {", ".join(name): runs[name] for name in names}
 
+    def run(self, task: str, request: str, temperature: float, seed: int) -> dict[str, Any]:
+        runs = self.round(task, request, temperature, seed)
+        return {"task": task, "runs": runs, "load": load_average()}
+
     def _decode(
         self, kind: str, name: str, task: str, inputs: dict[str, Any], temperature: float, seed: int
     ) -> dict[str, Any]:
@@ -116,18 +120,18 @@ def is_valid(text: str, schema: dict[str, Any]) -> bool:
 
 
 def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Console) -> dict[str, Any]:
-    """By temperature: rounds, one per request. A temperature that was finished before is read from the cache folder."""
+    """By temperature: rounds, one per request. Finished rounds are kept in the user's cache folder."""
     requests = [(task, TASKS[task].requests[n]) for n in range(4) for task in TASKS][: args.requests]
-
-    def rounds_at(temperature: float) -> dict[str, Any]:
-        bench, rounds, start = Bench(model, tokenizer), [], load_average()
+    store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads)}.jsonl")
+    bench, found = Bench(model, tokenizer), {}
+    for temperature in args.temperatures:
+        rounds: list[dict[str, Any]] = []
         for turn, (task, request) in enumerate(requests):
-            rounds.append({"task": task, "runs": bench.round(task, request, temperature, args.seed + turn)})
+            chosen = (task, request, temperature, args.seed + turn)
+            rounds.append(store.get(str(chosen), lambda chosen=chosen: bench.run(*chosen)))
             console.print(f"T = {temperature:g}: {turn + 1} of {len(requests)}, {task}")
-        return {"rounds": rounds, "loads": [start, load_average()]}
-
-    store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(requests, args.seed, args.threads)}.jsonl")
-    return {f"T = {t:g}": store.get(f"T = {t:g}", lambda t=t: rounds_at(t)) for t in args.temperatures}
+        found[f"T = {temperature:g}"] = {"rounds": rounds}
+    return found
 
 
 def names_of(rounds: list[dict[str, Any]]) -> list[str]:
@@ -165,8 +169,10 @@ def report(data: dict[str, Any]) -> str:
     about = (__doc__ or "").split("\n\n")[1].replace("\n", " ")
     lines = ["# Text under a JSON schema", "", about, "", "![Times](grammar.png)", ""]
     for name, found in data["found"].items():
-        rounds, loads = found["rounds"], " and ".join(map(str, found["loads"]))
-        lines += [f"## {name}", "", f"{len(rounds)} requests; load {loads} before and after.", "", table(rounds)]
+        rounds = found["rounds"]
+        loads = [part["load"] for part in rounds]
+        about_load = f"{len(rounds)} requests; load {min(loads)} to {max(loads)}."
+        lines += [f"## {name}", "", about_load, "", table(rounds)]
     lines += ["Medians; ratios are medians of paired ratios of milliseconds per token, more is faster, with 95 %"]
     lines[-1] += " bootstrap intervals."
     sample = next(iter(data["found"].values()))["rounds"][:3]

@@ -13,7 +13,7 @@ class FastTopP(LogitsProcessor):
     """`TopPLogitsWarper` without sorting the vocabulary: the kept tokens are found among the few highest scores.
 
     Keeps exactly the tokens whose more probable tokens have a mass below `top_p`, which is the library's rule. Sums are
-    in float64; a row goes to the library where its rounding might decide (`margin`), or its order of equal scores.
+    in float64; a row is sorted as in the library where rounding might decide, or the order of equal scores.
     """
 
     widths = (128, 2048)
@@ -33,7 +33,7 @@ class FastTopP(LogitsProcessor):
         """Scores [M, V] without the unlikely tokens: each row by the first of `widths` that is enough for it."""
         width = max(widths[0], self._min_kept) if widths else scores.shape[-1]
         if width * 4 > scores.shape[-1]:
-            return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
+            return self._filter_all(ids, scores)
         top = scores.topk(width, dim=-1)
         mass = probs.gather(-1, top.indices).to(torch.float64)
         before = mass.cumsum(-1) - mass
@@ -48,6 +48,18 @@ class FastTopP(LogitsProcessor):
             if bool(rows.any()):
                 kept[rows] = self._filter(ids[rows], scores[rows], probs[rows], wider)
         return kept
+
+    def _filter_all(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """The library's computation, step by step, with another sort; the library's own where equal scores are cut."""
+        order = stable_order(scores)
+        in_order = scores.gather(-1, order)
+        is_removed = in_order.softmax(-1).cumsum(-1) <= 1 - self._top_p
+        is_removed[:, -self._min_kept :] = False
+        least = is_removed.sum(-1, keepdim=True)
+        around = in_order.gather(-1, torch.cat([(least - 1).clamp(min=0), least], -1))
+        if bool(((around[:, 0] == around[:, 1]) & (least[:, 0] > 0)).any()):
+            return self._warper(ids, scores)  # pyright: ignore[reportArgumentType]
+        return scores.masked_fill(is_removed.scatter(-1, order, is_removed), self._warper.filter_value)
 
 
 class FastTypical(LogitsProcessor):
