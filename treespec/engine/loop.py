@@ -128,6 +128,7 @@ class _Run:
                     is_chain_only=self.is_chain_only,
                     is_on_host=self.target.device.type == "cpu",
                     is_repeatable=self.request.is_sampling and self.request.seed is not None,
+                    is_alone=self.request.ranks is None,
                 )
             )
 

@@ -115,7 +115,7 @@ class Control(ShowsOptions, StepControl):
         if has_room:
             number, is_exploring, reason = learned.decide(rates, times, self.max_latency_ms)
         self._chosen, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
-        self.tokens_per_ms = self._rate if self._is_timed and not is_exploring else 0.0
+        self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]
         self.choice = Choice(names[number], reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
         if policy is None:
