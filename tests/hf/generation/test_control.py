@@ -67,7 +67,8 @@ def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample):
         speculation = treespec.TreeSpeculation(drafter, tree=control, seed=3 if do_sample else None)
         outputs = [target.generate(ids, **options, custom_generate=speculation) for _ in range(3)]
         learned = control._learned
-        assert torch.equal(outputs[0], outputs[1])
+        if drafter is draft or not do_sample:  # The others remember earlier calls.
+            assert torch.equal(outputs[0], outputs[1])
         assert all(token == 5 + 7 * at % 50 for at, token in enumerate(outputs[0][0, 12:].tolist()) if at % 6 < 4)
         assert speculation.stats.mean_acceptance_length > 1.5
         if not do_sample:
