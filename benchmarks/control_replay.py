@@ -76,7 +76,8 @@ class Recorder(Merge):
 
 def record(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """By prompt: `prompt` and `text`, token ids, and `trees` by position in the text and part."""
-    model, tokenizer = smollm2.load(say=console.print)
+    loaded, tokenizer = smollm2.load(say=console.print)
+    model: Any = loaded
     head = load_drafter(shipped_head(smollm2.NAME), model)
     assert isinstance(head, Eagle3)
     recorder = Recorder([head, *warm_start().drafters()])

@@ -17,7 +17,9 @@ def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
     It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees; one that stops for the sake of
     draft passes need not do so here.
     """
-    if type(policy) not in (BestFirst, StoppedBestFirst) or policy.children not in (AUTO, SELECTED):
+    if not isinstance(policy, BestFirst) or type(policy) not in (BestFirst, StoppedBestFirst):
+        return False
+    if policy.children not in (AUTO, SELECTED):
         return False
     return policy.beam is None and policy.branching is None and policy.min_gain == 0
 

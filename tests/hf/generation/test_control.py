@@ -13,6 +13,8 @@ from treespec import Control
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine import stats as engine_stats
 from treespec.hf import make_scorer
+from treespec.policies import BestFirst
+from treespec.protocols import Choice, StepControl
 
 CHEAP = {1: 1000.0, 64: 1100.0}
 """Of passes: far more than any draft of a tiny model takes."""
@@ -101,23 +103,49 @@ def test_a_seed_repeats_whatever_the_clock_says(target, draft, monkeypatch):
     assert seeded.stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("is_timed", [True, False])
-def test_a_slow_part_of_a_merge_is_left_out_unless_no_clock_may_be_read(target, draft, is_timed):
+class EveryStep(StepControl):
+    """A control of one's own: a tree of 8 in every step."""
+
+    max_nodes, needs_pass_times = 8, False
+    current, choice = BestFirst(8), Choice("tree of 8", "always", {})
+
+    def __init__(self, tokens_per_ms):
+        self.tokens_per_ms = tokens_per_ms
+
+    def begin(self, call):
+        assert call.is_alone
+
+    def choose(self, num_rows, context, has_room=True):
+        return has_room
+
+    def trim(self, trees):
+        return trees
+
+    def update(self, step):
+        assert step.emitted
+
+    def update_times(self, trees, draft_ms, other_ms):
+        assert min(draft_ms, other_ms) >= 0
+
+
+@pytest.mark.parametrize("tokens_per_ms", [1.0, 0.0])
+def test_a_slow_part_of_a_merge_is_left_out_where_a_control_says_what_time_is_worth(target, draft, tokens_per_ms):
     ids, options = prompt(2), OPTIONS | {"max_new_tokens": 40, "do_sample": False}
-    slow = DraftModel(make_scorer(draft))
-    merge = Merge([slow, TokenRecycling(), SuffixLookup()])
-    proposed, number = [], [0]
-    inner, values = slow.propose, merge._part_values
-    values.clock = lambda: number[0]
+    parts = [DraftModel(make_scorer(draft)), TokenRecycling(), SuffixLookup()]
+    merge, clock, num_asked = Merge(parts), [0.0], [0, 0]
+    merge._part_values.clock = lambda: clock[0]
+    for number, ms in ((0, 1e4), (1, 0.0)):
 
-    def propose(max_depth):
-        proposed.append(max_depth)
-        number[0] += 1000
-        return inner(max_depth)
+        def propose(max_depth, inner=parts[number].propose, number=number, ms=ms):
+            clock[0] += ms / 1e3
+            num_asked[number] += 1
+            return inner(max_depth)
 
-    slow.propose = propose
-    speculation = treespec.TreeSpeculation(merge, tree=Control(is_timed=is_timed, pass_ms=CHEAP))
-    for _ in range(3):
+        vars(parts[number])["propose"] = propose
+    speculation = treespec.TreeSpeculation(merge, tree=EveryStep(tokens_per_ms))
+    for _ in range(2):
         out = target.generate(ids, **options, custom_generate=speculation)
         assert torch.equal(out, target.generate(ids, **options))
-    assert (len(proposed) < speculation.total_stats.num_target_passes - 3) == is_timed
+    assert speculation.stats.choices["tree of 8"] == speculation.stats.num_target_passes
+    assert num_asked[1] > 20
+    assert num_asked[0] < num_asked[1] / 2 if tokens_per_ms else num_asked[0] == num_asked[1]
