@@ -1,4 +1,4 @@
-"""`vllm serve` with trees and a real OpenAI client: streams, concurrent and cancelled requests, a restart."""
+"""vLLM's server with trees and a real OpenAI client: streams, concurrent and cancelled requests, a restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def server() -> Iterator[tuple[Any, subprocess.Popen]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--served-model-name", "model",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+        "--served-model-name", "model",
         "--dtype", "float32", "--enforce-eager", "--max-model-len", "160", "--max-num-seqs", "4", "--block-size", "32",
         "--kv-cache-memory-bytes", str(1 << 28), "--port", str(port), "--speculative-config", json.dumps(SPECULATION),
     ]  # fmt: skip

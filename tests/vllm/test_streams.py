@@ -40,3 +40,10 @@ def test_without_a_seed_steps_differ() -> None:
     streams = Streams(0)
     first, second = (streams.uniforms(chain(4), ["a"], [None], [0])[1] for _ in range(2))
     assert not torch.equal(first, second)
+
+
+def test_other_rules_get_a_draw_per_node() -> None:
+    trees = TreeBatch(torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[-1, 0, 0]]))
+    first, second = (Streams(k).uniforms(trees, ["a"], [7], [5], is_by_depth=False)[1] for k in range(2))
+    assert len(set(first[0].tolist())) == 3
+    assert torch.equal(first, second)

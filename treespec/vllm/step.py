@@ -15,7 +15,7 @@ from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.verification import resolve
 from treespec.vllm.drafts import select_rows
 from treespec.vllm.scores import LEAST_TEMPERATURE, Outputs, path_scores, target_probs
-from treespec.vllm.streams import Streams
+from treespec.vllm.streams import DRAWS_BY_DEPTH, Streams
 from treespec.vllm.verifying import NodeProbs, verify_greedily, verify_sampled
 
 
@@ -78,8 +78,9 @@ class StepVerifier:
         )
         lengths = [len(requests.outputs[row]) for row in rows]
         seeds = [param.seed for param in params]
-        coins, draws = self.streams.uniforms(trees, [names[row] for row in rows], seeds, lengths)
-        return verify_sampled(resolve(self._verification, True, trees), trees, target, coins, draws)
+        rule, own_names = resolve(self._verification, True, trees), [names[row] for row in rows]
+        coins, draws = self.streams.uniforms(trees, own_names, seeds, lengths, rule.name in DRAWS_BY_DEPTH)
+        return verify_sampled(rule, trees, target, coins, draws)
 
 
 def gather_output(

@@ -10,6 +10,8 @@ from torch import Tensor
 from treespec.tree import TreeBatch
 from treespec.verification.dense.scans import Uniforms
 
+DRAWS_BY_DEPTH = frozenset({"target_walk", "token", "block", "recursive", "traversal"})
+"""Rules that draw at most one token per depth."""
 MORE = 64
 """How many numbers are drawn at a time."""
 
@@ -17,8 +19,8 @@ MORE = 64
 class Streams:
     """Coins and draws for the trees of a step; one generator without a seed for all, one per request with a seed.
 
-    A draw belongs to the number of the output token and not to a node: a rule draws at most one token per depth. With
-    selected children, where a rule flips no coin, the output then follows from the seed alone.
+    Of a request with a seed, a draw belongs to the number of the output token and not to a node, for rules that draw at
+    most one token per depth. Under the target walk, which flips no coin, the output then follows from the seed alone.
     """
 
     def __init__(self, seed: int) -> None:
@@ -26,18 +28,24 @@ class Streams:
         self._own: dict[str, tuple[torch.Generator, Tensor]] = {}
 
     def uniforms(
-        self, trees: TreeBatch, requests: Sequence[str], seeds: Sequence[int | None], lengths: Sequence[int]
+        self,
+        trees: TreeBatch,
+        requests: Sequence[str],
+        seeds: Sequence[int | None],
+        lengths: Sequence[int],
+        is_by_depth: bool = True,
     ) -> tuple[Uniforms, Uniforms]:
-        """Coins and draws, float64 [B, N], for requests that have emitted `lengths` tokens."""
+        """Coins and draws, float64 [B, N], for requests that have emitted `lengths` tokens.
+
+        `is_by_depth`: the rule draws at most one token per depth, see `DRAWS_BY_DEPTH`.
+        """
         coins, draws = torch.rand(2, *trees.tokens.shape, dtype=torch.float64, generator=self._shared)
         for row, (request, seed, length) in enumerate(zip(requests, seeds, lengths, strict=True)):
             if seed is not None:
-                draws[row] = self._draws(request, seed, length, trees.depths[row])
-                coins[row] = torch.rand(
-                    trees.max_nodes,
-                    dtype=torch.float64,
-                    generator=torch.Generator().manual_seed(hash_seed(seed, length)),
-                )
+                step = torch.Generator().manual_seed(hash_seed(seed, length))
+                coins[row], draws[row] = torch.rand(2, trees.max_nodes, dtype=torch.float64, generator=step)
+                if is_by_depth:
+                    draws[row] = self._draws(request, seed, length, trees.depths[row])
         return coins, draws
 
     def keep(self, requests: Container[str]) -> None:
