@@ -177,8 +177,8 @@ def main() -> None:
     pass_times(model)
     for name, case in track(CASES.items(), description="runs"):
         data["runs"][name] = run(case, model, tokenizer, args.seed, args.rounds)
-    data["load_average_after"] = load_average()
-    write_json(RESULTS / "diagnosis" / "diagnosis.json", data)
+        data["load_average_after"] = load_average()
+        write_json(RESULTS / "diagnosis" / "diagnosis.json", data)  # An interrupted run leaves what it has.
     (RESULTS / "diagnosis" / "diagnosis.md").write_text(report(data))
     print(report(data))
 
