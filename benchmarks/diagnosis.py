@@ -36,7 +36,7 @@ from treespec.hf.models.pass_times import pass_times
 CODE = "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples."
 STORY = "Write a short story about a clockmaker who finds a watch that runs backwards."
 FACTS = "The old bridge was built in 1874 by the town's people. It has three arches and a small tower at each end. "
-SLOW_MS = 25.0
+SLOW_MS = 100.0
 
 
 class SlowStreamer:
@@ -81,7 +81,7 @@ CASES = {
     "shipped drafters, tree='auto', code": Case(None, shipped, "auto"),
     "the target drafts for itself": Case("draft too dear", lambda model: model, Chain(4)),
     "tree of 64 nodes": Case("tree too large", shipped, 64),
-    "12 rows": Case("batch too large", shipped, 8, num_rows=12, new_tokens=32),
+    "12 rows": Case("batch too large", shipped, 8, num_rows=12),
     "prompt of 700 tokens, 16 new ones": Case("prompt longer than the answer", shipped, 8, 25 * FACTS, 16),
     "slow streamer": Case("host work", shipped, streamer=SlowStreamer()),
     "slow logits processor": Case(

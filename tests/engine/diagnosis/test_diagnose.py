@@ -1,6 +1,7 @@
 """Slow runs prepared on purpose, each by one cause: the diagnosis names it first, and nothing in a healthy run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from helpers.slow_runs import HEALTHY, HEALTHY_RUNS, ONLY_BY_TRACE, SLOW_RUNS
@@ -39,6 +40,20 @@ def test_the_predicted_speed_is_the_clocks(tmp_path, monkeypatch):
     plain = 20.0 * stats.num_emitted_tokens + 1e3 * stats.seconds["prefill"]
     assert found.speedup == pytest.approx(plain / (1e3 * sum(stats.seconds.values())), rel=0.03)
     assert json.loads(json.dumps(found.as_dict()))["speedup"] == found.speedup
+
+
+def test_pass_times_of_a_busy_machine_predict_no_wonders(tmp_path, monkeypatch):
+    """A profile in which one node takes longer than eight cannot make a run faster than its tokens per pass."""
+    stats, about, lengths = HEALTHY.decode(tmp_path / "run.jsonl", monkeypatch)
+    found = diagnose(of_stats(stats, {**about, "pass_ms": {"1": 300.0, "8": 21.0, "64": 60.0}}, lengths))
+    assert found.speedup <= found.tokens_per_pass
+
+
+def test_of_a_short_answer_the_share_of_the_prompt_is_named(tmp_path, monkeypatch):
+    run = replace(SLOW_RUNS["prompt longer than the answer"], num_new=10)
+    assert [c.name for c in diagnose(of_stats(*run.decode(tmp_path / "run.jsonl", monkeypatch))).causes] == [
+        "prompt longer than the answer"
+    ]
 
 
 def test_what_is_not_known_is_said(tmp_path, monkeypatch):

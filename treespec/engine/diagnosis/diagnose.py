@@ -10,7 +10,7 @@ from treespec.engine.diagnosis.drafts import DRAFT_CAUSES
 from treespec.engine.diagnosis.evidence import Evidence
 from treespec.engine.diagnosis.fit import explanation, temperature_alone
 from treespec.engine.diagnosis.speed import Passes, perfect_speedup, speed_of
-from treespec.engine.diagnosis.times import TIME_CAUSES
+from treespec.engine.diagnosis.times import TIME_CAUSES, prompt_long
 
 LEAST_STEPS = 8
 EXPLAINED = ("acceptance low", "drafts too deep", "hardly any drafts")
@@ -73,7 +73,7 @@ def diagnose(run: Evidence) -> Diagnosis:
     case = Case(run, speed_of(run, passes), passes)
     total = sum(run.ms.values()) - run.ms["processors"]
     return Diagnosis(
-        causes=_causes(case) if run.num_steps >= LEAST_STEPS else [],
+        causes=_causes(case),
         speedup=case.speed.speedup,
         perfect_speedup=perfect_speedup(case.speed, passes, run.rows_per_step),
         tokens_per_pass=run.tokens_per_step,
@@ -86,9 +86,13 @@ def diagnose(run: Evidence) -> Diagnosis:
 
 
 def _causes(case: Case) -> list[Cause]:
-    found = [cause for find in (*DRAFT_CAUSES, *TIME_CAUSES) if (cause := find(case)) is not None]
+    # Of few passes only the share of the prompt is certain.
+    finders = (*DRAFT_CAUSES, *TIME_CAUSES) if case.run.num_steps >= LEAST_STEPS else (prompt_long,)
+    found = [cause for find in finders if (cause := find(case)) is not None]
     causes = [cause for cause in found if cause.speedup >= LEAST_GAIN * case.speed.speedup]
     causes.sort(key=lambda cause: -cause.speedup)
+    if case.run.num_steps < LEAST_STEPS:
+        return causes
     why = explanation(case) if any(cause.name in EXPLAINED for cause in causes) else temperature_alone(case)
     if why is None:
         return causes
@@ -101,7 +105,7 @@ def _causes(case: Case) -> list[Cause]:
 def _unknown(run: Evidence) -> list[str]:
     found = []
     if run.num_steps < LEAST_STEPS:
-        found.append(f"nothing can be said of {run.num_steps} passes: decode a longer text")
+        found.append(f"what {run.num_steps} passes are too few to say: decode a longer text")
     if run.pass_ms is None:
         found.append("the model's pass times by number of nodes: speeds count a pass of any size as equally long")
     if run.fits is None:
