@@ -115,7 +115,7 @@ class TracedCall:
 
     Args:
         about: what is known of it: `model`, `drafter`, `policy`, `rule`, `is_sampling`, `sampling` (the settings that
-            differ from transformers' defaults), `processors`, `prompt_ids` (by row, without padding), `prompt`, `seed`,
+            change anything), `processors`, `prompt_ids` (by row, without padding), `prompt`, `seed`,
             `device`, `pass_ms`, `versions`, ...
         texts: the text of every token that occurs, by its id; empty without a tokenizer.
         end: why the record ends; None: the process was interrupted, or is still at work.

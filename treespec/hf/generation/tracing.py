@@ -20,7 +20,9 @@ from treespec.errors import TreespecError
 from treespec.hf.models.pass_times import pass_times
 from treespec.policies import Control
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size")
+_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+_PENALTIES = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+"""Settings with the values that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,8 @@ def about_call(
 ) -> dict[str, Any]:
     """See `TracedCall.about`; `options` are those of `TreeSpeculation`, `prompts` are without padding."""
     rule, tokenizer = options.verification, options.tokenizer
-    defaults = GenerationConfig()
-    names = ("max_new_tokens", *(_SAMPLING if config.do_sample else _SAMPLING[-2:]))
-    settings = {name: getattr(config, name, None) for name in names}
+    neutral = {"max_new_tokens": None, **(_SAMPLING if config.do_sample else {}), **_PENALTIES}
+    settings = {name: getattr(config, name, None) for name in neutral}
     return {
         "model": PurePath(str(model.config._name_or_path or type(model).__name__)).name,
         "num_weights": sum(weight.numel() for weight in model.parameters()),
@@ -69,7 +70,7 @@ def about_call(
         "is_auto": isinstance(options.policy, Control),
         "rule": rule if isinstance(rule, str) else rule.name,
         "is_sampling": bool(config.do_sample),
-        "sampling": {k: v for k, v in settings.items() if v is not None and v != getattr(defaults, k, None)},
+        "sampling": {k: v for k, v in settings.items() if v is not None and v != neutral[k]},
         "processors": list(processors),
         "seed": options.seed,
         "pass_ms": _pass_ms(model, options.policy),

@@ -81,7 +81,7 @@ function Timeline({ steps, index, select, theme }) {
     plot.current = new uPlot({
       width: box.current.clientWidth, height: 190, cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false }, ms: { range: (_, low, high) => [0, high * 1.05 || 1] }, tokens: { range: [0, top * 1.6] } },
-      axes: [{ ...axis, label: "step", labelSize: 18, size: 34 }, { ...axis, scale: "ms", label: "ms", labelSize: 18, size: 52 },
+      axes: [{ ...axis, label: "step", labelSize: 18, size: 34, incrs: [1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 25000] }, { ...axis, scale: "ms", label: "ms", labelSize: 18, size: 52 },
         { ...axis, scale: "tokens", side: 1, label: "tokens", labelSize: 18, grid: { show: false }, size: 40,
           values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) }],
       series: [{}, ...[...PHASES].reverse().map((phase) => ({ scale: "ms", stroke: css(`p-${phase}`), fill: css(`p-${phase}`), width: 0, points: { show: false } })),
