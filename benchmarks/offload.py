@@ -113,30 +113,29 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
             yield {"runs": runs, "pass_ms": profile, "choices": auto.total_stats.choices, "loads": loads}
 
 
-def report(data: dict[str, Any]) -> str:
-    """The table, in Markdown."""
+def report(data: dict[str, Any], name: str) -> str:
+    """The table, in Markdown, beside the picture of this name."""
     runs = data["runs"]
-    times = {name: [run["ms_per_token"] for run in found] for name, found in runs.items()}
+    times = {contestant: [run["ms_per_token"] for run in found] for contestant, found in runs.items()}
     same = [run["tokens"] for run in runs[PLAIN]]
     rows = []
-    for name, found in runs.items():
+    for contestant, found in runs.items():
         passes = sum(run["passes"] for run in found)
         tokens = sum(len(run["tokens"]) for run in found)
         equal = sum(run["tokens"] == plain for run, plain in zip(found, same, strict=True))
-        speed = "1" if name == PLAIN else ratio(times[PLAIN], times[name]).text()
-        rows.append(
-            [name, f"{np.median(times[name]):.0f}", speed, f"{tokens / passes:.2f}", f"{equal} of {len(found)}"]
-        )
+        speed = "1" if contestant == PLAIN else ratio(times[PLAIN], times[contestant]).text()
+        median = f"{np.median(times[contestant]):.0f}"
+        rows.append([contestant, median, speed, f"{tokens / passes:.2f}", f"{equal} of {len(found)}"])
     header = ["contestant", "ms per token", "times plain", "tokens per pass", "texts equal to plain's"]
     profile = markdown_table(
         ["nodes of a pass", *map(str, data["pass_ms"])], [["ms", *(f"{ms:.0f}" for ms in data["pass_ms"].values())]]
     )
-    chosen = ", ".join(f"{name} {count}x" for name, count in Counter(data["choices"]).most_common(5))
+    chosen = ", ".join(f"{choice} {count}x" for choice, count in Counter(data["choices"]).most_common(5))
     about = (__doc__ or "").split("\n\n")[1].replace("\n", " ")
     how = "Here the files stay in the cache." if data["cached"] else "Here they leave the cache before every layer."
     return "\n".join(
         [
-            "# Layers on disk", "", f"{about} {how}", "", "![Times](offload.png)", "",
+            "# Layers on disk", "", f"{about} {how}", "", f"![Times]({name}.png)", "",
             f"{len(same)} prompts, {data['new_tokens']} new tokens, load {min(data['loads'])} to {max(data['loads'])}.",
             "", markdown_table(header, rows),
             "Medians; ratios are medians of paired ratios with 95 % bootstrap intervals.", "",
@@ -181,8 +180,8 @@ def main() -> None:
             data |= found
             write_json(args.output, data)
             picture(data, args.output.with_suffix(".png"))
-            args.output.with_suffix(".md").write_text(report(data))
-    console.print(report(data), markup=False)
+            args.output.with_suffix(".md").write_text(report(data, args.output.stem))
+    console.print(report(data, args.output.stem), markup=False)
 
 
 if __name__ == "__main__":
