@@ -391,6 +391,10 @@ class Session:
     target: CausalScorer | None = None
     """The target's scorer, for drafters that draft with the target itself."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies of a drafter, pickled ones too, hold neither the target nor the caller's processors."""
+        return vars(self) | {"target": None, "processors": None, "prompt_states": {}}
+
 
 @runtime_checkable
 class Drafter(Protocol):

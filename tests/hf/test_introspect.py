@@ -1,7 +1,6 @@
-"""What is read of a model: training mode, gradient checkpointing, adapters and int8 layers are worked with or named."""
+"""What is read of a model, and that training mode and gradient checkpointing are worked with."""
 
 from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +8,8 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 from torch import nn
 
 import treespec
-from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import TreeScorer
 from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts
-from treespec.hf.models import capability
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
@@ -47,53 +44,3 @@ def test_modules_get_their_own_modes_back_after_an_error():
         assert not any(module.training for module in model.modules())
         raise RuntimeError
     assert [module.training for module in model.modules()] == [True, True, False]
-
-
-class PromptTuningConfig(SimpleNamespace):
-    is_prompt_learning = True
-
-
-class PromptTuned(nn.Module):
-    """Wraps a model as PEFT does: its `generate` lends the base model a method of its own, and calls that one's."""
-
-    def __init__(self, model, config):
-        super().__init__()
-        self.base_model, self.config, self.peft_config = model, model.config, {"default": config}
-        self.generation_config = model.generation_config
-
-    def prepare_inputs_for_generation(self, *args, **kwargs):
-        return type(self.base_model).prepare_inputs_for_generation(self.base_model, *args, **kwargs)
-
-    def generate(self, *args, **kwargs):
-        self.base_model.prepare_inputs_for_generation = self.prepare_inputs_for_generation
-        try:
-            return self.base_model.generate(*args, **kwargs)
-        finally:
-            del self.base_model.prepare_inputs_for_generation
-
-
-def test_prompt_learning_adapters_are_refused_by_name():
-    speculation = treespec.TreeSpeculation(treespec.TokenRecycling())
-    tuned, ids = PromptTuned(tiny_llama(), PromptTuningConfig()), prompt(1)
-    with pytest.raises(UnsupportedModelError, match=r"PromptTuningConfig.*LoRA, work"):
-        treespec.generate(tuned, ids, speculation, **OPTIONS)
-    with pytest.raises(UnsupportedModelError, match=r"PromptTuningConfig.*LoRA, work"):
-        tuned.generate(ids, custom_generate=speculation, **OPTIONS)
-
-
-def test_lora_adapters_are_not_refused():
-    """LoRA's configurations say False."""
-    model, ids = tiny_llama(), prompt(1)
-    plain = model.generate(ids, **OPTIONS)
-    lora = PromptTuned(model, SimpleNamespace(is_prompt_learning=False))
-    speculation = treespec.TreeSpeculation(treespec.TokenRecycling())
-    assert torch.equal(lora.generate(ids, custom_generate=speculation, **OPTIONS), plain)
-
-
-@pytest.mark.filterwarnings("default")
-def test_dynamic_int8_layers_are_named(monkeypatch):
-    monkeypatch.setattr(capability, "_said", set())
-    quantised = torch.ao.quantization.quantize_dynamic(tiny_llama(), {nn.Linear}, dtype=torch.qint8)
-    speculation = treespec.TreeSpeculation(treespec.TokenRecycling())
-    with pytest.warns(TreespecWarning, match=r"dynamic int8 layers \(Linear\).*can differ from plain generate"):
-        treespec.generate(quantised, prompt(1), speculation, **OPTIONS)

@@ -1,10 +1,12 @@
 """What the scorers need to know of a model, read once into `ModelFacts`; and evaluation mode for the time of a pass."""
 
 import inspect
+import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ class ModelFacts:
         arguments: the names of the arguments of its `forward`.
         adapters: see `active_adapters`.
         ranks: the processes that run it together, None where one does.
+        weights: see `weight_kinds`.
     """
 
     model: PreTrainedModel
@@ -39,6 +42,7 @@ class ModelFacts:
     arguments: frozenset[str]
     adapters: Hashable = None
     ranks: Ranks | None = None
+    weights: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def name(self) -> str:
@@ -77,6 +81,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
             arguments=frozenset(inspect.signature(plain.forward).parameters),
             adapters=active_adapters(plain),
             ranks=ranks_of(plain),
+            weights=weight_kinds(plain),
         )
     # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:
@@ -129,28 +134,56 @@ def active_adapters(model: torch.nn.Module) -> Hashable:
     return frozenset(states) or None
 
 
+def weight_kinds(model: torch.nn.Module) -> frozenset[tuple[str, ...]]:
+    """The kinds of the linear layers and of their weights: other ones after a model was quantised where it is."""
+    layers = [module for module in model.modules() if hasattr(module, "in_features")]
+    return frozenset((type(layer).__name__, type(getattr(layer, "weight", None)).__name__) for layer in layers)
+
+
+_lock = threading.Lock()
+_evaluating: WeakKeyDictionary[torch.nn.Module, tuple[int, list[torch.nn.Module]]] = WeakKeyDictionary()
+
+
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside, the modules' own modes again afterwards.
 
     In training mode dropout would change the distribution from pass to pass, and gradient checkpointing would take the
-    cache away.
+    cache away. Where several threads run passes of one model, the last one to leave restores the modes.
     """
-    training = [module for module in model.modules() if module.training] if model.training else []
-    for module in training:
-        module.training = False
+    with _lock:
+        count, training = _evaluating.get(model, (0, []))
+        if count == 0 and model.training:
+            training = [module for module in model.modules() if module.training]
+            for module in training:
+                module.training = False
+        _evaluating[model] = count + 1, training
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _lock:
+            count, training = _evaluating.pop(model)
+            if count > 1:
+                _evaluating[model] = count - 1, training
+            else:
+                for module in training:
+                    module.training = True
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """The device of the input embedding; offloaded weights have none, so accelerate's hook is asked."""
+    """The device of the input embedding; offloaded weights have none, so accelerate's hook is asked.
+
+    Raises `UnsupportedModelError`: there are no weights yet.
+    """
     embedding = model.get_input_embeddings()
     device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
-    return next(embedding.parameters()).device if device is None else torch.device(device)
+    device = next(embedding.parameters()).device if device is None else torch.device(device)
+    if device.type == "meta":
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no weights, they are on the meta device: load them with from_pretrained or "
+            "accelerate's load_checkpoint_and_dispatch"
+        )
+    return device
 
 
 def num_logits(model: PreTrainedModel) -> int:

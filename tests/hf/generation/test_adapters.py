@@ -1,5 +1,6 @@
-"""LoRA by PEFT: one adapter, several, switched, merged, disabled; as targets and as draft models."""
+"""Adapters by PEFT: one, several, switched, merged, disabled; as targets and as draft models; every kind of them."""
 
+import peft
 import pytest
 import torch
 from helpers.tiny import padded, prompt, tiny_llama
@@ -7,11 +8,14 @@ from peft import LoraConfig, get_peft_model
 
 import treespec
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.errors import UnsupportedModelError
+from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import active_adapters, model_facts
 from treespec.hf.models import selfcheck
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:(Unsupported layer type|Position ids are not supported):UserWarning"),
+]
 OPTIONS = {"max_new_tokens": 10, "do_sample": False}
 
 
@@ -131,3 +135,67 @@ def test_an_adapter_for_every_row_is_refused_by_name(model, inputs):
     speculation = TreeSpeculation(TokenRecycling(), tree=8)
     with pytest.raises(UnsupportedModelError, match="adapter_names"):
         model.generate(**inputs, adapter_names=["french", "code"], **OPTIONS, custom_generate=speculation)
+
+
+ON_LAYERS = {"target_modules": ["q_proj", "v_proj"]}
+INSIDE_THE_LAYERS = {
+    "LoraConfig": {"r": 4, "use_dora": True, **ON_LAYERS},
+    "IA3Config": {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    "AdaLoraConfig": {"total_step": 10, **ON_LAYERS},
+    "AdaptionPromptConfig": {"adapter_len": 4, "adapter_layers": 2},
+    "OFTConfig": {"r": 0, "oft_block_size": 4, **ON_LAYERS},
+    "VeraConfig": {"r": 4, "target_modules": ["q_proj"]},
+    "LNTuningConfig": {},
+    "TrainableTokensConfig": {"token_indices": [11, 40]},
+}
+LEARN_PROMPTS = {
+    "PromptTuningConfig": {"num_virtual_tokens": 4},
+    "PrefixTuningConfig": {"num_virtual_tokens": 4},
+    "PromptEncoderConfig": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
+    "CPTConfig": {"cpt_token_ids": [1, 2], "cpt_mask": [1, 1], "cpt_tokens_type_mask": [1, 1]},
+    "CartridgeConfig": {"num_virtual_tokens": 4},
+}
+
+
+def adapted_by(kind, options):
+    """A tiny llama with an adapter that changes its output."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = get_peft_model(tiny_llama(), getattr(peft, kind)(task_type="CAUSAL_LM", **options)).eval()
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.data += 0.3 * torch.randn_like(weight)
+    return model
+
+
+@pytest.mark.parametrize("kind", INSIDE_THE_LAYERS)
+def test_every_kind_inside_the_layers(kind, inputs):
+    out = check(adapted_by(kind, INSIDE_THE_LAYERS[kind]), inputs, TreeSpeculation(TokenRecycling(), tree=8))
+    assert not torch.equal(out, tiny_llama().generate(**inputs, **OPTIONS))
+
+
+@pytest.mark.parametrize("kind", LEARN_PROMPTS)
+def test_adapters_that_learn_prompts_are_refused_by_name(kind, inputs):
+    tuned, speculation = adapted_by(kind, LEARN_PROMPTS[kind]), TreeSpeculation(TokenRecycling())
+    tuned.generate(**inputs, **OPTIONS)
+    with pytest.raises(UnsupportedModelError, match=rf"{kind}.*LoRA, work"):
+        tuned.generate(**inputs, **OPTIONS, custom_generate=speculation)
+    with pytest.raises(UnsupportedModelError, match=rf"{kind}.*LoRA, work"):
+        treespec.generate(tuned, inputs, speculation, **OPTIONS)
+
+
+def test_an_adapter_with_a_cache_of_its_own_is_refused_by_name(inputs):
+    """A second model beside the layers: its cache is packed with the model's."""
+    shadowed = adapted_by("ShadowConfig", {})
+    with pytest.raises(UnsupportedModelError, match=r"a cache of its own \(ShadowCache\)"):
+        shadowed.generate(**inputs, **OPTIONS, custom_generate=TreeSpeculation(TokenRecycling()))
+
+
+def test_an_adapter_that_mixes_the_tokens_of_a_pass_decodes_plainly(inputs):
+    """Lily weighs its experts by the mean over all tokens."""
+    model, speculation = adapted_by("LilyConfig", {}), TreeSpeculation(TokenRecycling(), tree=8)
+    plain = model.generate(**inputs, **OPTIONS)
+    with pytest.warns(TreespecWarning, match="one token at a time because its logits depend on which tokens share"):
+        out = model.generate(**inputs, **OPTIONS, custom_generate=speculation)
+    assert torch.equal(out, plain)
+    assert speculation.stats.num_draft_tokens == 0

@@ -4,12 +4,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from helpers.tiny import prompt
+from helpers.medusa_files import random_heads
+from helpers.tiny import padded, prompt
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
-from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
 from treespec.errors import UnsupportedModeError
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import BestFirst, Chain, KAry
@@ -206,6 +207,49 @@ def test_scores_end_where_their_row_ends(target):
         for row, length in enumerate(lengths):
             torch.testing.assert_close(ours[row, :length], theirs[row, :length], atol=1e-3, rtol=1e-4)
             assert not ours[row, length:].any()
+
+
+@pytest.mark.parametrize("drafter", ["draft model", "heads"])
+def test_hidden_states_of_emitted_tokens(target, draft, drafter):
+    inputs = padded(prompt(3), [2, 5, 9])
+    options = {**OPTIONS, "return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": False}
+    plain = target.generate(**inputs, **options)
+    source = draft if drafter == "draft model" else Medusa(random_heads(3))
+    out = target.generate(**inputs, **options, custom_generate=treespec.TreeSpeculation(source, tree=8))
+    assert torch.equal(out.sequences, plain.sequences)
+    assert len(out.hidden_states) == len(plain.hidden_states) == NUM_NEW
+    is_token = inputs["attention_mask"].bool()
+    for ours, theirs in zip(out.hidden_states, plain.hidden_states, strict=True):
+        for state, expected in zip(ours, theirs, strict=True):
+            assert state.shape == expected.shape
+            shown = is_token if state.shape[1] > 1 else slice(None)
+            torch.testing.assert_close(state[shown], expected[shown], atol=1e-4, rtol=1e-4)
+
+
+def test_hidden_states_end_where_their_row_ends(target, draft):
+    ids = prompt(2)
+    end = int(target.generate(ids, **OPTIONS)[0, ids.shape[1] + 3])
+    options = {**OPTIONS, "eos_token_id": end, "pad_token_id": 0, "return_dict_in_generate": True}
+    options["output_hidden_states"] = True
+    plain = target.generate(ids, **options)
+    out = target.generate(ids, **options, custom_generate=treespec.TreeSpeculation(draft, tree=8))
+    assert len(out.hidden_states) == len(plain.hidden_states)
+    for position, (ours, theirs) in enumerate(zip(out.hidden_states, plain.hidden_states, strict=True)):
+        rows = [row for row in range(2) if end not in out.sequences[row, ids.shape[1] : ids.shape[1] + position]]
+        torch.testing.assert_close(ours[-1][rows], theirs[-1][rows], atol=1e-4, rtol=1e-4)
+        assert all(not ours[-1][row].any() for row in range(2) if row not in rows)
+
+
+def test_max_time_stops_as_plain_generate_does(target, draft):
+    """A criterion on the clock is asked after every token."""
+    options = {**OPTIONS, "max_time": 0.0}
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    assert torch.equal(
+        target.generate(prompt(), **options, custom_generate=speculation), target.generate(prompt(), **options)
+    )
+    options["max_time"] = 100.0
+    out = target.generate(prompt(), **options, custom_generate=speculation)
+    assert torch.equal(out, target.generate(prompt(), **OPTIONS))
 
 
 def test_num_return_sequences_and_seeds(target, draft):

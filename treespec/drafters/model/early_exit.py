@@ -4,6 +4,7 @@ Self-speculative decoding in the form of LayerSkip (Elhoushi et al. 2024), for t
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from treespec.checks import check_count
 from treespec.drafters.base import SessionSource, depth_room, single_nodes
@@ -29,6 +30,10 @@ class EarlyExit(SessionSource):
         self.exit_layer = check_count("num_layers", num_layers)
 
     @property
+    def _target(self) -> EarlyExitScorer:
+        return cast(EarlyExitScorer, self._session.target)
+
+    @property
     def num_weights(self) -> int:
         """What a draft pass reads, once a call has begun; 0 if the scorer does not say."""
         return getattr(self._target, "num_draft_weights", 0)
@@ -41,7 +46,6 @@ class EarlyExit(SessionSource):
                 f"EarlyExit drafts with the target, whose scorer has no exit after {self.exit_layer} layers: "
                 f"make_exit_scorer(model, {self.exit_layer})"
             )
-        self._target = target
         self._session = session
 
     def propose(self, max_depth: int) -> TreeBatch:

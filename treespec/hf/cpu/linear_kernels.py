@@ -142,5 +142,6 @@ def _is_served(module: nn.Linear) -> bool:
     weight = module.weight
     replaced = vars(module).get(own_forward(module))
     is_kept = getattr(replaced, "__func__", replaced) in (None, nn.Linear.forward) and not weight.is_inference()
-    is_whole = not hasattr(weight, "full_tensor")
+    # A quantised weight, and a part of a split one, is a tensor subclass whose products its package computes.
+    is_whole = type(weight) is nn.Parameter
     return is_kept and is_whole and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)

@@ -29,6 +29,7 @@ from treespec.hf.devices.ranks import Ranks
 from treespec.hf.generation.grammar import after_prompt
 from treespec.hf.generation.grammar_drafts import under_constraints
 from treespec.hf.generation.output_scores import OutputScores
+from treespec.hf.generation.output_states import OutputStates
 from treespec.hf.generation.prefix_function import along_branches
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.generation.stopping import TreeStopping
@@ -79,10 +80,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What transformers hands to a `custom_generate` object: int64 [B, P], bool [B, P], and what it prepared.
-
-    `prompt` is None for a model that reads text only.
-    """
+    """What transformers hands to a `custom_generate` object: int64 [B, P], bool [B, P], and what it prepared."""
 
     model: PreTrainedModel
     input_ids: Tensor
@@ -91,11 +89,17 @@ class Prepared:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     cache: Cache | None
-    prompt: PromptInputs | None = None
+    prompt: PromptInputs
 
     @property
     def num_rows(self) -> int:
         return self.input_ids.shape[0]
+
+    @property
+    def state_layers(self) -> range:
+        """The layers whose hidden states are returned, the embeddings among them."""
+        is_wanted = self.config.output_hidden_states and self.config.return_dict_in_generate
+        return range(self.model.config.get_text_config().num_hidden_layers + 1 if is_wanted else 0)
 
 
 def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
@@ -126,7 +130,10 @@ def _what_ranks_share(call: Prepared, options: Options) -> list[Any]:
 
 def _decode(call: Prepared, options: Options, ranks: Ranks | None = None) -> tuple[Output, Result]:
     scores = OutputScores(call.config, *call.input_ids.shape)
-    target = _make_target(call, options)
+    target: Any = _make_target(call, options)
+    if call.state_layers:
+        has_filled_cache = call.cache is not None and is_filled(call.cache)
+        target = OutputStates(target, len(call.state_layers), has_filled_cache)
     criteria = call.criteria
     if options.stop_strings is not None:
         strings = [options.stop_strings] if isinstance(options.stop_strings, str) else list(options.stop_strings)
@@ -168,7 +175,9 @@ def _decode(call: Prepared, options: Options, ranks: Ranks | None = None) -> tup
     end = stopping.joint_length
     limit = None if end is None else end - call.input_ids.shape[1]
     emitted = [tokens[:limit] for tokens in result.tokens]
-    return _output(call, emitted, scores, _final_cache(call, target)), result
+    cache = _final_cache(call, target)
+    states = target.stacked(list(map(len, emitted))) if isinstance(target, OutputStates) else None
+    return _output(call, emitted, scores, cache, states), result
 
 
 def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
@@ -212,7 +221,7 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
         # The whole text, one tree, and the holes of rows that accept different lengths.
         num_slots = int(call.config.max_length or 0) + 2 * options.policy.max_nodes
     kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "prompt": call.prompt}
-    kwargs["hidden_layers"] = hidden_layers(drafter)
+    kwargs["hidden_layers"] = tuple({*hidden_layers(drafter), *call.state_layers})
     if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
         return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
     return make_scorer(call.model, **kwargs)
@@ -233,7 +242,13 @@ def _final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
     return target.cache
 
 
-def _output(call: Prepared, emitted: Sequence[Sequence[int]], scores: OutputScores, cache: Cache | None) -> Output:
+def _output(
+    call: Prepared,
+    emitted: Sequence[Sequence[int]],
+    scores: OutputScores,
+    cache: Cache | None,
+    states: tuple[tuple[Tensor, ...], ...] | None,
+) -> Output:
     """What `generate` returns for the tokens that every row emitted."""
     rows = [torch.tensor(tokens, dtype=torch.int64) for tokens in emitted]
     pad = getattr(call.config, "_pad_token_tensor", None)
@@ -246,5 +261,6 @@ def _output(call: Prepared, emitted: Sequence[Sequence[int]], scores: OutputScor
         sequences=sequences,  # pyright: ignore[reportArgumentType]
         scores=scores.stacked("scores", lengths),  # pyright: ignore[reportArgumentType]
         logits=scores.stacked("logits", lengths),  # pyright: ignore[reportArgumentType]
+        hidden_states=states,  # pyright: ignore[reportArgumentType]
         past_key_values=cache,
     )

@@ -1,5 +1,6 @@
 """The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -29,7 +30,7 @@ from treespec.hf.generation.validate import (
     prompt_inputs,
     prompt_mask,
 )
-from treespec.hf.introspect import check_model
+from treespec.hf.introspect import check_model, is_multimodal
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
 from treespec.policies import as_policy
 from treespec.protocols import TreePolicy, VerificationRule
@@ -40,7 +41,8 @@ class TreeSpeculation:
     """Speculative decoding by token trees, as `model.generate(..., custom_generate=TreeSpeculation(drafter))`.
 
     The output distribution is the model's own in evaluation mode: identical tokens when greedy (near-ties in floating
-    point aside), the same distribution when sampling. The object is reusable, one call at a time.
+    point aside), the same distribution when sampling. The object is reusable; calls from several threads wait for each
+    other, and `stats` and `steps` are those of the call that ended last.
 
     Args:
         drafter: a `Drafter`, a causal language model with the target's vocabulary, or a list of them to be merged.
@@ -90,7 +92,7 @@ class TreeSpeculation:
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
-        self._is_running = False
+        self._turns = _Turns()
         self._learned = LearnedByAdapters()
         self._last_call: LastCall | None = None
 
@@ -138,16 +140,13 @@ class TreeSpeculation:
         **model_kwargs: Any,
     ) -> Output:
         """One call with its own options; the caller ends the streamer."""
-        if self._is_running:
-            raise ConfigError("this TreeSpeculation is decoding already: use one object, and one drafter, per thread")
-        self._is_running = True
-        try:
+        with self._turns:
             check_mode(model, input_ids, generation_config, model_kwargs)
             options = self._learned.options_for(model, options)
             input_ids = input_ids.long()
             mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
-            prompt = prompt_inputs(model, input_ids, model_kwargs)
-            if prompt is None:
+            prompt = prompt_inputs(input_ids, model_kwargs)
+            if not is_multimodal(model):
                 check_positions(model_kwargs.get("position_ids"), mask)
             if options.streamer is not None:
                 if input_ids.shape[0] > 1:
@@ -162,8 +161,6 @@ class TreeSpeculation:
             names = [type(processor).__name__ for processor in logits_processor]
             self._last_call = LastCall.of(model, generation_config, options, mask.sum(1).tolist(), names)
             return output
-        finally:
-            self._is_running = False
 
 
 def generate(
@@ -214,6 +211,27 @@ def generate(
         return model.generate(  # pyright: ignore[reportCallIssue]
             **arguments, custom_generate=partial(speculation._run, options)
         )
+
+
+class _Turns:
+    """One call at a time: other threads wait; a copy is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise ConfigError("this TreeSpeculation is decoding already: a call within its call needs another object")
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["_Turns"], tuple[()]]:
+        return _Turns, ()
 
 
 @contextmanager

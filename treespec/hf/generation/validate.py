@@ -15,7 +15,8 @@ from treespec.hf.models.prompt import PromptInputs, placeholder_ids
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
 _CACHE_ARGUMENTS = {"past_key_values", "cache_params"}
-_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"} | _CACHE_ARGUMENTS
+_OUTPUTS = {"output_attentions", "output_hidden_states"}
+_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"} | _CACHE_ARGUMENTS | _OUTPUTS
 _CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 
 
@@ -64,7 +65,7 @@ def check_mode(
     """Refuse modes and arguments that speculation does not support.
 
     Raises:
-        UnsupportedModeError: beams, assisted or contrastive modes, attentions or hidden states as outputs, a cache
+        UnsupportedModeError: beams, assisted or contrastive modes, attentions as outputs, a cache
             implementation without row access, model arguments beyond plain text.
         ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
     """
@@ -75,8 +76,8 @@ def check_mode(
             f"speculation does greedy decoding and sampling, not {mode.value} (num_beams={config.num_beams}); set "
             "num_beams=1 and leave transformers' own assisted modes off"
         )
-    if config.output_attentions or config.output_hidden_states:
-        raise UnsupportedModeError("output_attentions and output_hidden_states have no meaning for tree passes")
+    if config.output_attentions and config.return_dict_in_generate:
+        raise UnsupportedModeError("output_attentions has no meaning for tree passes, whose nodes attend in one pass")
     if config.cache_implementation not in _CACHES:
         raise UnsupportedModeError(
             f"cache_implementation={config.cache_implementation!r} allows no access to single rows of the cache; use "
@@ -88,11 +89,9 @@ def check_mode(
     check_ids(model, input_ids)
 
 
-def prompt_inputs(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> PromptInputs | None:
-    """What the pass over the prompt needs where a model reads more than text, else None."""
-    if not is_multimodal(model):
-        return None
-    arguments = {name: value for name, value in model_kwargs.items() if name not in _CACHE_ARGUMENTS}
+def prompt_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> PromptInputs:
+    """What plain `generate` reads the prompt with."""
+    arguments = {name: value for name, value in model_kwargs.items() if name not in _CACHE_ARGUMENTS | _OUTPUTS}
     return PromptInputs(input_ids, arguments)
 
 

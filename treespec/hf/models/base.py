@@ -50,7 +50,16 @@ class ModelScorer:
             options["output_hidden_states"] = True
         with evaluation_mode(self.facts.model):
             output = forward(**inputs | options)
+        self._check_cache(inputs, output)
         return Scores(output.logits, pick_layers(output, self.hidden_layers))
+
+    def _check_cache(self, inputs: dict[str, Any], output: Any) -> None:
+        for name in inputs.keys() & {"past_key_values", "cache_params"}:
+            if (returned := getattr(output, name, None)) is not None and returned is not inputs[name]:
+                raise UnsupportedModelError(
+                    f"{self.facts.name} returns a cache of its own ({type(returned).__name__}), not the one that it "
+                    "was given: its tokens cannot be verified ahead"
+                )
 
     def _check_nodes(self, tokens: Shaped[Tensor, "..."], parents: Shaped[Tensor, "..."], num_rows: int) -> None:
         if tokens.shape != parents.shape or tokens.ndim != 2 or len(tokens) != num_rows:

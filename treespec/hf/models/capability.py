@@ -18,6 +18,7 @@ from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
 _NUM_PROMPT, _NUM_CHAIN = 12, 4
+_NUM_PREFIX, _NUM_SUFFIXES = 6, 4
 _ROUNDING, _BROKEN = 1e-3, 0.25
 """Differences of cached from uncached passes, in standard deviations of the logits: always allowed, always wrong."""
 _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
@@ -33,6 +34,8 @@ class Detection(NamedTuple):
     """The largest node's difference for each capability that a self-check tried, infinite where the model failed."""
     has_prefix: bool = False
     """The prompt's tokens attend each other in both directions (PaliGemma); later ones only backwards."""
+    neighbour_effect: float = 0.0
+    """By how much a token's logits change with the tokens after it in its pass, see `neighbour_effect`."""
 
 
 _detected: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Detection]] = WeakKeyDictionary()
@@ -48,16 +51,17 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     """
     facts = model_facts(model)
     known = _detected.setdefault(facts.model, {})
-    if facts.adapters not in known:
+    key = (facts.dtype, facts.adapters, facts.weights)
+    if key not in known:
         try:
             with undisturbed(facts):
-                known[facts.adapters] = _probe(facts)
+                known[key] = _probe(facts)
         except (TreespecError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
             raise UnsupportedModelError(failure) from error
-    return known[facts.adapters]
+    return known[key]
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
@@ -70,18 +74,6 @@ def warn_once(facts: ModelFacts, detection: Detection) -> None:
     ways = {Capability.CHAIN: "by chains", Capability.PLAIN: "one token at a time"}
     if detection.capability in ways:
         _warn(facts, f"decodes {ways[detection.capability]} because {detection.reason}")
-
-
-def warn_of_dynamic_int8(facts: ModelFacts) -> None:
-    """Warn, once per model type, of layers whose rounding depends on which tokens share a pass."""
-    kinds = {type(module) for module in facts.model.modules() if "quantized.dynamic" in type(module).__module__}
-    if kinds:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        _warn(
-            facts,
-            f"has dynamic int8 layers ({names}), which round all activations of a pass by one scale: its logits depend "
-            "on which tokens share a pass, so the tokens can differ from plain generate's",
-        )
 
 
 def _warn(facts: ModelFacts, message: str) -> None:
@@ -112,8 +104,21 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
 
 def _probe(facts: ModelFacts) -> Detection:
     has_prefix = _looks_ahead(facts)
+    effect = 0.0 if has_prefix else neighbour_effect(facts)
+    if _sorts_out_columns(facts):
+        reason = (
+            "LLM.int8() sorts out columns by all tokens that share a pass, so that its logits depend on them: "
+            "llm_int8_threshold=0.0 quantises token by token"
+        )
+        return Detection(Capability.PLAIN, reason, neighbour_effect=effect)
+    if effect > _largest_neighbour_effect(facts):
+        reason = (
+            f"its logits depend on which tokens share a pass, by up to {effect:.2g} standard deviations "
+            f"({_quantised_layers(facts)}); layers that quantise token by token, such as torchao's, have no such fault"
+        )
+        return Detection(Capability.PLAIN, reason, neighbour_effect=effect)
     if not keeps_states(facts.model):
-        return Detection(Capability.TREE, has_prefix=has_prefix)
+        return Detection(Capability.TREE, has_prefix=has_prefix, neighbour_effect=effect)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
@@ -145,6 +150,37 @@ def _looks_ahead(facts: ModelFacts) -> bool:
     if looks_ahead and not is_multimodal(model):
         raise UnsupportedModelError(f"{name} attends in both directions: if it can, load it with is_decoder=True")
     return looks_ahead
+
+
+def neighbour_effect(facts: ModelFacts) -> float:
+    """By how much a token's logits change with the tokens after it in its pass, in standard deviations of the logits.
+
+    Passes of one shape: a causal model has the same numbers to the last bit, a mixture of experts up to rounding.
+    Layers that round all activations of a pass by one scale (PyTorch's dynamic int8), or that choose columns by all of
+    them (LLM.int8()), have not.
+    """
+    rows = _probe_ids(facts, _NUM_SUFFIXES, _NUM_PROMPT + _NUM_CHAIN)
+    rows[:, :_NUM_PREFIX] = rows[0, :_NUM_PREFIX]
+    first, *others = (facts.model(input_ids=row[None], use_cache=False).logits[0, :_NUM_PREFIX].float() for row in rows)
+    return max(float((other - first).abs().max() / first.std()) for other in others)
+
+
+def _largest_neighbour_effect(facts: ModelFacts) -> float:
+    """What rounding explains: most in low precision, where an expert's choice may hang on it."""
+    if facts.dtype in (torch.float32, torch.float64):
+        return _ROUNDING
+    return 0.03 if getattr(facts.model, "quantization_method", None) else _BROKEN
+
+
+def _sorts_out_columns(facts: ModelFacts) -> bool:
+    """bitsandbytes' int8 layers do where an activation is large, which a few tokens need not show."""
+    states = [getattr(module, "state", None) for module in facts.model.modules()]
+    return any(getattr(state, "threshold", 0) and hasattr(state, "CB") for state in states)
+
+
+def _quantised_layers(facts: ModelFacts) -> str:
+    kinds = {type(module) for module in facts.model.modules() if hasattr(module, "in_features")} - {torch.nn.Linear}
+    return ", ".join(sorted(kind.__name__ + " of " + kind.__module__ for kind in kinds)) or "in its layers"
 
 
 def _probe_ids(facts: ModelFacts, num_rows: int, length: int) -> Int[Tensor, "B L"]:

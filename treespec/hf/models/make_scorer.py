@@ -9,8 +9,8 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import is_filled
-from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.models.capability import detect, keeps_states, warn_of_dynamic_int8, warn_once
+from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
+from treespec.hf.models.capability import Detection, detect, keeps_states, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
@@ -41,7 +41,6 @@ def make_scorer(
     """
     facts = model_facts(model)
     detection = detect(facts)
-    warn_of_dynamic_int8(facts)
     is_static = max_cache_len is not None
     if keeps_states(facts.model):
         warn_once(facts, detection)
@@ -50,25 +49,31 @@ def make_scorer(
         if prompt is not None and prompt.has_features:
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes text only, no images or sounds")
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
-    plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
-    attempts: list[Attempt] = [
-        (capability, partial(TreeScorer, plain, capability=capability))
-        for capability in (Capability.TREE, Capability.CHAIN)
-    ]
-    found = check_once(facts, attempts, is_static)
+    found = detection if detection.capability == Capability.PLAIN else _checked(facts, is_static)
     if not is_static:
         warn_once(facts, found)
     elif found.capability != Capability.TREE:
         reason = f"{facts.name} is not known to score rightly from a static cache ({found.reason})"
         raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
+    # Where nothing is drafted, reading a prompt as plain `generate` does makes all its passes the same.
+    has_own_prompt = is_multimodal(facts.model) or found.capability == Capability.PLAIN
     return TreeScorer(
         facts,
         capability=found.capability,
         cache=cache,
         max_cache_len=max_cache_len,
-        prompt=prompt,
+        prompt=prompt if has_own_prompt else None,
         hidden_layers=hidden_layers,
     )
+
+
+def _checked(facts: ModelFacts, is_static: bool) -> Detection:
+    plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
+    attempts: list[Attempt] = [
+        (capability, partial(TreeScorer, plain, capability=capability))
+        for capability in (Capability.TREE, Capability.CHAIN, Capability.PLAIN)
+    ]
+    return check_once(facts, attempts, is_static)
 
 
 def make_exit_scorer(
@@ -93,6 +98,7 @@ def make_exit_scorer(
     if make_scorer(facts).capability != Capability.TREE:
         raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
     # Wrong arguments raise here, where no check takes that for a failure of the model.
+    prompt = prompt if is_multimodal(facts.model) else None
     scorer = ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
     attempts: list[Attempt] = [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))]
     found = check_once(facts, attempts, exit_layer=exit_layer)

@@ -113,6 +113,7 @@ def _key(facts: ModelFacts) -> str:
         FORMAT,
         sorted(map(str, kinds.items())),
         sorted(weight_counts(facts.model)),
+        sorted(map(str, facts.weights)),
         str(facts.dtype),
         facts.forward is facts.model,
         torch.get_num_threads(),

@@ -38,7 +38,8 @@ class TreeScorer(ModelScorer):
         cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
             and keep all tokens. An empty one is ignored.
         max_cache_len: slots of a static cache; None for a growing one.
-        prompt: what the first `prefill` reads in place of its ids, and one token more: a prompt with images or sounds.
+        prompt: what the first `prefill` reads in place of its ids, and one token more: a prompt with images or sounds,
+            or, with `Capability.PLAIN`, any: the passes are then those of plain `generate`.
         hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
 
     Raises:
@@ -65,6 +66,7 @@ class TreeScorer(ModelScorer):
             check_cache(self._given_cache)
         self._prompt = prompt
         self._read = None
+        self._first_scores: Scores | None = None
         self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
@@ -96,7 +98,8 @@ class TreeScorer(ModelScorer):
         lengths = [sum(row) for row in rows]
         self._check_positions(max(lengths, default=0))
         given, self._given_cache = self._given_cache, None
-        prompt, self._prompt, self._read = self._prompt, None, None
+        prompt, self._prompt = self._prompt, None
+        self._read, self._first_scores = None, None
         num_cached = 0
         start = 0
         if given is not None:
@@ -141,6 +144,9 @@ class TreeScorer(ModelScorer):
         self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
+        if self._first_scores is not None:
+            scores, self._first_scores = self._first_scores, None
+            return scores
         with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
             scores = self._forward(upload(self.device, tokens)[0], attention)
         if self._read is not None:
@@ -203,17 +209,25 @@ class TreeScorer(ModelScorer):
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
         forward = self.facts.model if is_prefill else self.facts.forward
-        is_folded = not is_prefill and forward is self.facts.model
+        is_folded = not is_prefill and forward is self.facts.model and self.capability != Capability.PLAIN
         with self._folded.running() if is_folded else nullcontext():
             return self._run(forward, inputs, positions, is_prefill)
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
-        """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
+        """Read a whole prompt; its last token leaves the cache again, as the first tree's root.
+
+        In plain decoding that tree is the root alone: it stays, with its scores.
+        """
         cache = self._state.cache
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
         scores = self._call(self.facts.model, inputs, has_last_logits_only=True)
-        drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
+        if self.capability == Capability.PLAIN:
+            self._read = replace(self._read, last_logits=None)
+            last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}
+            self._first_scores = Scores(scores.logits[:, -1:], last)
+        else:
+            drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
 
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:

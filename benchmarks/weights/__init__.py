@@ -1,0 +1,1 @@
+"""Quantised and half-precision weights: which are served, how they compare with plain `generate`, how fast they are."""

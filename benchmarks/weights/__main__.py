@@ -1,0 +1,182 @@
+"""Quantised and half-precision weights: SmolLM2-135M with each, treespec beside plain `generate` of the same model.
+
+    python -m benchmarks.weights identity --threads 1  # 50 short prompts, greedy; some minutes per scheme
+    python -m benchmarks.weights time                  # milliseconds per token, for a quiet machine
+
+Schemes whose package is not installed are skipped by name. Every scheme is written to benchmarks/results/weights.json
+and weights.md when it is finished; started again, a run does those that are missing there.
+
+Where the texts differ, plain's gap between the two best logits at the first difference stands beside the model's own
+noise: by how much its logits after the same tokens differ between token by token and one pass over the whole text, both
+without treespec. A gap of at most twice that noise (each of the two logits has it) is the model's own tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.common.prompts import Prompt, encode, gsm8k, human_eval
+from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
+from benchmarks.weights.report import report
+from benchmarks.weights.schemes import SCHEMES
+from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculation
+from treespec.hf.loading import smollm2
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.selftest.agreement import plain_greedy
+
+NUM_NODES = 8
+Prompts = list[tuple[str, dict[str, Tensor]]]
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    _, tokenizer = smollm2.load()
+    count = args.prompts or {"identity": 50, "time": 4}[args.step]
+    chosen = [(prompt.name, encode(tokenizer, [prompt])) for prompt in shortest(count, tokenizer)]
+    measure = partial({"identity": identity, "time": times}[args.step], prompts=chosen, num_new=args.new_tokens)
+    data = json.loads(args.output.read_text()) if args.output.is_file() else {"schemes": {}, "settings": {}}
+    for name in args.schemes or SCHEMES:
+        known = data["schemes"].setdefault(name, {})
+        if args.step in known and not args.again:
+            continue
+        if missing := SCHEMES[name].missing:
+            print(f"{name}: skipped, not installed: {', '.join(missing)}")
+            continue
+        known[args.step] = attempt(name, measure) | {"load_average": load_average()}
+        data["settings"][args.step] = settings(seed=args.seed, prompts=count, new_tokens=args.new_tokens)
+        write_json(args.output, data)
+        args.output.with_suffix(".md").write_text(report(data))
+        print(name, {key: value for key, value in known[args.step].items() if key != "rows"}, flush=True)
+
+
+def shortest(count: int, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """The shortest of HumanEval and of GSM8K, half of each: reading them is most of the work."""
+    return [
+        prompt
+        for source, share in ((human_eval(), count - count // 2), (gsm8k(), count // 2))
+        for prompt in sorted(source, key=lambda prompt: len(tokenizer(prompt.text)["input_ids"]))[:share]
+    ]
+
+
+def attempt(name: str, measure: Callable[[PreTrainedModel], dict[str, Any]]) -> dict[str, Any]:
+    """Load and measure; what the scheme's package or treespec refuses is a result too."""
+    packages = [package.partition(".")[0] for package in SCHEMES[name].packages]
+    names = {"optimum": "optimum-quanto"}
+    versions = {names.get(name, name): importlib.metadata.version(names.get(name, name)) for name in packages}
+    start = time.perf_counter()
+    try:
+        model: Any = SCHEMES[name].load(smollm2.converted_folder())
+        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False)
+    except Exception as error:
+        return {"versions": versions, "fails_plainly": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+    about = {"versions": versions, "dtype": str(model.dtype).removeprefix("torch."), "gigabytes": _size(model)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            scorer = make_scorer(model)
+            about |= {"capability": scorer.capability.name.lower()} | measure(model)
+        except TreespecError as error:
+            about["refused"] = f"{type(error).__name__}: {error}"
+    said = sorted({str(warning.message) for warning in caught if "treespec" in str(warning.filename)})
+    return about | {"warnings": said, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def identity(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str, Any]:
+    """Every prompt by plain `generate` and by trees; where they differ, gap and noise."""
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=NUM_NODES)
+    rows = []
+    for name, inputs in prompts:
+        plain = plain_greedy(model, inputs, num_new)
+        out: Any = model.generate(  # pyright: ignore[reportCallIssue]
+            **inputs, max_new_tokens=num_new, do_sample=False, custom_generate=speculation
+        )
+        output = out[0, inputs["input_ids"].shape[1] :].tolist()
+        position = first_difference(output, plain.tokens)
+        row: dict[str, Any] = {"prompt": name, "tokens": len(output), "position": position}
+        if position is not None:
+            row |= {
+                "gap": plain.gaps[min(position, len(plain.gaps) - 1)],
+                "noise": noise(model, inputs, plain.tokens[: position + 1]),
+            }
+        rows.append(row)
+    stats = speculation.total_stats
+    ranks = sum(count for rank, count in stats.num_accepted_at_rank.items() if rank)
+    return {
+        "num_identical": sum(row["position"] is None for row in rows),
+        "num_ties": sum(row["position"] is not None and row["gap"] <= 2 * row["noise"] for row in rows),
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "num_accepted_beyond_rank_0": ranks,
+        "rows": rows,
+    }
+
+
+def first_difference(output: list[int], plain: list[int]) -> int | None:
+    """The first position where the texts differ; a missing token is a difference."""
+    pairs = zip_longest(output, plain)
+    return next((position for position, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+
+
+@torch.no_grad()
+def noise(model: PreTrainedModel, inputs: dict[str, Tensor], tokens: list[int]) -> float:
+    """The largest difference of a logit after the last of `tokens` but one, token by token and in one pass."""
+    run: Any = model
+    new = torch.tensor([tokens])
+    state = run(input_ids=inputs["input_ids"], use_cache=True)
+    for token in new[0, :-1]:
+        state = run(input_ids=token.view(1, 1), past_key_values=state.past_key_values, use_cache=True)
+    whole = run(input_ids=torch.cat([inputs["input_ids"], new[:, :-1]], dim=1), use_cache=False)
+    return float((state.logits[0, -1].float() - whole.logits[0, -1].float()).abs().max())
+
+
+def times(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str, Any]:
+    """Milliseconds per token without the prompt, plainly and with `tree="auto"`, prompt by prompt in turns."""
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()])
+    ways: dict[str, dict[str, Any]] = {"plain": {}, "treespec": {"custom_generate": speculation}}
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for number, (_, inputs) in enumerate([prompts[0], *prompts]):  # The first one warms up.
+        for way in ways if number % 2 else reversed(ways):
+            seconds = []
+            for length in (1, num_new):
+                start = time.perf_counter()
+                out: Any = model.generate(  # pyright: ignore[reportCallIssue]
+                    **inputs, min_new_tokens=length, max_new_tokens=length, do_sample=False, **ways[way]
+                )
+                seconds.append(time.perf_counter() - start)
+            if number:
+                count = out.shape[1] - inputs["input_ids"].shape[1] - 1
+                found[way].append(1e3 * (seconds[1] - seconds[0]) / count)
+    return {"ms_per_token": found, "speedup": fmean(found["plain"]) / fmean(found["treespec"])}
+
+
+def _size(model: PreTrainedModel) -> float:
+    return round(model.get_memory_footprint() / 1e9, 3)
+
+
+def _arguments() -> argparse.Namespace:
+    options = parser(__doc__ or "")
+    options.add_argument("step", choices=("identity", "time"))
+    options.add_argument("--schemes", nargs="+", choices=SCHEMES, metavar="NAME", help=", ".join(SCHEMES))
+    options.add_argument("--prompts", type=int, help="default: 50 for identity, 4 for time")
+    options.add_argument("--new-tokens", type=int, default=16)
+    options.add_argument("--again", action="store_true", help="measure what is there already")
+    options.add_argument("--output", type=Path, default=RESULTS / "weights.json")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()

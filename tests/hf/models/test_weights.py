@@ -1,0 +1,146 @@
+"""Weights of other kinds: quantised, half precision, tied, sharded, offloaded, not loaded."""
+
+import pytest
+import torch
+from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from helpers.tiny import padded, prompt, tiny_llama
+from torch import nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
+
+import treespec
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.errors import TreespecWarning, UnsupportedModelError
+from treespec.hf.introspect import model_facts
+from treespec.hf.models import capability, pass_times
+from treespec.hf.models.capability import detect
+from treespec.protocols import Capability
+
+OPTIONS = {"max_new_tokens": 16, "do_sample": False}
+
+
+def dynamic_int8(seed=0):
+    return torch.ao.quantization.quantize_dynamic(tiny_llama(seed=seed), {nn.Linear}, dtype=torch.qint8)
+
+
+def check(model, inputs):
+    """Greedy output by trees, in the plain output's length; returns what was counted."""
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+    plain = model.generate(**inputs, **OPTIONS)
+    assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    return speculation.stats
+
+
+@pytest.fixture
+def inputs():
+    return padded(prompt(2), [0, 3])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+class TestOneScaleForAPass:
+    """PyTorch's dynamic int8 layers: a token's logits depend on its neighbours, so nothing is drafted."""
+
+    def test_it_is_found_and_said(self, monkeypatch):
+        monkeypatch.setattr(capability, "_said", set())
+        model = dynamic_int8()
+        with pytest.warns(TreespecWarning, match=r"which tokens share a pass.*Linear of torch.ao.*token by token"):
+            treespec.generate(model, prompt(1), TreeSpeculation(TokenRecycling()), **OPTIONS)
+        assert detect(model).capability == Capability.PLAIN
+        assert detect(model).neighbour_effect > 0.1
+        assert detect(tiny_llama()).neighbour_effect == 0
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("paddings", [[0], [0, 3], [2, 1]], ids=str)
+    def test_it_decodes_as_plain_generate_does(self, seed, paddings):
+        stats = check(dynamic_int8(seed), padded(prompt(len(paddings)), paddings))
+        assert stats.num_target_passes == OPTIONS["max_new_tokens"]
+
+    def test_a_prompt_of_one_token(self):
+        check(dynamic_int8(), padded(prompt(1, 1), [0]))
+
+    def test_a_conversation_and_scores(self):
+        model, speculation = dynamic_int8(), TreeSpeculation(TokenRecycling())
+        options = OPTIONS | {"return_dict_in_generate": True, "output_logits": True}
+        caches = {"plain": None, "ours": None}
+        text = prompt(1)
+        for _ in range(2):
+            outs = {}
+            for name, given in (("plain", {}), ("ours", {"custom_generate": speculation})):
+                outs[name] = model.generate(text, past_key_values=caches[name], **options, **given)
+                caches[name] = outs[name].past_key_values
+            assert torch.equal(outs["ours"].sequences, outs["plain"].sequences)
+            torch.testing.assert_close(torch.stack(outs["ours"].logits), torch.stack(outs["plain"].logits))
+            text = torch.cat([outs["ours"].sequences, prompt(1, 5, seed=9)], dim=1)
+
+    def test_features_of_the_target_are_there(self):
+        from helpers.medusa_files import random_heads
+
+        model, ids = dynamic_int8(), prompt(1)
+        heads = TreeSpeculation(treespec.drafters.Medusa(random_heads(3)), tree=8)
+        assert torch.equal(model.generate(ids, **OPTIONS, custom_generate=heads), model.generate(ids, **OPTIONS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_other_dtypes(dtype, inputs):
+    assert check(tiny_llama().to(dtype), inputs).num_draft_tokens > 0
+
+
+def test_tied_sharded_and_low_memory(tmp_path, inputs):
+    tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, low_cpu_mem_usage=True).eval()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert check(model, inputs).num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("last", ["cpu", "disk"])
+@pytest.mark.filterwarnings("ignore")
+def test_empty_weights_are_refused_and_served_when_loaded(last, tmp_path, inputs):
+    whole = tiny_llama()
+    whole.save_pretrained(tmp_path)
+    with init_empty_weights():
+        model = LlamaForCausalLM(whole.config)
+    for call in (
+        lambda: TreeSpeculation(model),
+        lambda: TreeSpeculation(TokenRecycling())(model, prompt(1), [], [], model.generation_config),
+    ):
+        with pytest.raises(UnsupportedModelError, match="meta device: load them"):
+            call()
+    devices = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    devices |= {"model.layers.0": "cpu", "model.layers.1": last}
+    model = load_checkpoint_and_dispatch(
+        model, tmp_path, device_map=devices, offload_folder=tmp_path / "offloaded"
+    ).eval()
+    model.generation_config.pad_token_id = 0
+    assert check(model, inputs).num_draft_tokens > 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_that_is_quantised_in_place_is_checked_again(inputs):
+    model = tiny_llama()
+    assert check(model, inputs).num_draft_tokens > 0
+    key = pass_times._key(model_facts(model))
+    torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    assert check(model, inputs).num_draft_tokens == 0
+    assert pass_times._key(model_facts(model)) != key
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+def test_torchao_quantised_in_place(name, inputs):
+    quantization = pytest.importorskip("torchao.quantization")
+    model = tiny_llama(hidden_size=64, intermediate_size=128)
+    check(model, inputs)
+    quantization.quantize_(model, getattr(quantization, name)())
+    assert check(model, inputs).num_draft_tokens > 0
+    assert detect(model).neighbour_effect == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("threshold", "drafts"), [(6.0, False), (0.0, True)])
+def test_bitsandbytes_int8_is_drafted_for_without_outliers_only(threshold, drafts, tmp_path, inputs):
+    pytest.importorskip("bitsandbytes")
+    tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
+    config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, dtype=torch.float32).eval()
+    model.generation_config.pad_token_id = 0
+    assert (check(model, inputs).num_draft_tokens > 0) == drafts
