@@ -96,6 +96,10 @@ class TreeSpeculation:
         self._learned = LearnedByAdapters()
         self._last_call: LastCall | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies do not know the last call's model."""
+        return vars(self) | {"_last_call": None}
+
     def __repr__(self) -> str:
         options = self.options
         return f"TreeSpeculation({self.drafter!r}, tree={options.policy!r}, verification={options.verification!r})"
