@@ -142,7 +142,8 @@ def _explained(out: Any, plain: Any, perturbed: Sequence[Any]) -> Outcome:
     """A tie where the gap of plain's two best scores is within the difference that rounding makes to plain itself."""
     start = plain.sequences.shape[1] - len(plain.scores)
     width = min(out.sequences.shape[1], plain.sequences.shape[1])
-    for row in (out.sequences[:, :width] != plain.sequences[:, :width]).any(1).nonzero().flatten().tolist():
+    rows = (out.sequences[:, :width] != plain.sequences[:, :width]).any(1).nonzero().flatten().tolist()
+    for row in rows:
         position = int((out.sequences[row, :width] != plain.sequences[row, :width]).nonzero()[0]) - start
         scores = plain.scores[position][row].float()
         best = scores.topk(2).values
@@ -156,7 +157,7 @@ def _explained(out: Any, plain: Any, perturbed: Sequence[Any]) -> Outcome:
             noise = max(noise, float(difference[difference.isfinite()].abs().max()))
         if gap > 2 * noise:
             return Outcome(DIFFERENT, f"row {row}, token {position}: gap {gap:.2g}, noise {noise:.2g}")
-    return Outcome(TIE) if out.sequences.shape == plain.sequences.shape else Outcome(DIFFERENT, "lengths")
+    return Outcome(TIE) if rows else Outcome(DIFFERENT, "one text ends earlier")  # After a tie either may end first.
 
 
 def _line(error: Exception) -> str:
