@@ -57,7 +57,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "params": [GREEDY, {**GREEDY, "regex": r"[A-Z][a-z]+( [a-z]+){3,12}\."}] * 2,
     },
     "ragged lengths": {"prompts": PROMPTS[:4], "params": [{**GREEDY, "max_tokens": 1 + 3 * k} for k in range(4)]},
-    "two answers each": {"prompts": PROMPTS[:2], "params": {**GREEDY, "n": 2, "temperature": 1e-6}},
+    "two answers each": {"prompts": PROMPTS[:2], "params": {**GREEDY, "n": 2, "temperature": 1.0, "top_k": 1}},
 }
 
 
