@@ -96,7 +96,7 @@ def compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Any:
     """An xgrammar compiler for the tokenizer."""
     import xgrammar
 
-    ends = [tokenizer.eos_token_id]
+    ends: list[Any] = [tokenizer.eos_token_id]
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends)
     return xgrammar.GrammarCompiler(info)
 

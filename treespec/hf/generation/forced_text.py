@@ -20,7 +20,7 @@ def spellings_of(tokenizer: PreTrainedTokenizerBase) -> Spellings:
     size, known = len(tokenizer), _KNOWN.get(tokenizer)
     if known is not None and known[0] == size:
         return known[1]
-    added = set(tokenizer.get_added_vocab().values())
+    added = set(tokenizer.get_added_vocab().values())  # pyright: ignore[reportCallIssue, reportOptionalCall]
     vocabulary = tokenizer.get_vocab()
     spellings: list[str | None] = [None] * (max(vocabulary.values()) + 1)
     for text, token in vocabulary.items():
