@@ -1,5 +1,6 @@
 """treespec: exact tree speculative decoding for any Hugging Face causal language model."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treespec import errors, protocols
@@ -73,11 +74,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What needs transformers is imported at its first use: `treespec.vllm` works beside an older transformers."""
-    if name not in __all__:
+    if name not in (*__all__, "hf"):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
     try:
-        from treespec import hf
+        hf = import_module("treespec.hf")
     except ImportError as error:
         raise ImportError(f"treespec.{name} needs transformers {TRANSFORMERS} or newer: {error}") from error
-    value = globals()[name] = getattr(hf, name)
+    value = globals()[name] = hf if name == "hf" else getattr(hf, name)
     return value

@@ -69,7 +69,12 @@ def expected(more: dict[str, Any], drafter: Any = None) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("late layer", GREEDY), ("late layer", SAMPLED), ("early part", STATIC), ("norm and output", GREEDY)],
+    [
+        ("late layer", GREEDY),
+        pytest.param("late layer", SAMPLED, marks=slow),
+        pytest.param("early part", STATIC, marks=slow),
+        pytest.param("norm and output", GREEDY, marks=slow),
+    ],
 )
 def test_spread_targets_decode_as_on_one_device(name: str, more: dict[str, Any]) -> None:
     model, draft = tiny_models()
@@ -104,6 +109,7 @@ def test_every_layer_caches_where_it_is() -> None:
         assert logits.device == scorer.device == CPU
 
 
+@slow
 def test_an_early_exit_across_devices() -> None:
     model, _ = tiny_models()
     with accelerator():
@@ -111,6 +117,7 @@ def test_an_early_exit_across_devices() -> None:
         assert decode(model, TreeSpeculation(EarlyExit(1), tree=6), CPU, **GREEDY) == expected(GREEDY)
 
 
+@slow
 def test_optimize_serves_the_part_on_the_cpu() -> None:
     model, draft = tiny_models()
     only_packed = patch.object(optimized_model, "exact_kernels", lambda *_: ({"packed": Packed()}, {}))

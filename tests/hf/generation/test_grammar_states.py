@@ -108,7 +108,7 @@ def test_packages(tokenizer, make, kind):
     processor = GrammarProcessor(make(tokenizer, kind))
     target = tiny_llama(258, max_position_embeddings=256)
     inputs = tokenizer(["Ada is", "someone else"], return_tensors="pt", padding=True, padding_side="left")
-    options = {"max_new_tokens": 90, "eos_token_id": END, "pad_token_id": PADDING}
+    options = {"max_new_tokens": 140, "eos_token_id": END, "pad_token_id": PADDING}
     options["logits_processor"] = LogitsProcessorList([processor])
     plain = target.generate(**inputs, **options, do_sample=False)
     greedy = TreeSpeculation(TokenRecycling(), tree=8, tokenizer=tokenizer)

@@ -6,6 +6,7 @@ import numpy as np
 
 from treespec.policies.best_first import CHILD_SHARE, BestFirst
 from treespec.policies.chain import Chain
+from treespec.tree import SELECTED
 
 PLAIN = 0
 """The number of the candidate that drafts nothing."""
@@ -28,9 +29,9 @@ class StoppedBestFirst(BestFirst):
         super().__init__(num_nodes, depth=depth, child_share=CHILD_SHARE)
         self.least_gain, self.num_passes = 0.0, 0
 
-    def _least_gain(self) -> float:
+    def _least_gain(self, children: str) -> float:
         self.num_passes += 1
-        return self.least_gain
+        return self.least_gain if children == SELECTED else 0.0
 
 
 class Candidate(NamedTuple):
