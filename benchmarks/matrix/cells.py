@@ -149,8 +149,8 @@ def _explained(out: Any, plain: Any, perturbed: Sequence[Any]) -> Outcome:
         best = scores.topk(2).values
         gap, noise = float(best[0] - best[1]), 0.0
         for other in perturbed:
-            same = other.sequences[row, start : start + position] == plain.sequences[row, start : start + position]
-            if not same.all():
+            before = slice(start, start + position)
+            if not torch.equal(other.sequences[row, before], plain.sequences[row, before]):
                 noise = float("inf")
                 continue
             difference = other.scores[position][row].float() - scores

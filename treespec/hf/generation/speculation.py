@@ -163,7 +163,7 @@ class TreeSpeculation:
             self.stats, self.steps = result.stats, result.records
             self.total_stats.add(result.stats)
             names = [type(processor).__name__ for processor in logits_processor]
-            self._last_call = LastCall.of(model, generation_config, options, mask.sum(1).tolist(), names)
+            self._last_call = LastCall.of(model, generation_config, options, mask.sum(1), names)
             return output
 
 

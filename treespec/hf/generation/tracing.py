@@ -11,6 +11,8 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from treespec.engine.diagnosis import Evidence, of_stats, of_trace
@@ -32,7 +34,8 @@ class LastCall:
     model: ReferenceType[PreTrainedModel]
     config: GenerationConfig
     options: Any
-    prompt_lengths: list[int]
+    prompt_lengths: Int64[Tensor, "B"]
+    """On the model's device: an ordinary call does not wait for them."""
     processors: list[str]
 
     @classmethod
@@ -45,7 +48,7 @@ class LastCall:
             return of_trace(read_trace(self.options.trace.path))
         model = self.model()
         about = {} if model is None else about_call(model, self.config, self.options, [], self.processors)
-        return of_stats(stats, about, self.prompt_lengths)
+        return of_stats(stats, about, self.prompt_lengths.tolist())
 
 
 def about_call(
