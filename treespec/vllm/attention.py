@@ -33,7 +33,7 @@ class CurrentStep:
 
 
 def with_segments(backend: Any) -> Any:
-    """The backend with segments: any of decoder attention whose `do_kv_cache_update` is apart from `forward`.
+    """The backend with segments: any decoder attention that writes its cache by `do_kv_cache_update`, not in `forward`.
 
     Its cache must be indexed by blocks first.
     """

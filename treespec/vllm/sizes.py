@@ -1,8 +1,8 @@
 """How many drafted nodes a step verifies: as many as are predicted to pay, over all requests of the batch at once.
 
 A step of B requests and n tokens takes about a + b B + c n milliseconds, fitted to the steps served. Drafted nodes
-bring their value, the probability that a node's whole path is accepted. The best m nodes of the batch, whosever they
-are, are verified for the m with the most expected tokens per millisecond; m = 0 is plain decoding.
+bring their value, the probability that a node's whole path is accepted. The best m nodes of the batch, of whichever
+request, are verified for the m with the most expected tokens per millisecond; m = 0 is plain decoding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from treespec.tree import PADDING_PARENT, TreeBatch
 
 FORGETTING = 0.98
+"""What earlier steps count for at every new one."""
 LEAST_GAIN = 1.02
 """A draft must be predicted to be this many times as fast as plain decoding."""
 FIRST_WAIT, LONGEST_WAIT = 4, 128
@@ -55,7 +56,7 @@ class PassModel:
 
 
 class TreeSizes:
-    """Cuts a step's trees to the nodes that are worth their time, and says when drafting is."""
+    """Cuts a step's trees to the nodes that are worth their time, and decides when to draft."""
 
     def __init__(self) -> None:
         self.passes = PassModel()

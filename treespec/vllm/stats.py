@@ -1,4 +1,4 @@
-"""What a server's trees did: beside vLLM's own metrics, for `collective_rpc("tree_stats")`."""
+"""What a server's trees did: in addition to vLLM's own metrics, for `collective_rpc("tree_stats")`."""
 
 from __future__ import annotations
 

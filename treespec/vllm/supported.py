@@ -85,7 +85,7 @@ def check_params(params: Any) -> None:
 
 
 def refuse(is_refused: bool, what: str) -> None:
-    """Raises `UnsupportedModeError`: `is_refused`."""
+    """Raises `UnsupportedModeError`: `is_refused` is True."""
     if is_refused:
         raise UnsupportedModeError(f"treespec's trees do not serve {what}, or leave speculative_config out")
 

@@ -18,12 +18,12 @@ LOW_ACCEPTANCE = 0.4
 USUAL_DRAFT, DEAR_DRAFT = 0.25, 0.5
 """Of drafting, in passes of the target over one node per row."""
 USUAL_HOST, DEAR_HOST = 0.1, 0.3
-"""Of commit and what no phase counts, of processors, and of a rule, likewise."""
+"""Of commit and work in no phase, of processors, and of a rule: each in plain passes too."""
 FLAT = 1.4
 """A pass over a tree may take this many times a pass over one node."""
 LARGE_BATCH = 4
 LEAST_COUNT = 10
-"""Drafts that a share is believed of."""
+"""The fewest drafts from which a share is computed."""
 
 
 @dataclass(frozen=True)

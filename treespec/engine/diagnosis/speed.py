@@ -10,7 +10,7 @@ import numpy as np
 from treespec.engine.diagnosis.evidence import Evidence
 
 LONGEST_DRAFT = 64
-"""Tokens of the longest perfect draft that is thought of."""
+"""Tokens of the longest perfect draft that is considered."""
 
 
 class Passes:
@@ -36,7 +36,7 @@ class Passes:
 class Speed:
     """A run's mean step in milliseconds, and what it emits.
 
-    Plain decoding is thought of as a pass over one node per row with the same processors, stopping and streaming per
+    Plain decoding is modelled as a pass over one node per row with the same processors, stopping and streaming per
     token.
     """
 

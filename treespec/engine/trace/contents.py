@@ -16,7 +16,7 @@ from treespec.tree.transfer import download
 from treespec.verification.walks import residual_weights
 
 SMALLEST = 1e-30
-"""What a mass is divided by at least, so that a residual of nothing stays nothing."""
+"""The least divisor of a mass, so that an empty residual stays zero."""
 
 
 def tree_records(

@@ -42,7 +42,7 @@ def local_part(weight: Tensor) -> Tensor:
 
 
 def _fetched(module: nn.Module) -> Any:
-    from accelerate.utils import align_module_device  # Who offloads has it; nobody else needs it.
+    from accelerate.utils import align_module_device  # It is installed wherever weights are offloaded.
 
     return align_module_device(module)
 

@@ -63,7 +63,7 @@ class Learned:
     def decide(
         self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], max_latency_ms: float | None
     ) -> tuple[int, bool, str]:
-        """The number of the candidate to take, whether that is to learn of more than the best one, and the reason."""
+        """The number of the candidate to take, whether it is taken to explore, and the reason."""
         if len(rates) == 1:
             return PLAIN, False, "max_nodes=1"
         drafting = rates.copy()
