@@ -42,12 +42,15 @@ def two_layers():
     return Models(model, model)
 
 
+slow = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def ragged():
     return padded(prompt(3, 12), [0, 4, 11])
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", [n if i % 4 == 0 else pytest.param(n, marks=slow) for i, n in enumerate(SPLIT)])
 def test_greedy_equals_plain_on_many_architectures(name):
     model = zoo.build(zoo.BY_NAME[name])
     inputs = padded(zoo.prompts(2, 12), [0, 3]) | {"max_new_tokens": 10, "do_sample": False}

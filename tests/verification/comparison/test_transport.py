@@ -98,7 +98,9 @@ def test_the_flow_is_optimal_at_the_widest_support(scheme):
 @by_rule
 @by_scheme
 @pytest.mark.parametrize("shape", PAIR_SHAPES)
-@pytest.mark.parametrize("vocab_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "vocab_size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_exact_distribution_in_float64(rule, scheme, shape, vocab_size, record_property):
     if shape == "unbalanced" and vocab_size == 3 and scheme == IID:
         vocab_size = 2
@@ -119,6 +121,7 @@ def test_exact_distribution_in_rational_arithmetic(rule, scheme, name, record_pr
         record_property("exact_case", (rule.name, scheme, shape, name, True))
 
 
+@pytest.mark.slow
 @by_rule
 @by_scheme
 @pytest.mark.parametrize("shape", ["chain", "2x2", "adaptive depth"])

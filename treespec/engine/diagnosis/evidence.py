@@ -38,7 +38,7 @@ class Evidence:
         pass_ms: the target's measured passes of one row, by number of nodes.
         fits: of the children of accepted nodes; None without a trace.
         emitted_probs: the target's probabilities of the emitted tokens; None without a trace.
-        by_drafter: per drafter its nodes and the accepted ones, all and those that no other proposed; None without a trace.
+        by_drafter: per drafter its nodes and the accepted ones, all and those no other proposed; None without a trace.
         num_waits: copies from the device that the host waited for; None without a trace.
         about: what is known of the call, see `TracedCall`.
     """
