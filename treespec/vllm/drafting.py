@@ -13,6 +13,7 @@ from torch import Tensor
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import ConfigError
 from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
+from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
 from treespec.tree.highest import highest
 from treespec.tree.history import History
@@ -165,14 +166,10 @@ def _flat_step(
     )
 
 
-class _NoProcessors:
-    """The requests have different processors, which only the target applies."""
+class _NoProcessors(NoProcessors):
+    """The requests have different processors, which only the target applies; texts of all lengths draft together."""
 
-    is_path_free = is_row_free = ignores_padding = is_order_free = True
-    can_remove_all = False
-
-    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
-        return logits.float()
+    ignores_padding = True
 
 
 _NO_PROCESSORS: PathProcessors = _NoProcessors()

@@ -16,7 +16,7 @@ from treespec.verification import resolve
 from treespec.vllm.drafts import select_rows
 from treespec.vllm.scores import LEAST_TEMPERATURE, Outputs, path_scores, target_probs
 from treespec.vllm.streams import DRAWS_BY_DEPTH, Streams
-from treespec.vllm.verifying import NodeProbs, verify_greedily, verify_sampled
+from treespec.vllm.verifying import FlatProbs, verify_greedily, verify_sampled
 
 
 class StepVerifier:
@@ -70,7 +70,7 @@ class StepVerifier:
         device = scores.device
         min_p = [param.min_p for param in requests.params]
         least = torch.tensor(min_p, device=device) if any(min_p) else None
-        target = NodeProbs(
+        target = FlatProbs(
             scores=scores,
             numbers=torch.from_numpy(numbers).to(device),
             requests=torch.tensor(rows, device=device),

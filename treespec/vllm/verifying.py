@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +42,7 @@ def verify_greedily(trees: TreeBatch, best: Int[np.ndarray, "B N"]) -> list[Verd
 
 
 @dataclass(frozen=True)
-class NodeProbs:
+class FlatProbs:
     """The target's distributions, each computed when a rule asks for it; see `BatchProbs`.
 
     `numbers` int64 [B, N] are the nodes' rows in the table of scores [M, V], 0 at padding; `as_probs` makes
@@ -73,7 +73,7 @@ class NodeProbs:
 
 
 def verify_sampled(
-    rule: VerificationRule, trees: TreeBatch, target: NodeProbs, coins: Uniforms, draws: Uniforms
+    rule: VerificationRule, trees: TreeBatch, target: FlatProbs, coins: Uniforms, draws: Uniforms
 ) -> list[Verdict]:
     """See `verify_batch`; on a CPU only the nodes that the rule visits get a distribution.
 
@@ -85,13 +85,4 @@ def verify_sampled(
     return [
         rule.verify(tree, partial(target.probs, row), GivenUniforms(row_coins, row_draws))
         for row, (tree, row_coins, row_draws) in enumerate(rows)
-    ]
-
-
-def accepted_tokens(trees: TreeBatch, verdicts: Sequence[Verdict]) -> list[list[int]]:
-    """The tokens that every row emits: those of its accepted nodes, and the next one."""
-    tokens = trees.tokens.tolist()
-    return [
-        [*(row[node] for node in verdict.path[1:]), verdict.next_token]
-        for row, verdict in zip(tokens, verdicts, strict=True)
     ]
