@@ -2,11 +2,18 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from scipy.stats import chisquare
 
 from treespec.tree import TokenTree
 from treespec.verification import verify
+
+
+rules_of_sampled_trees = pytest.mark.parametrize(
+    "rule", ["traversal", pytest.param("recursive", marks=pytest.mark.slow)]
+)
+"""Both read every draft distribution of a tree, and either sees a wrong one."""
 
 
 def checked(batch, row):

@@ -1,7 +1,8 @@
 """The joint distribution of three sampled tokens through the whole engine, at a size for every day.
 
 `python -m benchmarks.joint_distribution` is the same at full size; here every rule decodes 1,000 rows and must look
-right, and the strongest planted bugs must be found with 2,000.
+right, and the strongest planted bugs must be found with 2,000. What another test proves as well is slow: plain
+sampling beside warped, and bugs of rules and policies, whose exact shift tests/verification/test_mutants.py finds.
 """
 
 import json
@@ -31,7 +32,7 @@ from benchmarks.joint_distribution.run import (
 )
 from treespec.verification import RULES
 
-STRONG_BUGS = (
+BUGS_OF_RULES = (
     "correction drawn from the target distribution",
     "bonus token drawn from the parent's residual",
     "a fresh target sample per path",
@@ -39,6 +40,8 @@ STRONG_BUGS = (
     "sampled siblings sorted by probability",
     "unlikely sampled siblings pruned",
     "top-k children treated as sampled",
+)
+BUGS_OF_THE_ENGINE = (
     "processors see the root's ids",
     "tree mask without ancestors",
     "positions by slot, not by depth",
@@ -52,18 +55,24 @@ def models() -> Models:
     return tiny_models()
 
 
-def strong_bugs() -> list[Case]:
+def strong_bugs() -> list[Any]:
     """Each strong bug once, with the rule that it harms most."""
     last = {case.bug: case for case in planted_bugs()}
-    return [last[bug] for bug in STRONG_BUGS]
+    slow = [pytest.param(last[bug], id=last[bug].name, marks=pytest.mark.slow) for bug in BUGS_OF_RULES]
+    return slow + [pytest.param(last[bug], id=last[bug].name) for bug in BUGS_OF_THE_ENGINE]
 
 
 def every_case() -> list[Any]:
-    """All right cases; those of rules for comparison, which take long, are slow."""
-    quick = {name for name in RULES if not type(RULES[name]).__module__.startswith("treespec.verification.comparison")}
-    return [
-        pytest.param(case, id=case.name, marks=() if case.rule_name in quick else pytest.mark.slow)
-        for case in right_cases() + more_cases()
+    """All right cases; quick ones are those of rules to use, on every kind of trees, with processors."""
+
+    def is_quick(case: Case) -> bool:
+        is_for_comparison = type(RULES[case.rule_name]).__module__.startswith("treespec.verification.comparison")
+        return case.options is WARPED and not is_for_comparison
+
+    slow = [case for case in right_cases() if not is_quick(case)] + more_cases()
+    quick = [case for case in right_cases() if is_quick(case)]
+    return [pytest.param(c, id=c.name) for c in quick] + [
+        pytest.param(c, id=c.name, marks=pytest.mark.slow) for c in slow
     ]
 
 
@@ -81,7 +90,7 @@ def test_heads_draw_rightly_in_ragged_batches(case, models):
     assert case.drafter is None or result["block_efficiency"] > 1.1
 
 
-@pytest.mark.parametrize("case", strong_bugs(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", strong_bugs())
 def test_planted_bug_is_found(case, models):
     assert run_case(case, models, num_batches=1, num_rows=2000)["p"] < FOUND
 

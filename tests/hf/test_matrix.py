@@ -1,4 +1,8 @@
-"""Every drafter with every policy: greedy output is plain greedy output, in a batch with left padding."""
+"""Every drafter with every policy: greedy output is plain greedy output, in a batch with left padding.
+
+All policies with a model that keeps a cache, and with a table of candidates; the other drafters with one policy of each
+way to grow: by chains, by levels, by the best nodes, by passes over several depths. The other pairs are slow.
+"""
 
 import pytest
 import torch
@@ -72,7 +76,13 @@ DRAFTERS = {
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
 HAVE_PROBS = ("shared tokens", "re-encoding", "draft model", "early exit", "medusa", "block")
-PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d in HAVE_PROBS or p not in NEED_PROBS]
+WITH_ALL_POLICIES, WITH_ALL_DRAFTERS = ("draft model", "recycling"), ("Chain", "KAry", "BestFirst", "SpecExec")
+PAIRS = [
+    pytest.param(d, p, marks=[] if d in WITH_ALL_POLICIES or p in WITH_ALL_DRAFTERS else pytest.mark.slow)
+    for d in DRAFTERS
+    for p in POLICIES
+    if d in HAVE_PROBS or p not in NEED_PROBS
+]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, rules_of_sampled_trees, token_path
 from helpers.toy_models import TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,16 +84,17 @@ def toy_pair():
     return TableSource([0] * ROWS, TableLM(3, seed=1), dtype=torch.float64), target
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal"])
+@rules_of_sampled_trees
 @pytest.mark.parametrize("name", RULES)
 def test_stopped_chains_decode_losslessly(name, rule):
+    """The chain rules are these two on chains, coin for coin: tests/verification/test_agreement.py."""
     draft, target = toy_pair()
     batch = Chain(3, stop=RULES[name]).grow(draft, 3)
     assert len(set(batch.num_nodes.tolist())) > 1
     assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), ROWS) > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@rules_of_sampled_trees
 def test_dropping_the_unlikely_token_is_caught(rule):
     """The planted bug: the token of low confidence is taken back in place of being the last."""
     draft, target = toy_pair()

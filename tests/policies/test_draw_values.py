@@ -161,7 +161,7 @@ def drop(tree: ToyTree, leaf: int) -> ToyTree:
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("budget", [2, 4, 6])
+@pytest.mark.parametrize("budget", [2, pytest.param(4, marks=pytest.mark.slow), 6])
 def test_best_first_has_the_distribution_of_the_heap(budget, ranking):
     num_rows = 12_000
     source = TableSource([1] * num_rows, TableLM(3, seed=5, scale=1.2), dtype=torch.float64)

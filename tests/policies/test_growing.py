@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, rules_of_sampled_trees, token_path
 from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -242,7 +242,7 @@ SAMPLED = {
 TOY_ROWS = 8_000
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@rules_of_sampled_trees
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_trees_decode_losslessly(name, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)

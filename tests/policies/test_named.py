@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.drafter_loop import Loop
-from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, rules_of_sampled_trees, token_path
 from helpers.toy_models import TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,7 +188,7 @@ SAMPLED = {
 }
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@rules_of_sampled_trees
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_trees_decode_losslessly(name, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0))
@@ -197,7 +197,7 @@ def test_sampled_trees_decode_losslessly(name, rule):
     assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), TOY_ROWS) > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@rules_of_sampled_trees
 def test_stopping_sampled_trees_by_their_gain_is_caught(rule):
     """The planted bug, which `BestFirst` refuses: below a sure first child another level pushes out its sibling, unless
     that one's token is so unlikely that the row stops."""

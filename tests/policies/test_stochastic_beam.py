@@ -5,7 +5,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, token_path
+from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, rules_of_sampled_trees, token_path
 from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,7 +118,7 @@ def test_a_beam_of_one_is_a_chain():
 TOY_ROWS = 8_000
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@rules_of_sampled_trees
 @pytest.mark.parametrize(("width", "depth"), [(2, 2), (3, 2), (2, 3), (4, 1)])
 def test_the_cut_by_arrival_is_lossless(width, depth, rule):
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_the_cut_by_arrival_is_lossless(width, depth, rule):
     assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0), TOY_ROWS) > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@rules_of_sampled_trees
 def test_a_cut_by_probability_is_caught(rule):
     """The planted bug: of the drawn paths of a level the more probable one is kept, not the one that arrived first."""
     draft, target = TableLM(3, seed=1, scale=1.0), TableSource([0], TableLM(3, seed=2, scale=1.0), dtype=torch.float64)

@@ -100,7 +100,7 @@ def test_traversal_may_be_below_recursive_rejection_on_adaptive_trees() -> None:
     assert -0.05 < min(gains) < -1e-3
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_block_verification_attains_the_chain_optimum(length: int) -> None:
     for seed in range(40):
         zero_share = 0.3 * (seed % 2)

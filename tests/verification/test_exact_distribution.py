@@ -21,11 +21,11 @@ from treespec.verification import RULES
 
 RULE_NAMES = ("token", "block", "recursive", "target_walk", "traversal")
 EDGES = tuple(distribution_pairs(2, False))
-THREE_CHAIN_EDGES = ("generic", "equal", "one-hot target")
+THREE_CHAIN_EDGES = ("generic", *(pytest.param(edge, marks=pytest.mark.slow) for edge in ("equal", "one-hot target")))
 
 
 LARGE_TREES = ("2x2", "3-1-1", "unbalanced")
-"""In Fractions these take up to half a minute per sampling scheme; in float64 a tenth of it."""
+"""In Fractions these take up to half a minute per sampling scheme, in float64 a tenth of it: that is the quick one."""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ LARGE_TREES = ("2x2", "3-1-1", "unbalanced")
             shape,
             is_exact,
             id=f"{shape}-{'fraction' if is_exact else 'float64'}",
-            marks=[pytest.mark.slow] if is_exact and shape in LARGE_TREES else [],
+            marks=[pytest.mark.slow] if is_exact == (shape in LARGE_TREES) else [],
         )
         for shape in SHAPES
         for is_exact in (False, True)

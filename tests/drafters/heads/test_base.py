@@ -59,7 +59,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("do_sample", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", HEADS)
 def test_distributions_equal_the_plain_reading(tmp_path, target, name, do_sample):
     format_name, made = HEADS[name]
@@ -192,7 +192,10 @@ JOINT = {
 }
 
 
-@pytest.mark.parametrize("name", JOINT)
+PLAIN_AND_SLOW = ("eagle3, chain", "eagle3, tree", "dflash, tree", "dspark, tree")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in PLAIN_AND_SLOW)) for n in JOINT])
 def test_joint_distribution_is_the_targets(tmp_path, name):
     """Three tokens sampled by a head that lacks three of eight tokens."""
     rule, policy, options, kind = JOINT[name]

@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 from helpers.zoo import ARCHITECTURES, MIN_LOGIT_STD, VOCAB_SIZE, WINDOW, Architecture, build, prompts
+from transformers import PreTrainedModel
 
 import treespec
 from treespec.errors import TreespecWarning
@@ -27,13 +28,18 @@ PADDING = (0, 5, 12)
 NUM_ROUNDS = 7
 NUM_NEW = 16
 
-EVERY_ATTENTION = [
+OTHER_ATTENTIONS = [
     pytest.param(architecture, attention, id=f"{architecture}-{attention}")
     for architecture in ARCHITECTURES
-    for attention in architecture.attentions
+    for attention in architecture.attentions[1:]
 ]
-EVERY = [pytest.param(architecture, id=str(architecture)) for architecture in ARCHITECTURES]
-NOT_TREES = [param for param in EVERY if param.values[0].capability != Capability.TREE]
+NOT_TREES = [architecture for architecture in ARCHITECTURES if architecture.capability != Capability.TREE]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES, ids=str)
+def built(request) -> tuple[Architecture, PreTrainedModel]:
+    """An architecture and its model, one for all tests of it, which run one after the other."""
+    return request.param, build(request.param)
 
 
 def padded_prompts():
@@ -71,10 +77,18 @@ def plain_logits(model, histories: list[list[int]], trees: list[TokenTree]) -> l
     return expected
 
 
-@pytest.mark.parametrize(("architecture", "attention"), EVERY_ATTENTION)
-def test_tree_logits_equal_path_logits(architecture: Architecture, attention: str):
+def test_tree_logits_equal_path_logits(built):
+    check_tree_logits(*built)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "attention"), OTHER_ATTENTIONS)
+def test_tree_logits_equal_path_logits_in_other_attentions(architecture: Architecture, attention: str):
+    check_tree_logits(architecture, build(architecture, attention))
+
+
+def check_tree_logits(architecture: Architecture, model: PreTrainedModel) -> None:
     """Rounds of tree, ragged commit, tree, in a left-padded batch."""
-    model = build(architecture, attention)
     scorer = quiet_scorer(model)
     assert scorer.capability == architecture.capability
     ids, mask = padded_prompts()
@@ -94,10 +108,9 @@ def test_tree_logits_equal_path_logits(architecture: Architecture, attention: st
         scorer.commit(paths)
 
 
-@pytest.mark.parametrize("architecture", EVERY)
-def test_wrong_structure_would_be_noticed(architecture: Architecture):
+def test_wrong_structure_would_be_noticed(built):
     """The models look back, and have logits wide enough: scoring the tree as a chain gives something else."""
-    model = build(architecture)
+    _, model = built
     ids = prompts(1, PROMPT_LENGTH, seed=1)
     with torch.no_grad():
         assert model(input_ids=ids, use_cache=False).logits.std() >= 1
@@ -108,10 +121,9 @@ def test_wrong_structure_would_be_noticed(architecture: Architecture):
     assert (as_tree - as_chain).abs().amax(1)[2:].min() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", EVERY)
-def test_greedy_decoding_equals_generate(architecture: Architecture):
+def test_greedy_decoding_equals_generate(built):
     """The true continuation is planted at random ranks, so that branches are accepted and not only first children."""
-    model = build(architecture)
+    architecture, model = built
     ids, mask = padded_prompts()
     options = {"attention_mask": mask.long(), "max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
     options["eos_token_id"] = VOCAB_SIZE + 1
@@ -128,7 +140,7 @@ def test_greedy_decoding_equals_generate(architecture: Architecture):
     assert (sum(accepted.values()) > 0) == (architecture.capability != Capability.PLAIN)
 
 
-@pytest.mark.parametrize("architecture", NOT_TREES)
+@pytest.mark.parametrize("architecture", NOT_TREES, ids=str)
 def test_fallback_is_said_once(architecture: Architecture, monkeypatch):
     monkeypatch.setattr(capability_module, "_said", set())
     way = "by chains" if architecture.capability == Capability.CHAIN else "one token at a time"

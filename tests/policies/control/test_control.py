@@ -96,7 +96,7 @@ def test_flat_passes_get_trees_and_steep_ones_chains_or_nothing():
     assert steep.ms / steep.tokens < 1.05 * plain_ms
 
 
-@pytest.mark.parametrize("level_ms", [0.0, 12.0])
+@pytest.mark.parametrize("level_ms", [pytest.param(0.0, marks=pytest.mark.slow), 12.0])
 def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
     """Within five percent of what is best in hindsight, whatever a level costs."""
     world = World(Control(), level_ms=level_ms, share=level_ms / 30).run(200)
