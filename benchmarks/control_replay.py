@@ -33,7 +33,8 @@ from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.merge import read_trees
 from treespec.hf.loading import smollm2
 from treespec.policies.control import StoppedBestFirst
-from treespec.protocols import CallFacts, NodeProbs, RandomSource, Scores, Session, VerifiableTree, VerifiedStep
+from treespec.policies.control.contract import CallFacts
+from treespec.protocols import NodeProbs, RandomSource, Scores, Session, VerifiableTree, VerifiedStep
 from treespec.tree import HostTree, TreeBatch, Verdict
 from treespec.tree.history import History
 

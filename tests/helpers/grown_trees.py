@@ -9,7 +9,6 @@ from scipy.stats import chisquare
 from treespec.tree import TokenTree
 from treespec.verification import verify
 
-
 rules_of_sampled_trees = pytest.mark.parametrize(
     "rule", ["traversal", pytest.param("recursive", marks=pytest.mark.slow)]
 )

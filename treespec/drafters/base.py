@@ -8,7 +8,8 @@ from torch import Tensor
 
 from treespec.checks import ShowsOptions
 from treespec.errors import ConfigError
-from treespec.protocols import History, Session, StepControl, TreePolicy
+from treespec.policies.control.contract import StepControl
+from treespec.protocols import History, Session, TreePolicy
 from treespec.tree import ROOT_PARENT, TreeBatch
 
 

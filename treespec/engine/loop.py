@@ -12,9 +12,9 @@ from treespec.engine.request import Request, Result, Streams, known_seed
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies.control.contract import CallFacts, StepControl
 from treespec.policies.truncated import as_chain
 from treespec.protocols import (
-    CallFacts,
     Capability,
     CausalScorer,
     Drafter,
@@ -23,7 +23,6 @@ from treespec.protocols import (
     History,
     LearningPolicy,
     Session,
-    StepControl,
     VerifiedStep,
 )
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
-from treespec.protocols import Choice
+from treespec.policies.control.contract import Choice
 from treespec.tree import TokenTree, Verdict
 
 Key = TypeVar("Key", int, tuple[int, int])

@@ -6,7 +6,8 @@ The truncated distribution is also what is stored with them, so every lossless r
 from treespec.checks import ShowsOptions, check_count, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.chain import Chain
-from treespec.protocols import DraftSource, Frontier, LearningPolicy, Proposal, StepControl, TreePolicy, VerifiedStep
+from treespec.policies.control.contract import StepControl
+from treespec.protocols import DraftSource, Frontier, LearningPolicy, Proposal, TreePolicy, VerifiedStep
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 

@@ -14,7 +14,7 @@ from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine import stats as engine_stats
 from treespec.hf import make_scorer
 from treespec.policies import BestFirst
-from treespec.protocols import Choice, StepControl
+from treespec.policies.control.contract import Choice, StepControl
 
 CHEAP = {1: 1000.0, 64: 1100.0}
 """Of passes: far more than any draft of a tiny model takes."""

@@ -9,7 +9,8 @@ import torch
 from treespec import BestFirst, Chain, Control
 from treespec.errors import ConfigError
 from treespec.policies import as_policy
-from treespec.protocols import CallFacts, Proposal, Scores, VerifiedStep
+from treespec.policies.control.contract import CallFacts
+from treespec.protocols import Proposal, Scores, VerifiedStep
 from treespec.tree import TreeBatch, Verdict
 
 GOOD, RANDOM = (0.6, 0.2, 0.1), (0.0, 0.0, 0.0)

@@ -8,7 +8,8 @@ import torch
 
 from treespec import Control, TreeBatch
 from treespec.policies import Chain
-from treespec.protocols import CallFacts, Scores, VerifiedStep
+from treespec.policies.control.contract import CallFacts
+from treespec.protocols import Scores, VerifiedStep
 from treespec.testing import (
     SELECTED,
     WITHOUT_REPLACEMENT,

@@ -10,16 +10,9 @@ from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
 from treespec.drafters.merge.parts import PartValues
 from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies.control.contract import StepControl
 from treespec.policies.truncated import is_chain
-from treespec.protocols import (
-    Drafter,
-    EarlyExitDrafter,
-    FeatureDrafter,
-    ServingDrafter,
-    Session,
-    StepControl,
-    VerifiedStep,
-)
+from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import ROOT_PARENT, HostTree, TreeBatch
 
 

@@ -13,7 +13,8 @@ from treespec.engine.target_probs import TargetProbs
 from treespec.engine.trace.contents import distributions_of, short, tree_records
 from treespec.engine.trace.file import TraceFile
 from treespec.engine.trace.texts import Texts
-from treespec.protocols import Choice, PathProcessors
+from treespec.policies.control.contract import Choice
+from treespec.protocols import PathProcessors
 from treespec.sampling import NoProcessors
 from treespec.tree import Verdict
 from treespec.tree.transfer import WAITS

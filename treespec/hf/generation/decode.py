@@ -38,7 +38,8 @@ from treespec.hf.introspect import model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.prompt import PromptInputs
-from treespec.protocols import Drafter, EarlyExitDrafter, PathProcessors, StepControl, TreePolicy, VerificationRule
+from treespec.policies.control.contract import StepControl
+from treespec.protocols import Drafter, EarlyExitDrafter, PathProcessors, TreePolicy, VerificationRule
 from treespec.sampling import NoProcessors
 
 Output = Tensor | GenerateDecoderOnlyOutput

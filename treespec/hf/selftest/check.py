@@ -22,7 +22,7 @@ from treespec.hf.selftest.passes import check_passes
 from treespec.hf.selftest.report import FAILED, OK, WARNING, CheckReport, Finding
 from treespec.hf.selftest.sampling import Sampler, check_sampling
 from treespec.hf.selftest.subject import Subject, make_prompts
-from treespec.protocols import StepControl
+from treespec.policies.control.contract import StepControl
 from treespec.testing import TOY_SCHEMES, Case, assert_lossless, supported_cases
 from treespec.verification import get_rule
 

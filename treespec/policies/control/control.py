@@ -16,9 +16,10 @@ import torch
 from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.policies.control.acceptance import DraftedTree
 from treespec.policies.control.candidates import ACCELERATOR_SIZE, TREE_SIZES, Candidates, StoppedBestFirst
+from treespec.policies.control.contract import CallFacts, Choice, StepControl
 from treespec.policies.control.learned import Learned
 from treespec.policies.control.times import MOST_NODES
-from treespec.protocols import CallFacts, Choice, StepControl, TreePolicy, VerifiedStep
+from treespec.protocols import TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
 MOST_LEARNED_ROWS = 1

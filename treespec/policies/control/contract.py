@@ -1,0 +1,101 @@
+"""The contract of a control: a policy that chooses at every step what is drafted, if anything."""
+
+# pyright: reportReturnType=false
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
+from treespec.tree import TreeBatch
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one step drafted and why.
+
+    `name`: "plain", "chain of 4", "tree of 16", "tree of 16, depth 3". `tokens_per_second`: predicted, per row, by
+    candidate; all candidates that the limits allow.
+    """
+
+    name: str
+    reason: str
+    tokens_per_second: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CallFacts:
+    """What a `StepControl` knows of a call before its first step.
+
+    Args:
+        drafter: what was learned about acceptance and draft times belongs to it.
+        draft_share: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
+        pass_ms: the target's measured passes by number of nodes, None where nothing was measured.
+        is_repeatable: the call must choose as any other call with its seed: from no earlier call, by no clock.
+        is_alone: no other process decodes the same call, see `Ranks` in engine/request.py; if one does, only the times
+            of `update_times`, on which they agree, may change what is drafted.
+    """
+
+    drafter: Any
+    draft_share: float = 0.0
+    pass_ms: Mapping[int, float] | None = None
+    is_sampling: bool = False
+    is_chain_only: bool = False
+    is_on_host: bool = True
+    is_repeatable: bool = False
+    is_alone: bool = True
+
+
+class StepControl(ABC):
+    """A `LearningPolicy` that chooses at every step what is drafted, if anything; `tree="auto"` is one.
+
+    The engine calls per step: `choose`; if that says so the drafter proposes, by `current`, and `trim`; `update` with
+    the verified step; `update_times`. An abstract class, as drafters ask at every step whether a policy is one.
+    """
+
+    current: TreePolicy
+    """The policy that grows this step's trees."""
+    choice: Choice
+    """Of the last step."""
+    tokens_per_ms: float
+    """Predicted for this step, per row: what time is worth. 0 where times must not change what is drafted."""
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int:
+        """The most nodes of a tree, root included."""
+
+    @property
+    @abstractmethod
+    def needs_pass_times(self) -> bool:
+        """Whether it wants the target's measured passes in `CallFacts`."""
+
+    @abstractmethod
+    def begin(self, call: CallFacts) -> None:
+        """A call begins."""
+
+    @abstractmethod
+    def choose(self, num_rows: int, context: int, has_room: bool = True) -> bool:
+        """Choose what the next step drafts; False: nothing.
+
+        Args:
+            context: tokens of the longest row.
+            has_room: whether a draft token could be emitted.
+        """
+
+    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
+        """See `TreePolicy`."""
+        return self.current.grow(source, max_depth)
+
+    @abstractmethod
+    def trim(self, trees: TreeBatch) -> TreeBatch:
+        """The nodes of the drafted trees that are to be verified. What is left out may depend on no drawn token."""
+
+    @abstractmethod
+    def update(self, step: VerifiedStep) -> None:
+        """Learn from one verified step."""
+
+    @abstractmethod
+    def update_times(self, trees: TreeBatch, draft_ms: float, other_ms: float) -> None:
+        """Learn the times of the step just verified, whose verified trees were these: drafting, and all else."""
