@@ -1,9 +1,6 @@
-"""`optimize`: the plain model's results by other kernels, measured once, kept with care, undone without a trace."""
+"""`optimize`: the plain model's results by other kernels, undone without a trace."""
 
 import copy
-import json
-import shutil
-import warnings
 
 import pytest
 import torch
@@ -12,49 +9,11 @@ from torch import nn
 
 import treespec
 from treespec.drafters import SuffixLookup
-from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
-from treespec.hf.cpu import native
-from treespec.hf.cpu import optimized_model as module
+from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels
 from treespec.hf.cpu.native import NativeError, NativeLinear, int8_linear, native_linear
 
-FIRST_TIMES = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    """A folder with the compiled product, or why there is none; a source that a compiler refuses is a failure."""
-    try:
-        native.find_compiler()
-    except NativeError as error:
-        return str(error)
-    folder = tmp_path_factory.mktemp("native")
-    native_linear(folder)
-    return folder
-
-
-@pytest.fixture
-def library(compiled):
-    if isinstance(compiled, str):
-        pytest.skip(compiled)
-    return compiled
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch, compiled):
-    """The user's cache folder with the compiled product, and one round of measurement."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "NUM_ROUNDS", 1)
-    folder = tmp_path / "treespec" / "optimize"
-    if not isinstance(compiled, str):
-        shutil.copytree(compiled, folder)
-    return folder
-
-
-@pytest.fixture
-def layers():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(24, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def use(layers, kernel):
@@ -157,7 +116,8 @@ def test_restore_and_optimising_twice(layers):
 
 @torch.no_grad()
 def test_copies_of_an_optimised_model_have_weights_of_their_own(layers, monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda *_: FIRST_TIMES)
+    times = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
+    monkeypatch.setattr("treespec.hf.cpu.kernel_plan.measure", lambda *_: times)
     treespec.optimize(layers)
     twin = copy.deepcopy(layers)
     twin[0].weight.zero_()
@@ -165,68 +125,6 @@ def test_copies_of_an_optimised_model_have_weights_of_their_own(layers, monkeypa
     inputs = torch.randn(2, 24)
     assert not twin(inputs).any()
     assert layers(inputs).any()
-
-
-def test_measured_once_and_kept(layers, folder, monkeypatch):
-    calls = []
-    monkeypatch.setattr(module, "measure", lambda *_: calls.append(1) or FIRST_TIMES)
-    assert set(treespec.optimize(layers).plan.choices.values()) == {"packed"}
-    assert set(treespec.optimize(layers).plan.times_ms) == set(FIRST_TIMES)
-    assert len(calls) == 1
-    treespec.optimize(layers, is_remeasured=True)
-    assert len(calls) == 2
-    treespec.optimize(nn.Linear(24, 51))
-    assert len(calls) == 3
-    assert len(list(folder.glob("*.json"))) == 2
-
-
-@pytest.mark.parametrize("damage", ["not json", "[]", "{}", "other machine", "unknown kernel", "rows missing"])
-def test_damaged_and_foreign_files_are_ignored_with_a_warning(layers, folder, monkeypatch, damage):
-    monkeypatch.setattr(module, "measure", lambda *_: FIRST_TIMES)
-    treespec.optimize(layers)
-    (path,) = folder.glob("*.json")
-    data = json.loads(path.read_text())
-    if damage == "other machine":
-        data["facts"]["processor"] = "another"
-    elif damage == "unknown kernel":
-        data["choices"]["16"] = "magic"
-    elif damage == "rows missing":
-        del data["choices"]["16"]
-    path.write_text(json.dumps(data) if damage[0] not in "n[{" else damage)
-    with pytest.warns(TreespecWarning, match="is ignored"):
-        assert set(treespec.optimize(layers).plan.choices.values()) == {"packed"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        treespec.optimize(layers)
-
-
-def test_a_folder_that_cannot_be_written_to_is_said(layers, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(TreespecWarning, match="cannot be kept"):
-        plan = treespec.optimize(layers).plan
-    assert "native" in plan.missing
-
-
-def test_a_wrong_kernel_is_left_out(layers, monkeypatch):
-    class Wrong(Packed):
-        def run(self, *args):
-            return super().run(*args) * 1.001
-
-    monkeypatch.setattr(module, "exact_kernels", lambda *_: ({"wrong": Wrong()}, {}))
-    with pytest.warns(TreespecWarning, match="'wrong'"):
-        plan = treespec.optimize(layers).plan
-    assert set(plan.choices.values()) == {PLAIN}
-    assert "differs" in plan.missing["wrong"]
-
-
-def test_the_choice_prefers_one_kernel():
-    times = {PLAIN: dict.fromkeys(NUM_ROWS, 1.0), "packed": dict.fromkeys(NUM_ROWS, 0.95)}
-    assert set(module.choose(times).values()) == {"packed"}
-    times[PLAIN][256], times[PLAIN][64] = 0.94, 0.8
-    choices = module.choose(times)
-    assert choices[256] == "packed"
-    assert choices[64] == PLAIN
 
 
 @torch.no_grad()

@@ -90,6 +90,7 @@ def test_a_model_generates_the_same():
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(expected)
 
 
+@pytest.mark.slow  # Importing takes five seconds.
 def test_it_is_there_after_import_treespec():
     """As README's table writes it; in a process of its own, where no test has imported the module."""
     code = "import treespec, torch; treespec.hf.cpu.prepack_linears(torch.nn.Linear(4, 4))"

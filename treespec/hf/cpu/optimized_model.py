@@ -7,15 +7,7 @@ no choice: scorers on CPUs use folded attention and growing rooms by themselves.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
-import time
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import MethodType, TracebackType
 from typing import Any
 
@@ -23,10 +15,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from treespec.errors import ConfigError, TreespecWarning, UnsupportedModelError
+from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.cpu.kernel_plan import KernelPlan, kernel_folder, make_plan
 from treespec.hf.cpu.linear_kernels import (
     NUM_ROWS,
-    PLAIN,
     FastForward,
     Kernel,
     Rounded,
@@ -34,32 +26,10 @@ from treespec.hf.cpu.linear_kernels import (
     fast_linears,
     own_forward,
 )
-from treespec.hf.cpu.native import int8_linear, processor
+from treespec.hf.cpu.native import int8_linear
 from treespec.hf.devices.weights import weight_counts
 
-FORMAT = 1
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
-"""The largest difference from the plain layers that counts as rounding, in units of the outputs' largest one."""
-NUM_ROUNDS = 3
-CLEAR_GAIN = 0.9
 _ROUNDED = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
-MOST_BYTES = 1 << 30
-"""Weights that are measured, the first layers': more than any processor's cache holds, so that memory is measured."""
-
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """Which kernel runs at how many rows, and why.
-
-    Attributes:
-        choices: a kernel's name for each number of rows; "plain" is PyTorch's own.
-        times_ms: by kernel and number of rows, one product with every measured layer; empty when nothing was measured.
-        missing: why kernels were not tried, by name.
-    """
-
-    choices: dict[int, str]
-    times_ms: dict[str, dict[int, float]] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
 
 
 class OptimizedModel:
@@ -130,9 +100,9 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
         )
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
         return _rounded(model, modules, dtype)
-    kernels, missing = exact_kernels(modules[0].weight.dtype, _folder())
+    kernels, missing = exact_kernels(modules[0].weight.dtype, kernel_folder())
     modules = [module for module in modules if module.weight.dtype == modules[0].weight.dtype]
-    return OptimizedModel(model, modules, _plan(modules, kernels, missing, is_remeasured), kernels)
+    return OptimizedModel(model, modules, make_plan(modules, kernels, missing, is_remeasured), kernels)
 
 
 def restore(model: nn.Module) -> None:
@@ -171,137 +141,5 @@ def _rounded(model: nn.Module, modules: Sequence[nn.Linear], dtype: torch.dtype)
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
         modules = [module for module in modules if module is not head]
     name = _ROUNDED[dtype]
-    kernel = Rounded() if dtype == torch.bfloat16 else int8_linear(_folder())
+    kernel = Rounded() if dtype == torch.bfloat16 else int8_linear(kernel_folder())
     return OptimizedModel(model, modules, KernelPlan(dict.fromkeys(NUM_ROWS, name)), {name: kernel})
-
-
-def _plan(
-    modules: Sequence[nn.Linear], kernels: dict[str, Kernel], missing: dict[str, str], is_remeasured: bool
-) -> KernelPlan:
-    """The plan from the user's cache folder, or a measured one, which is kept there."""
-    facts = _facts(modules, kernels)
-    path = _folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
-    wrong = _drop_wrong(modules, kernels)
-    missing = missing | wrong
-    known = None if is_remeasured or wrong else _read(path, facts, kernels)
-    if known is not None:
-        return KernelPlan(known.choices, known.times_ms, missing)
-    times = measure(modules, kernels)
-    choices = choose(times)
-    write_json(path, {"facts": facts, "choices": choices, "times_ms": times})
-    return KernelPlan(choices, times, missing)
-
-
-@torch.no_grad()
-def measure(modules: Sequence[nn.Linear], kernels: Mapping[str, Kernel]) -> dict[str, dict[int, float]]:
-    """Milliseconds by kernel and number of rows of one product with every layer, the best of paired rounds."""
-    modules = _first(modules, MOST_BYTES)
-    packed = {name: [kernel.pack(m.weight.detach()) for m in modules] for name, kernel in kernels.items()}
-    times = {name: dict.fromkeys(NUM_ROWS, float("inf")) for name in (PLAIN, *kernels)}
-    for count in NUM_ROWS:
-        inputs = {m.in_features: torch.randn(count, m.in_features, dtype=m.weight.dtype) for m in modules}
-        for _ in range(NUM_ROUNDS):
-            for name in times:
-                start = time.perf_counter()
-                if name == PLAIN:
-                    for module in modules:
-                        nn.functional.linear(inputs[module.in_features], module.weight, module.bias)
-                else:
-                    run = kernels[name].run
-                    for module, weight in zip(modules, packed[name], strict=True):
-                        run(inputs[module.in_features], weight, module.bias, module.out_features)
-                times[name][count] = min(times[name][count], 1e3 * (time.perf_counter() - start))
-    return {name: {count: round(value, 3) for count, value in row.items()} for name, row in times.items()}
-
-
-def choose(times_ms: Mapping[str, Mapping[int, float]]) -> dict[int, str]:
-    """The kernel that is best on the whole, others only where they are clearly faster: each takes memory of its own."""
-    favourite = min(times_ms, key=lambda name: sum(map(math.log, times_ms[name].values())))
-    choices = {}
-    for count in NUM_ROWS:
-        best = min(times_ms, key=lambda name: times_ms[name][count])
-        is_clear = times_ms[best][count] < CLEAR_GAIN * times_ms[favourite][count]
-        choices[count] = best if is_clear else favourite
-    return choices
-
-
-def _first(modules: Sequence[nn.Linear], most_bytes: int) -> list[nn.Linear]:
-    chosen: list[nn.Linear] = []
-    for module in modules:
-        most_bytes -= module.weight.nbytes
-        if chosen and most_bytes < 0:
-            break
-        chosen.append(module)
-    return chosen
-
-
-@torch.no_grad()
-def _drop_wrong(modules: Sequence[nn.Linear], kernels: dict[str, Kernel]) -> dict[str, str]:
-    """Remove kernels whose results are not the plain layers' on one layer of every shape; returns the reasons."""
-    wrong: dict[str, str] = {}
-    generator = torch.Generator().manual_seed(0)
-    for module in {(m.weight.shape, m.bias is None): m for m in modules}.values():
-        dtype = module.weight.dtype
-        inputs = torch.randn(5, module.in_features, generator=generator).to(dtype)
-        expected = nn.functional.linear(inputs, module.weight, module.bias)
-        for name, kernel in kernels.items():
-            outputs = kernel.run(inputs, kernel.pack(module.weight.detach()), module.bias, module.out_features)
-            gap, largest = (outputs - expected).abs().max(), expected.abs().max()
-            if not gap <= TOLERANCE[dtype] * largest:
-                wrong[name] = f"differs by {float(gap):.2g} from PyTorch's own at outputs of up to {float(largest):.2g}"
-    for name, reason in wrong.items():
-        del kernels[name]
-        warnings.warn(f"optimize leaves out the kernel {name!r}: it {reason}", TreespecWarning, stacklevel=4)
-    return wrong
-
-
-def _facts(modules: Sequence[nn.Linear], kernels: Mapping[str, Kernel]) -> dict[str, Any]:
-    """What a measurement holds for, as JSON has it."""
-    return {
-        "format": FORMAT,
-        "shapes": hashlib.sha256(str([tuple(m.weight.shape) for m in modules]).encode()).hexdigest(),
-        "dtype": str(modules[0].weight.dtype),
-        "threads": torch.get_num_threads(),
-        "processor": hashlib.sha256(processor().encode()).hexdigest(),
-        "torch": torch.__version__,
-        "kernels": sorted(kernels),
-    }
-
-
-def _read(path: Path, facts: dict[str, Any], kernels: Mapping[str, Kernel]) -> KernelPlan | None:
-    """A kept plan; None, with a warning, for a file that is not one."""
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text())
-        choices = {int(count): str(name) for count, name in data["choices"].items()}
-        times = {str(name): {int(n): float(t) for n, t in row.items()} for name, row in data["times_ms"].items()}
-        is_known = set(choices) == set(NUM_ROWS) and set(choices.values()) <= {PLAIN, *kernels}
-        if data["facts"] == facts and is_known:
-            return KernelPlan(choices, times)
-        reason = "it is of another model or machine"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    warnings.warn(f"{path} is ignored and written again: {reason}", TreespecWarning, stacklevel=5)
-    return None
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write a measurement, whole or not at all; warns where it cannot be kept."""
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(data, indent=1) + "\n")
-        scratch.replace(path)
-    except OSError as error:
-        message = f"the measurement cannot be kept in {path.parent} ({error}): the next process measures again"
-        warnings.warn(message, TreespecWarning, stacklevel=5)
-
-
-def cache_folder() -> Path:
-    """Where measurements of this machine are kept: `$XDG_CACHE_HOME/treespec` or `~/.cache/treespec`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treespec"
-
-
-def _folder() -> Path:
-    return cache_folder() / "optimize"

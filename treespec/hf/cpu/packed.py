@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from treespec.errors import TreespecError
+from treespec.hf.cpu.kernel_plan import KernelPlan
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, Packed, fast_linears
-from treespec.hf.cpu.optimized_model import KernelPlan, OptimizedModel
+from treespec.hf.cpu.optimized_model import OptimizedModel
 
 
 def prepack_linears(model: nn.Module, num_rows: int = 16) -> OptimizedModel:

