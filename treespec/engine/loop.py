@@ -8,17 +8,16 @@ from dataclasses import replace
 
 import torch
 
+from treespec.engine.checks import check_features, check_proposal
 from treespec.engine.request import Request, Result, Streams, known_seed
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
-from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies.control.contract import CallFacts, StepControl
 from treespec.policies.truncated import as_chain
 from treespec.protocols import (
     Capability,
     CausalScorer,
     Drafter,
-    FeatureDrafter,
     HiddenStates,
     History,
     LearningPolicy,
@@ -65,21 +64,6 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     return Result(run.outputs, run.stats, run.records)
 
 
-def check_features(target: CausalScorer, drafter: Drafter) -> None:
-    """Raise `ConfigError` when the drafter reads hidden states that `target` does not return."""
-    missing = set(hidden_layers(drafter)) - set(target.hidden_layers if hidden_layers(drafter) else ())
-    if missing:
-        raise ConfigError(
-            f"{type(drafter).__name__} reads the target's hidden states {sorted(missing)}, which its scorer does not "
-            f"return: make_scorer(model, hidden_layers={hidden_layers(drafter)})"
-        )
-
-
-def hidden_layers(drafter: Drafter) -> tuple[int, ...]:
-    """The target's layers that a drafter reads, see `FeatureDrafter`."""
-    return drafter.hidden_layers if isinstance(drafter, FeatureDrafter) else ()
-
-
 def num_weights(part: object) -> int:
     """The weights that a pass of a drafter or scorer reads, 0 where it does not say."""
     return getattr(part, "num_weights", 0)
@@ -92,8 +76,7 @@ class _Run:
         self.target = target
         self.drafter = drafter
         self.request = request
-        seed = request.seed if request.ranks is None else request.ranks.agree("seed", known_seed(request.seed))
-        self.streams = Streams.from_seed(seed, target.device)
+        self.streams = Streams.from_seed(request.ranks.agree("seed", known_seed(request.seed)), target.device)
         self.history = History(request.prompt_ids, request.prompt_mask)
         self.stats = SpeculationStats()
         self.records = []
@@ -127,7 +110,7 @@ class _Run:
                     is_chain_only=self.is_chain_only,
                     is_on_host=self.target.device.type == "cpu",
                     is_repeatable=self.request.is_sampling and self.request.seed is not None,
-                    is_alone=self.request.ranks is None,
+                    is_alone=self.request.ranks.size == 1,
                 )
             )
 
@@ -145,27 +128,15 @@ class _Run:
 
     def _propose(self, room: Sequence[int]) -> TreeBatch:
         trees = self.drafter.propose(max(room))
-        self._check(trees)
+        check_proposal(trees, self.history.last_tokens, self.target.vocab_size)
         if trees.max_nodes > 1 + min(room):
             trees = trees.limit_depth(room)
         if self.target.capability == Capability.CHAIN and not trees.is_chain:
             return trees.best_chains()
         return trees
 
-    def _check(self, trees: TreeBatch) -> None:
-        """Raise an error for trees that the target cannot score."""
-        if not isinstance(trees, TreeBatch) or trees.num_rows != len(self.rows):
-            got = f"{trees.num_rows} trees" if isinstance(trees, TreeBatch) else type(trees).__name__
-            raise InvalidTreeError(f"the drafter must propose a TreeBatch of {len(self.rows)} trees, got {got}")
-        if not torch.equal(trees.tokens[:, 0], self.history.last_tokens):
-            raise InvalidTreeError("the drafter's roots must be the last committed tokens, history.last_tokens")
-        if not bool(((trees.tokens >= 0) & (trees.tokens < self.target.vocab_size)).all()):
-            raise InvalidTreeError(f"a drafted token is outside the target's vocabulary of {self.target.vocab_size}")
-
     def agreed(self, trees: TreeBatch) -> TreeBatch:
         """The first rank's trees, where several processes run the target."""
-        if self.request.ranks is None:
-            return trees
         own = trees.tokens.tolist(), trees.parents.tolist()
         first = self.request.ranks.agree("trees", own)
         return trees if own == first else TreeBatch(torch.tensor(first[0]), torch.tensor(first[1]))
@@ -176,8 +147,6 @@ class _Run:
 
     def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
         """The verdicts; the first rank's, where several processes run the target."""
-        if self.request.ranks is None:
-            return self._verify(trees, probs)
         return self.request.ranks.compute("verdicts", lambda: self._verify(trees, probs))
 
     def _verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
@@ -241,8 +210,7 @@ class _Run:
         if self.control is not None and choice is not None:
             self.stats.choices[choice.name] += 1
             times = 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"])
-            times = times if self.request.ranks is None else self.request.ranks.agree("times", times)
-            self.control.update_times(trees, *times)
+            self.control.update_times(trees, *self.request.ranks.agree("times", times))
         if self.request.trace is not None:
             self.request.trace.write(emitted, self.stats.seconds, choice)
         if self.request.has_records:

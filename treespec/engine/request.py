@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from treespec.engine.ranks import Alone, Ranks
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.engine.trace import Recorder
@@ -29,21 +30,6 @@ class Stopping(Protocol):
 
     def max_new(self, row: int, length: int, num_padding: int) -> int:
         """How many tokens a row of `length` ids, `num_padding` of them padding, may still get."""
-        ...
-
-
-Value = TypeVar("Value")
-
-
-class Ranks(Protocol):
-    """Processes that run one target together and decode the same call; values are plain Python objects."""
-
-    def agree(self, what: str, value: Value) -> Value:
-        """Rank 0's value, on every rank."""
-        ...
-
-    def compute(self, what: str, run: Callable[[], Value]) -> Value:
-        """What rank 0 computes, on every rank."""
         ...
 
 
@@ -85,8 +71,8 @@ class Request:
         pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
         has_records: keep one `StepRecord` per step.
         trace: is shown every step; its processors are to be this request's.
-        ranks: the processes that run the target together, None where this one does it alone. What could differ between
-            them is the first one's: the seed, trees, verdicts, measured times.
+        ranks: the processes that run the target together. What could differ between them is the first one's: the seed,
+            trees, verdicts, measured times.
     """
 
     prompt_ids: Int[Tensor, "B P"]
@@ -102,7 +88,7 @@ class Request:
     pass_ms: Mapping[int, float] | None = None
     has_records: bool = False
     trace: Recorder | None = None
-    ranks: Ranks | None = None
+    ranks: Ranks = field(default_factory=Alone)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import inspect
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from treespec.engine.ranks import Alone
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.devices.ranks import Ranks, ranks_of
+from treespec.hf.devices.ranks import AnyRanks, ranks_of
 from treespec.protocols import HiddenStates
 
 
@@ -28,7 +29,7 @@ class ModelFacts:
         num_logits, max_positions: see `num_logits`, `position_table_size`.
         arguments: the names of the arguments of its `forward`.
         adapters: see `active_adapters`.
-        ranks: the processes that run it together, None where one does.
+        ranks: the processes that run it together.
         weights: see `weight_kinds`.
     """
 
@@ -41,7 +42,7 @@ class ModelFacts:
     max_positions: int | None
     arguments: frozenset[str]
     adapters: Hashable = None
-    ranks: Ranks | None = None
+    ranks: AnyRanks = field(default_factory=Alone)
     weights: frozenset[tuple[str, ...]] = frozenset()
 
     @property

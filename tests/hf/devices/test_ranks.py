@@ -21,8 +21,9 @@ from transformers.distributed import DistributedConfig
 
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation, optimize
 from treespec.drafters import EarlyExit
+from treespec.engine.ranks import Alone
 from treespec.errors import RanksDisagreeError, TreespecError, UnsupportedModelError
-from treespec.hf.devices.ranks import ROW_BYTES, ranks_of
+from treespec.hf.devices.ranks import ROW_BYTES, Ranks, ranks_of
 from treespec.hf.devices.weights import local_part, whole_weight
 from treespec.hf.introspect import model_facts
 from treespec.hf.models.pass_times import pass_times
@@ -106,7 +107,7 @@ def observe(folder: str, draft_folder: str) -> dict[str, Any]:
     model, ids = split(folder), prompt(2)
     draft = AutoModelForCausalLM.from_pretrained(draft_folder).eval()
     ranks = ranks_of(model)
-    assert ranks is not None
+    assert isinstance(ranks, Ranks)
     found: dict[str, Any] = {"logits": model(input_ids=ids).logits.tolist()}
     split_draft = split(draft_folder)
     for name, speculation in speculations(draft, split_draft).items():
@@ -135,7 +136,7 @@ def observe(folder: str, draft_folder: str) -> dict[str, Any]:
             custom_generate=TreeSpeculation(split_draft, tree=KAry(((2, 2), (3, 1))[rank])),
         ),
         "one rank": error_of(model.generate, ids[:1], **OPTIONS, custom_generate=with_broken_streamer(lookup)),
-        "order": error_of(ranks.check, "tree", 1) if rank else error_of(ranks.agree, "seed", 1),
+        "order": error_of(ranks.check, "tree", lambda: 1) if rank else error_of(ranks.agree, "seed", 1),
         "optimize": error_of(optimize, model),
     }
     found["after errors"] = model.generate(ids, **OPTIONS, custom_generate=lookup).tolist()
@@ -249,7 +250,7 @@ class Mesh:
 def test_other_kinds_of_parallelism_are_refused_by_name() -> None:
     model = tiny_llama()
     model._device_mesh = Mesh(1, 1)  # pyright: ignore[reportAttributeAccessIssue]
-    assert ranks_of(model) is None
+    assert isinstance(ranks_of(model), Alone)
     model._device_mesh = Mesh(2, 2)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UnsupportedModelError, match="'fsdp'"):
         model.generate(prompt(), **OPTIONS, custom_generate=TreeSpeculation(SuffixLookup()))

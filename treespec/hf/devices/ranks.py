@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from treespec.engine.ranks import Alone
 from treespec.errors import RanksDisagreeError, TreespecError, UnsupportedModelError
 
 Value = TypeVar("Value")
@@ -32,14 +33,14 @@ _AN_ERROR = "an error"
 _known: dict[tuple[int, ...], tuple[Any, Ranks]] = {}
 
 
-def ranks_of(model: nn.Module) -> Ranks | None:
-    """The processes that run a model together; None for a model that one process runs alone.
+def ranks_of(model: nn.Module) -> AnyRanks:
+    """The processes that run a model together; `Alone` for a model that one process runs.
 
     Raises `UnsupportedModelError`: the model is split in another way than by tensor parallelism.
     """
     mesh: Any = getattr(model, "_device_mesh", None)
     if mesh is None or mesh.size() == 1:
-        return None
+        return Alone()
     names = mesh.mesh_dim_names or ("tp",) * mesh.ndim
     other = [name for name, size in zip(names, mesh.shape, strict=True) if size > 1 and name != "tp"]
     if other:
@@ -52,11 +53,6 @@ def ranks_of(model: nn.Module) -> Ranks | None:
     if members not in _known or _known[members][0] is not world:
         _known[members] = world, Ranks(members)  # Another world: the processes have been connected again.
     return _known[members][1]
-
-
-def agreed(ranks: Ranks | None, what: str, value: Value) -> Value:
-    """Rank 0's value where there are several ranks, else the value."""
-    return value if ranks is None else ranks.agree(what, value)
 
 
 class Ranks:
@@ -98,14 +94,15 @@ class Ranks:
             raise error
         return value
 
-    def check(self, what: str, value: object) -> None:
-        """Raise `RanksDisagreeError` on every rank unless all have the same value, of plain Python objects.
+    def check(self, what: str, value: Callable[[], object]) -> None:
+        """Raise `RanksDisagreeError` on every rank unless `value()` is the same on all, of plain Python objects.
 
         What was agreed on just before is the same everywhere and is not compared.
         """
-        if value == self._agreed:
+        own = value()
+        if own == self._agreed:
             return
-        found = self._exchange(what, hashlib.sha256(repr(value).encode()).hexdigest())
+        found = self._exchange(what, hashlib.sha256(repr(own).encode()).hexdigest())
         different = [rank for rank, digest in enumerate(found) if digest != found[0]]
         if different:
             raise RanksDisagreeError(
@@ -114,7 +111,7 @@ class Ranks:
             )
 
     @contextmanager
-    def together(self, what: str, value: object) -> Iterator[None]:
+    def together(self, what: str, value: Callable[[], object]) -> Iterator[None]:
         """A block that all ranks enter with the same value, see `check`; an error in it ends the others' waiting."""
         self.check(what, value)
         try:
@@ -165,6 +162,9 @@ class Ranks:
         assert work is not None
         work.wait()
         return rows
+
+
+AnyRanks = Ranks | Alone
 
 
 def _row(message: tuple[str, Any]) -> Tensor:

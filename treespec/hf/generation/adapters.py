@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from treespec.hf.generation.decode import Options
+from treespec.hf.generation.call import Options
 from treespec.hf.introspect import active_adapters
 from treespec.hf.models.base import ModelScorer
 from treespec.protocols import Session

@@ -19,7 +19,9 @@ from treespec.engine.trace import TraceFile
 from treespec.engine.trace.file import as_trace_file
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.adapters import LearnedByAdapters
-from treespec.hf.generation.decode import Options, Output, Prepared, decode
+from treespec.hf.generation.call import Options, Prepared
+from treespec.hf.generation.decode import decode
+from treespec.hf.generation.output import Output
 from treespec.hf.generation.tracing import LastCall
 from treespec.hf.generation.validate import (
     Inputs,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
+from treespec.engine.ranks import Alone, Ranks
 from treespec.errors import TreespecWarning
-from treespec.hf.devices.ranks import Ranks, agreed
 
 
 class TreeStopping:
@@ -40,7 +40,7 @@ class TreeStopping:
         self._others = [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
         self._max_positions = max_positions
         self._scores_of = scores_of
-        self._ranks = ranks
+        self._ranks = ranks or Alone()
         self.is_joint = num_rows > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._has_stopped = [False] * num_rows
         self._num_open = num_rows
@@ -84,7 +84,7 @@ class TreeStopping:
         scores = self._scores_of(row, length) if self._scores_of else None
         batch = ids.unsqueeze(0)
         stops = any(bool(torch.as_tensor(c(batch, scores)).any()) for c in self._others)  # pyright: ignore[reportArgumentType]
-        return agreed(self._ranks, "stopping criterion", stops)
+        return self._ranks.agree("stopping criterion", stops)
 
     def _is_full(self, row: int, length: int) -> bool:
         if self._max_positions is None or length - self._num_padding[row] <= self._max_positions:

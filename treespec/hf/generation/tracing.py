@@ -19,6 +19,7 @@ from treespec.engine.diagnosis import Evidence, of_stats, of_trace
 from treespec.engine.stats import SpeculationStats
 from treespec.engine.trace import read_trace
 from treespec.errors import TreespecError
+from treespec.hf.generation.call import Options
 from treespec.hf.models.pass_times import pass_times
 from treespec.policies import Control
 
@@ -33,7 +34,7 @@ class LastCall:
 
     model: ReferenceType[PreTrainedModel]
     config: GenerationConfig
-    options: Any
+    options: Options
     prompt_lengths: Int64[Tensor, "B"]
     """On the model's device: an ordinary call does not wait for them."""
     processors: list[str]
@@ -54,7 +55,7 @@ class LastCall:
 def about_call(
     model: PreTrainedModel,
     config: GenerationConfig,
-    options: Any,
+    options: Options,
     prompts: Sequence[Sequence[int]],
     processors: Sequence[str],
 ) -> dict[str, Any]:

@@ -65,8 +65,8 @@ class ModelScorer:
         if tokens.shape != parents.shape or tokens.ndim != 2 or len(tokens) != num_rows:
             got = f"tokens {list(tokens.shape)}, parents {list(parents.shape)}"
             raise TreespecError(f"expected int64 [{num_rows}, F] after prefill(), got {got}")
-        if self.facts.ranks is not None:  # Before any rank waits for the others within the pass.
-            self.facts.ranks.check("pass", (tokens.tolist(), parents.tolist()))
+        # Before any rank waits for the others within the pass.
+        self.facts.ranks.check("pass", lambda: (tokens.tolist(), parents.tolist()))
 
     def _check_single(self, num_nodes: int) -> None:
         if self.capability == Capability.PLAIN and num_nodes > 1:

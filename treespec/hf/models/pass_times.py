@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from treespec.errors import TreespecError
 from treespec.hf.cpu.linear_kernels import own_forward
 from treespec.hf.cpu.native import processor
-from treespec.hf.devices.ranks import agreed
 from treespec.hf.devices.weights import local_part, weight_counts
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
@@ -52,10 +51,10 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
         return known[key] or None
     path = cache_folder() / "passes" / f"{key}.json"
     kept = None if is_remeasured else read_kept(path, _as_times, "it holds no times")
-    found = agreed(facts.ranks, "pass times", kept)
+    found = facts.ranks.agree("pass times", kept)
     if found is None:
-        found = agreed(facts.ranks, "pass times", measure(facts))
-        if found and (facts.ranks is None or facts.ranks.index == 0):
+        found = facts.ranks.agree("pass times", measure(facts))
+        if found and facts.ranks.index == 0:
             write_kept(path, {"format": FORMAT, "model": facts.name, "pass_ms": found})
     known[key] = found or {}
     return found or None
@@ -74,7 +73,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
     # All sizes in turns, so that other load on the machine slows all alike; first passes may compile and do not count.
     for number in range(NUM_ROUNDS + 1):
         for count in NUM_NODES if number < 2 else tuple(times):
-            is_late = agreed(facts.ranks, "clock", time.perf_counter() > end)
+            is_late = facts.ranks.agree("clock", time.perf_counter() > end)
             if is_late and not (number < 2 and count in NUM_NODES[:2]):
                 continue
             try:

@@ -17,7 +17,6 @@ import numpy as np
 from torch import Tensor
 
 from treespec.engine.stats import StepRecord
-from treespec.hf.devices.ranks import agreed
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.selftest.exact_table import Context, ExactTable, TableDrafter
 from treespec.hf.selftest.g_test import g_test
@@ -118,7 +117,7 @@ class Sampler:
         return tally
 
     def _has_time(self, start: float) -> bool:
-        return agreed(self.subject.facts.ranks, "clock", perf_counter() - start < self.seconds)
+        return self.subject.facts.ranks.agree("clock", perf_counter() - start < self.seconds)
 
     def generate(self, num_rows: int, speculation: Any) -> Tensor:
         inputs = self.subject.inputs(self.prompt, num_rows)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.hf.generation.decode import Options
+from treespec.hf.generation.call import Options
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.selftest.agreement import TIE, Plain, plain_greedy
 
