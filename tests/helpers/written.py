@@ -5,7 +5,7 @@ import copy
 from helpers.text_tokenizers import byte_level
 from helpers.tiny import tiny_llama
 
-from treespec.training.text.writing import Writing
+from treespec.training.text.batch import Writing
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"

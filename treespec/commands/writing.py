@@ -23,7 +23,7 @@ from treespec.commands.console import (
 from treespec.errors import TreespecError
 
 if TYPE_CHECKING:
-    from treespec.training.text.writing import Writing
+    from treespec.training.text.batch import Writing
 
 PROMPTS_HELP = 'Users\' messages to answer first, one per line; in *.jsonl one {"prompt": "..."} per line.'
 OPENINGS_HELP = "How the model's own messages begin, in turn; it continues them. A file like that of --prompts."
@@ -54,7 +54,7 @@ def warm_up(
 
     Run the same command again to resume an interrupted run.
     """
-    from treespec.training.text.writing import Writing
+    from treespec.training.text.batch import Writing
     from treespec.training.text.writing import warm_up as make
 
     folder = texts or out.with_name(f"{out.stem}-texts")
@@ -87,7 +87,8 @@ def write(
 
     Run the same command again to resume an interrupted run.
     """
-    from treespec.training.text.writing import Writing, write_texts
+    from treespec.training.text.batch import Writing
+    from treespec.training.text.writing import write_texts
 
     options = {"max_message": max_message, "max_length": max_length, "batch_size": batch_size, "seed": seed}
     writing = Writing(temperatures=tuple(temperature or Writing.temperatures), **options)

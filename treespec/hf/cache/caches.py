@@ -71,6 +71,20 @@ def _is_layer_filled(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin | D
     return isinstance(layer, CacheLayerMixin) and layer.is_initialized and int(layer.get_seq_length()) > 0
 
 
+def prefix_length(cache: Cache, num_rows: int, num_tokens: int) -> int:
+    """How many of a prompt's tokens a caller's own cache holds, by the prompt's shape without its last tokens.
+
+    Raises `UnsupportedModelError`: the cache is not one of a prefix of the prompt.
+    """
+    num_cached_rows, num_cached = cache_shape(cache)
+    if num_cached_rows != num_rows or num_cached > num_tokens:
+        raise UnsupportedModelError(
+            f"past_key_values holds {num_cached} tokens of {num_cached_rows} rows, but before the prompt's last tokens "
+            f"come {num_tokens} tokens of {num_rows} rows: pass the cache of a prefix of the prompt"
+        )
+    return num_cached
+
+
 def twin_cache(cache: Cache) -> Cache:
     """A cache with the same contents, which leaves `cache` unchanged; growing layers share tensors until they grow."""
     check_cache(cache)

@@ -13,7 +13,7 @@ from treespec.errors import ContextFullError, TreespecError, UnsupportedModelErr
 from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.attention.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.attention.position_patches import PositionPatches
-from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache
+from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache, prefix_length
 from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
@@ -103,7 +103,7 @@ class TreeScorer(ModelScorer):
         num_cached = 0
         start = 0
         if given is not None:
-            num_cached = _cached_prefix(given, ids)
+            num_cached = prefix_length(given, *ids.shape)
             use_growing_layers(given)
         elif prompt is None:  # Padding that all rows share need not be computed.
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
@@ -244,14 +244,3 @@ class TreeScorer(ModelScorer):
                 f"{self.facts.name} has a table of {self.max_positions} positions, but {num_positions} are "
                 "needed: shorten the prompt, max_new_tokens or the tree"
             )
-
-
-def _cached_prefix(cache: Cache, ids: Int[Tensor, "B P"]) -> int:
-    """How many of the prompt's tokens a caller's own cache holds."""
-    num_rows, num_cached = cache_shape(cache)
-    if num_rows != ids.shape[0] or num_cached > ids.shape[1]:
-        raise UnsupportedModelError(
-            f"past_key_values holds {num_cached} tokens of {num_rows} rows, but before the prompt's last tokens come "
-            f"{ids.shape[1]} tokens of {ids.shape[0]} rows: pass the cache of a prefix of the prompt"
-        )
-    return num_cached
