@@ -24,6 +24,7 @@ from treespec.commands.models import (
 from treespec.commands.tables import prompt_table, summary_table
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
+from treespec.hf.measure.agreement import Agreement
 from treespec.hf.measure.paired import (
     PLAIN,
     Bench,
@@ -83,25 +84,13 @@ def run(
         raise ConfigError("--speculative-config names drafter and tree: leave out --drafter, --chain and --tree")
     texts = PROMPTS if prompts is None else read_prompts(prompts)
     loaded = load(model, dtype, device)
-    shapes: dict[str, Any] = {f"chain of {k}": Chain(k) for k in chain or [4]}
-    shapes |= {f"tree of {n} nodes": str(n) for n in tree or [8]} | ({"auto": "auto"} if auto else {})
-    if speculative_config is not None:
+    if speculative_config is None:
+        shapes = _shapes(chain or [4], tree or [8], auto)
+    else:
         shapes = {"given configuration": ""}
-    contestants = [Contestant(PLAIN, dict)]
-    for name, shape in shapes.items():
-        make = partial(_options, loaded, drafter, shape, rule, speculative_config, seed)
-        make()  # Wrong options and drafters that cannot be loaded end the command before anything is measured.
-        contestants.append(Contestant(name, make))
+    contestants = _contestants(loaded, shapes, drafter, rule, speculative_config, seed)
     inputs = {_name(text, n): encode(loaded, [{"role": "user", "content": text}]) for n, text in enumerate(texts)}
-    bench = Bench(loaded.model, inputs, new_tokens)
-    with progress_bar() as progress:
-        task = progress.add_task("measuring", total=len(inputs) + num_decodings(len(contestants), len(inputs), rounds))
-        plains = {}
-        for name in inputs:
-            plains[name] = bench.reference(name)
-            progress.advance(task)
-        runs = measure(contestants, bench, rounds, partial(progress.advance, task))
-    agreements = {name: bench.agreements(plains, mine) for name, mine in runs.items()}
+    runs, agreements = _measure(Bench(loaded.model, inputs, new_tokens), contestants, rounds)
     found = {"command": command_line(), "model": loaded.name, "rounds": rounds, "new_tokens": new_tokens}
     found["runs"] = raw_numbers(runs, agreements)
     if out is not None:
@@ -121,6 +110,37 @@ def measured_of(runs: Runs, name: str) -> "Measured":
 
     mine = runs[name].values()
     return Measured(name, [ms_per_token(r) for r in mine], [tokens_per_pass(r) for r in mine], speeds(runs, name))
+
+
+def _shapes(chains: list[int], trees: list[int], has_auto: bool) -> dict[str, Any]:
+    """What is measured besides plain decoding, by name."""
+    shapes: dict[str, Any] = {f"chain of {k}": Chain(k) for k in chains}
+    return shapes | {f"tree of {n} nodes": str(n) for n in trees} | ({"auto": "auto"} if has_auto else {})
+
+
+def _contestants(
+    loaded: Loaded, shapes: dict[str, Any], drafters: list[str] | None, rule: str, config: str | None, seed: int
+) -> list[Contestant]:
+    """Plain decoding and every shape."""
+    contestants = [Contestant(PLAIN, dict)]
+    for name, shape in shapes.items():
+        make = partial(_options, loaded, drafters, shape, rule, config, seed)
+        make()  # Wrong options and drafters that cannot be loaded end the command before anything is measured.
+        contestants.append(Contestant(name, make))
+    return contestants
+
+
+def _measure(bench: Bench, contestants: list[Contestant], rounds: int) -> tuple[Runs, dict[str, dict[str, Agreement]]]:
+    """All runs, and per contestant and prompt whether the output is plain's."""
+    names = list(bench.inputs)
+    with progress_bar() as progress:
+        task = progress.add_task("measuring", total=len(names) + num_decodings(len(contestants), len(names), rounds))
+        plains = {}
+        for name in names:
+            plains[name] = bench.reference(name)
+            progress.advance(task)
+        runs = measure(contestants, bench, rounds, partial(progress.advance, task))
+    return runs, {name: bench.agreements(plains, mine) for name, mine in runs.items()}
 
 
 def _options(

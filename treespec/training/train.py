@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,25 +78,10 @@ def train(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         learner = make_learner(model, texts, target_ids, layers, config)
-    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
-    # A text that fills the model's positions is one token longer than what the model reads.
-    max_length = min(config.max_length, position_table_size(model) or config.max_length)
-    cache = Path(features or folder / "features")
-    feature_set = FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, device, on_tokens)
+    feature_set = _feature_set(model, texts, layers, config, Path(features or folder / "features"), on_tokens)
     objective = Objective(learner, vocab_size, config.depth_decay).to(device)
     run = Run(objective, feature_set, config, folder)
-
-    about = {
-        # A folder means nothing on another machine; its name may.
-        "config": asdict(config) | {"start": config.start and Path(config.start).name},
-        "model": name,
-        "command": command,
-        "num_tokens": len(texts.tokens),
-        "num_texts": len(texts.lengths),
-        "coverage": float(torch.isin(texts.tokens, learner.target_ids.cpu()).float().mean()),
-        "num_weights": sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
-        "machine": machine(device),
-    }
+    about = {"model": name, "command": command, "machine": machine(device), **_about(objective, texts, config)}
 
     def report(evaluation: Evaluation) -> None:
         learner.save(folder / "drafter", name, dtype)
@@ -104,6 +90,33 @@ def train(
 
     evaluation = run.train(on_step, report)
     return TrainingResult(folder / "drafter", evaluation, run.progress)
+
+
+def _feature_set(
+    model: PreTrainedModel,
+    texts: Texts,
+    layers: Sequence[int],
+    config: TrainingConfig,
+    cache: Path,
+    on_tokens: Callable[[int], object],
+) -> FeatureSet:
+    """The target's features of all texts, kept in the folder `cache`."""
+    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
+    # A text that fills the model's positions is one token longer than what the model reads.
+    max_length = min(config.max_length, position_table_size(model) or config.max_length)
+    return FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, input_device(model), on_tokens)
+
+
+def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[str, Any]:
+    """What the drafter's card says of its training, see `write_report`."""
+    return {
+        # A folder means nothing on another machine; its name may.
+        "config": asdict(config) | {"start": config.start and Path(config.start).name},
+        "num_tokens": len(texts.tokens),
+        "num_texts": len(texts.lengths),
+        "coverage": float(torch.isin(texts.tokens, objective.learner.target_ids.cpu()).float().mean()),
+        "num_weights": sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
+    }
 
 
 def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, ...]:

@@ -83,18 +83,22 @@ def check(
     check_number("num_new", num_new, lambda n: isinstance(n, int) and n >= 8, "be an int of at least 8")
     check_count("num_samples", num_samples)
     check_number("seconds", seconds, lambda s: s > 0, "be positive")
-    if speculation is not None:
-        given = speculation if isinstance(speculation, TreeSpeculation) else TreeSpeculation(speculation)
-        tree = given.options.policy
-        # A control may decode plainly where that is faster, which would test nothing.
-        parts = {"tree": 16 if isinstance(tree, StepControl) else tree, "verification": given.options.verification}
-        speculation = TreeSpeculation(given.drafter, **parts, seed=seed)
-    options = None if speculation is None else speculation.options
+    tested = None if speculation is None else _tested(speculation, seed)
+    options = None if tested is None else tested.options
     with evaluation_mode(facts.model), torch.random.fork_rng(), torch.no_grad():
         subject = Subject(facts, options, make_prompts(facts, tokenizer, prompts), num_new, seed)
-        steps = _steps(subject, speculation, num_samples, seconds, on_progress)
+        steps = _steps(subject, tested, num_samples, seconds, on_progress)
         findings = _run({name: run for name, run in steps.items() if only is None or name in only}, on_progress)
     return CheckReport(_about(subject, model), (*_warnings(subject, model.training), *findings))
+
+
+def _tested(speculation: TreeSpeculation | AnyDrafter | Sequence[AnyDrafter], seed: int) -> TreeSpeculation:
+    """The drafter, tree and rule of what was given; a tree of 16 for a control, which may decode plainly and test
+    nothing then."""
+    given = speculation if isinstance(speculation, TreeSpeculation) else TreeSpeculation(speculation)
+    tree = given.options.policy
+    parts = {"tree": 16 if isinstance(tree, StepControl) else tree, "verification": given.options.verification}
+    return TreeSpeculation(given.drafter, **parts, seed=seed)
 
 
 def _steps(
