@@ -79,13 +79,13 @@ SAMPLED = {"do_sample": True, "top_k": 0}
 CASES = {
     "shipped drafters, code": Case(None, shipped),
     "shipped drafters, tree='auto', code": Case(None, shipped, "auto"),
-    "the target drafts for itself": Case("draft too dear", lambda model: model, Chain(4)),
+    "the target drafts for itself": Case("draft too expensive", lambda model: model, Chain(4)),
     "tree of 64 nodes": Case("tree too large", shipped, 64),
     "12 rows": Case("batch too large", shipped, 8, num_rows=12),
     "prompt of 700 tokens, 16 new ones": Case("prompt longer than the answer", shipped, 8, 25 * FACTS, 16),
     "slow streamer": Case("host work", shipped, streamer=SlowStreamer()),
     "slow logits processor": Case(
-        "processors dear", shipped, options={"logits_processor": LogitsProcessorList([SlowProcessor()])}
+        "processors expensive", shipped, options={"logits_processor": LogitsProcessorList([SlowProcessor()])}
     ),
     "suffix lookup, a story": Case("hardly any drafts", lambda model: SuffixLookup(), 8, STORY),
     "sampled at temperature 2, a story": Case(

@@ -39,6 +39,7 @@ FORMER_WORDS = {
     r"(?<!\bmodel )\bfamil(?:y|ies)\b(?!=)": "sampling scheme; kind of heads; architecture",
     r"\bof (?:a|an|the) \w+'s own\b(?! [\w`])": "name what it has: the row has a tree",
     r"\b(?:policy|policies|drafters?)\.commit\b": "`update`; only caches commit",
+    r"\bdear(?:er|est|ly)?\b": "expensive, too expensive",
     r"\bblock (?:drafters?|heads?|configs?)\b|\bis dspark\b|\bblock[- ]parallel\b": "DFlash, `dflash`",
 }
 """Patterns of words, upper and lower case alike, to what says it now."""
@@ -125,13 +126,13 @@ telling_step|tells_both|told_one_to_one|keeps note of it|takes notice|built anew
 what_is_none|of what is none|acceptance_per_place|n_places|numPlaces|PLACES|the place of a node|offer_nodes|heard_votes
 doubt_weight|is_promising|FAMILIES|by_family|the sampling family|no tree of a row's own|of a row's own, and
 self.policy.commit(step)|BlockDrafter
-block_heads|is_dspark|what
+draft too dear|DEAR_HOST|draftDear|block_heads|is_dspark|what
 is none"""
 """Separated by bars or lines; the last one goes over the end of a line."""
 FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places|placeholder
 the model family|family="monospace"|the target's own layers|layers of its own|the text's own ending
 retell, hotel, intellect|note that|cache.commit(path)|admire|for lack of a better one
-coffers|stakeholders|threshold|prejudge"""
+coffers|stakeholders|threshold|prejudge|endearing"""
 
 
 def is_former(text: str) -> bool:

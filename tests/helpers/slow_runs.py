@@ -236,7 +236,7 @@ HEALTHY_RUNS = {
     "batch": replace(HEALTHY, num_rows=4, tree=treespec.BestFirst(4)),
 }
 SLOW_RUNS = {
-    "draft too dear": replace(HEALTHY, draft=guess(level_ms=12.0)),
+    "draft too expensive": replace(HEALTHY, draft=guess(level_ms=12.0)),
     "acceptance low": replace(HEALTHY, draft=guess(accuracy=(0.08,))),
     "drafts too deep": replace(HEALTHY, draft=guess(accuracy=(0.9, 0.9, 0.05), level_ms=2.0), tree=treespec.Chain(12)),
     "a drafter that is hardly ever right": replace(HEALTHY, draft=lambda m, c: Useless(Guesser(m, c), 36)),
@@ -244,8 +244,8 @@ SLOW_RUNS = {
     "batch too large": replace(HEALTHY, num_rows=8),
     "host work": replace(HEALTHY, on_token_ms=15.0),
     "prompt longer than the answer": replace(HEALTHY, num_prompt=240, num_new=40, prefill_ms=3.0),
-    "processors dear": replace(HEALTHY, processor_ms=12.0),
-    "verification dear": replace(SAMPLED, rule_ms=30.0),
+    "processors expensive": replace(HEALTHY, processor_ms=12.0),
+    "verification expensive": replace(SAMPLED, rule_ms=30.0),
     "draft's tokens do not fit": replace(HEALTHY, draft=guess(is_shifted=True)),
     "draft's temperature does not fit": replace(SAMPLED, draft=guess(accuracy=(1.0,), temperature=4.0)),
     "hostile text": replace(HEALTHY, scale=0.8, draft=guess(accuracy=(0.1,))),

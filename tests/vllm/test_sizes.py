@@ -41,7 +41,7 @@ def test_times_are_learned(coefficients: tuple[float, float, float]) -> None:
         assert float(model.predict(requests, np.array([tokens]))[0]) == pytest.approx(expected, rel=0.1)
 
 
-def test_free_tokens_are_all_verified_and_dear_ones_are_not() -> None:
+def test_free_tokens_are_all_verified_and_expensive_ones_are_not() -> None:
     batch = trees([[0.9, 0.5, 0.2], [0.4, 0.2, 0.1]])
     assert learned(50, 0, 0.01).cut(batch).num_nodes.tolist() == [4, 4]
     assert learned(1, 0, 20).cut(batch).num_nodes.tolist() == [1, 1]

@@ -24,7 +24,6 @@ from treespec.commands.models import (
 from treespec.commands.tables import prompt_table, summary_table
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
-from treespec.hf.measure.agreement import Agreement
 from treespec.hf.measure.paired import (
     PLAIN,
     Bench,
@@ -37,6 +36,7 @@ from treespec.hf.measure.paired import (
     speeds,
     tokens_per_pass,
 )
+from treespec.hf.selftest.agreement import Agreement
 from treespec.policies import Chain
 from treespec.training.text.chat import read_prompts
 
@@ -84,10 +84,8 @@ def run(
         raise ConfigError("--speculative-config names drafter and tree: leave out --drafter, --chain and --tree")
     texts = PROMPTS if prompts is None else read_prompts(prompts)
     loaded = load(model, dtype, device)
-    if speculative_config is None:
-        shapes = _shapes(chain or [4], tree or [8], auto)
-    else:
-        shapes = {"given configuration": ""}
+    is_given = speculative_config is not None
+    shapes = {"given configuration": ""} if is_given else _shapes(chain or [4], tree or [8], auto)
     contestants = _contestants(loaded, shapes, drafter, rule, speculative_config, seed)
     inputs = {_name(text, n): encode(loaded, [{"role": "user", "content": text}]) for n, text in enumerate(texts)}
     runs, agreements = _measure(Bench(loaded.model, inputs, new_tokens), contestants, rounds)

@@ -1,9 +1,9 @@
-"""Causes in the drafts: too dear, wrong, too deep, missing."""
+"""Causes in the drafts: too expensive, wrong, too deep, missing."""
 
 from __future__ import annotations
 
 from treespec.engine.diagnosis.cause import (
-    DEAR_DRAFT,
+    EXPENSIVE_DRAFT,
     LEAST_COUNT,
     LOW_ACCEPTANCE,
     USUAL_ACCEPTANCE,
@@ -15,10 +15,10 @@ from treespec.engine.diagnosis.cause import (
 from treespec.engine.diagnosis.evidence import Evidence
 
 
-def draft_dear(case: Case) -> Cause | None:
+def draft_expensive(case: Case) -> Cause | None:
     """Attainable: a quarter of a plain pass."""
     speed, plain = case.speed, case.speed.plain_pass
-    if speed.draft <= DEAR_DRAFT * plain:
+    if speed.draft <= EXPENSIVE_DRAFT * plain:
         return None
     evidence = (
         f"drafting takes {speed.draft:.1f} ms of a step's {speed.step:.1f} ms, {speed.draft / plain:.2f} times the "
@@ -29,7 +29,7 @@ def draft_dear(case: Case) -> Cause | None:
         '(Chain(2), BestFirst(n, depth=2)), or tree="auto", which weighs this at every step; '
         "treespec.optimize(draft) on a CPU"
     )
-    return Cause("draft too dear", evidence, change, speed.but(draft=USUAL_DRAFT * plain))
+    return Cause("draft too expensive", evidence, change, speed.but(draft=USUAL_DRAFT * plain))
 
 
 def acceptance_low(case: Case) -> Cause | None:
@@ -126,4 +126,4 @@ def _usual_tokens(run: Evidence) -> float:
     return tokens
 
 
-DRAFT_CAUSES = (draft_dear, acceptance_low, drafts_too_deep, one_drafter_wrong, hardly_any_drafts)
+DRAFT_CAUSES = (draft_expensive, acceptance_low, drafts_too_deep, one_drafter_wrong, hardly_any_drafts)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from treespec.engine.diagnosis.cause import DEAR_HOST, FLAT, LARGE_BATCH, USUAL_HOST, Case, Cause, speedup_with_nodes
+from treespec.engine.diagnosis.cause import (
+    EXPENSIVE_HOST,
+    FLAT,
+    LARGE_BATCH,
+    USUAL_HOST,
+    Case,
+    Cause,
+    speedup_with_nodes,
+)
 
 
 def tree_too_large(case: Case) -> Cause | None:
@@ -30,7 +38,7 @@ def tree_too_large(case: Case) -> Cause | None:
 def host_work(case: Case) -> Cause | None:
     """Attainable: a tenth of a plain pass."""
     run, speed, plain = case.run, case.speed, case.speed.plain_pass
-    if speed.commit + speed.other <= DEAR_HOST * plain:
+    if speed.commit + speed.other <= EXPENSIVE_HOST * plain:
         return None
     waits = f"; {run.num_waits / run.num_steps:.1f} waits for the device per step" if run.num_waits else ""
     evidence = (
@@ -62,11 +70,11 @@ def prompt_long(case: Case) -> Cause | None:
     return Cause("prompt longer than the answer", evidence, change, speed.but(prefill=0.0))
 
 
-def processors_dear(case: Case) -> Cause | None:
+def processors_expensive(case: Case) -> Cause | None:
     """Attainable: a twentieth of a plain pass."""
     speed, plain, names = case.speed, case.speed.plain_pass, list(case.run.about.get("processors", ()))
     spent = _processor_ms(case)
-    if spent <= DEAR_HOST * plain or not names:
+    if spent <= EXPENSIVE_HOST * plain or not names:
         return None
     evidence = (
         f"logits processors ({', '.join(names)}) take {spent:.1f} ms of a step's {speed.step:.1f} ms: they run at "
@@ -79,14 +87,14 @@ def processors_dear(case: Case) -> Cause | None:
     saved = spent - USUAL_HOST / 2 * plain
     verify = max(speed.verify - saved, 0.0)
     draft = max(speed.draft - max(saved - speed.verify, 0.0), 0.0)
-    return Cause("processors dear", evidence, change, speed.but(verify=verify, draft=draft))
+    return Cause("processors expensive", evidence, change, speed.but(verify=verify, draft=draft))
 
 
-def verification_dear(case: Case) -> Cause | None:
+def verification_expensive(case: Case) -> Cause | None:
     """Attainable: a tenth of a plain pass."""
     speed, plain = case.speed, case.speed.plain_pass
     spent = speed.verify - min(_processor_ms(case), speed.verify)
-    if spent <= DEAR_HOST * plain:
+    if spent <= EXPENSIVE_HOST * plain:
         return None
     evidence = f"the rule '{case.run.about.get('rule', 'auto')}' takes {spent:.1f} ms of a step's {speed.step:.1f} ms"
     change = (
@@ -94,7 +102,7 @@ def verification_dear(case: Case) -> Cause | None:
         'else verification="auto"'
     )
     left = speed.verify - spent + USUAL_HOST * plain
-    return Cause("verification dear", evidence, change, speed.but(verify=left))
+    return Cause("verification expensive", evidence, change, speed.but(verify=left))
 
 
 def _processor_ms(case: Case) -> float:
@@ -104,4 +112,4 @@ def _processor_ms(case: Case) -> float:
     return case.speed.verify if case.run.about.get("processors") else 0.0
 
 
-TIME_CAUSES = (tree_too_large, host_work, prompt_long, processors_dear, verification_dear)
+TIME_CAUSES = (tree_too_large, host_work, prompt_long, processors_expensive, verification_expensive)
