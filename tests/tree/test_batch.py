@@ -61,6 +61,15 @@ def test_limit_depth_cuts_what_networkx_cuts(listed: list[list[int]], first_limi
         assert set(relabelled.nodes) == kept
 
 
+def test_rows_are_selected_in_any_order_and_share_the_table() -> None:
+    trees = [tree_of(parents) for parents in ([-1, 0], [-1, 0, 0], [-1])]
+    batch = TreeBatch.from_trees(trees)
+    chosen = batch.select_rows([2, 0])
+    assert [tree.parent_list for tree in chosen.trees] == [[-1], [-1, 0]]
+    assert chosen.draft_probs is batch.draft_probs
+    assert batch.select_rows([0, 1, 2]) is batch
+
+
 def test_keeping_nodes_takes_their_distributions_along() -> None:
     tree = TokenTree(
         torch.tensor([0, 1, 2, 1, 2]), torch.tensor([-1, 0, 0, 1, 2]), DISTRIBUTIONS, torch.tensor([-1, 0, 0, 1, -1]),

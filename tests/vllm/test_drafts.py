@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from treespec import TokenTree, TreeBatch
-from treespec.vllm.drafts import as_drafts, depth_first, first_chains, room_mask, scheduled_trees
+from treespec.vllm.drafts import as_drafts, depth_first, first_chains, scheduled_trees
 
 
 def random_trees(seed: int, sizes: tuple[int, ...] = (1, 4, 9, 12)) -> TreeBatch:
@@ -99,10 +99,3 @@ def test_requests_with_a_grammar_keep_a_chain() -> None:
         assert found.trees[row].is_chain
         size = found.trees[row].num_nodes
         assert found.trees[row].token_list == trees.trees[row].token_list[:size]
-
-
-def test_no_node_is_deeper_than_its_row_has_room() -> None:
-    trees = random_trees(5)
-    kept = trees.keep_nodes(room_mask(trees, [0, 1, 2, 50]))
-    assert [max(tree.depths) for tree in kept.trees[:3]] == [0, 1, 2]
-    assert kept.trees[3].num_nodes == 12

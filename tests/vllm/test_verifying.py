@@ -8,8 +8,9 @@ import torch
 
 from treespec import TokenTree, TreeBatch
 from treespec.verification import TargetWalk, resolve
+from treespec.verification.dense.forms import follow_picks
 from treespec.verification.rule import ArgmaxSource, GivenUniforms
-from treespec.vllm.verifying import FlatProbs, verify_greedily, verify_sampled
+from treespec.vllm.verifying import FlatProbs, verify_sampled
 
 VOCAB = 4
 
@@ -27,7 +28,7 @@ def random_trees(seed: int) -> TreeBatch:
 @pytest.mark.parametrize("seed", range(40))
 def test_greedy_verdicts_are_those_of_the_target_walk(seed: int) -> None:
     trees, scores = random_trees(seed), torch.randn(5, 12, VOCAB, generator=torch.Generator().manual_seed(seed))
-    found = verify_greedily(trees, scores.argmax(-1).numpy())
+    found = follow_picks(trees, scores.argmax(-1).tolist())
     expected = [
         TargetWalk().verify(tree, scores[row].__getitem__, ArgmaxSource()) for row, tree in enumerate(trees.trees)
     ]

@@ -165,6 +165,13 @@ class TreeBatch(TreeArrays):
             keep[row, list(tree.best_chain(values[row] if values else None))] = True
         return self.keep_nodes(keep)
 
+    def select_rows(self, rows: Sequence[int]) -> TreeBatch:
+        """The trees of these rows, in this order; the table of distributions stays whole."""
+        if list(rows) == list(range(self.num_rows)):
+            return self
+        arrays = {name: getattr(self, name) for name in _HOST_ARRAYS if getattr(self, name) is not None}
+        return replace(self, **{name: array[list(rows)] for name, array in arrays.items()})
+
     def keep_nodes(self, keep: Bool[Tensor, "B N"]) -> TreeBatch:
         """The batch cut down to `keep`, which must hold every kept node's ancestors; the order stays."""
         is_kept = keep.numpy()

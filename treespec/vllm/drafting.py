@@ -14,11 +14,11 @@ from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, 
 from treespec.errors import ConfigError
 from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
-from treespec.tree import TreeBatch, Verdict
+from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
-from treespec.vllm.drafts import depth_first, room_mask, select_rows
+from treespec.vllm.drafts import depth_first
 from treespec.vllm.options import Options
 
 
@@ -99,12 +99,11 @@ class Drafting:
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
             roots = torch.tensor([[row.emitted[-1]] for row in rows])
-            return TreeBatch(roots, torch.full_like(roots, -1))
+            return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
         number = {request: row for row, request in enumerate(self.requests)}
-        trees = select_rows(self.drafter.propose(max(rooms)), [number[row.request] for row in rows])
-        keep = room_mask(trees, rooms)
-        if int(keep.sum()) < int(trees.num_nodes.sum()):
-            trees = trees.keep_nodes(keep)
+        trees = self.drafter.propose(max(rooms)).select_rows([number[row.request] for row in rows])
+        if trees.max_nodes > 1 + min(rooms):
+            trees = trees.limit_depth(rooms)
         return depth_first(trees)
 
     def _keep(self, rows: list[int]) -> None:
@@ -150,7 +149,7 @@ def _import(path: str) -> Callable[[], object]:
 def _flat_step(
     rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
 ) -> FlatStep:
-    chosen = select_rows(trees, [row.tree_row for row in rows])
+    chosen = trees.select_rows([row.tree_row for row in rows])
     sizes = chosen.num_nodes.tolist()
     nodes = torch.cat(
         [torch.arange(starts[row.tree_row], starts[row.tree_row] + size) for row, size in zip(rows, sizes, strict=True)]

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeBatch
+
+NO_TOKEN = -1
+"""What vLLM puts where a list of tokens has ended."""
 
 
 class Draft(NamedTuple):
@@ -62,7 +64,7 @@ def scheduled_trees(
     """The trees that one step verifies, depth first.
 
     What vLLM scheduled of a tree is its beginning, which is a tree. Tokens that are not the beginning of a request's
-    draft (a grammar has cut them) are a chain, up to the first that is no token (-1).
+    draft (a grammar has cut them) are a chain, up to the first `NO_TOKEN`.
 
     Args:
         drafts: per request its last draft, if there is one.
@@ -73,17 +75,8 @@ def scheduled_trees(
     first = next((draft.trees for draft, *_ in chosen if draft is not None), None)
     if first is not None and all(draft is not None and draft.trees is first for draft, *_ in chosen):
         rows = [draft.row for draft, *_ in chosen if draft is not None]
-        return _beginnings(select_rows(first, rows), [size for _, size, _ in chosen])
+        return _beginnings(first.select_rows(rows), [size for _, size, _ in chosen])
     return _stack(chosen)
-
-
-def select_rows(trees: TreeBatch, rows: Sequence[int]) -> TreeBatch:
-    """Rows of a batch; the table of distributions stays whole."""
-    if list(rows) == list(range(trees.num_rows)):
-        return trees
-    names = ("tokens", "parents", "draft_index", "is_without_replacement", "values")
-    taken = {name: array[list(rows)] for name in names if (array := getattr(trees, name)) is not None}
-    return replace(trees, **taken)
 
 
 def _scheduled(draft: Draft | None, root: int, tokens: Sequence[int]) -> tuple[Draft | None, int, list[int]]:
@@ -91,8 +84,8 @@ def _scheduled(draft: Draft | None, root: int, tokens: Sequence[int]) -> tuple[D
     nodes = [root, *tokens]
     if draft is not None and draft.tokens[: len(nodes)] == nodes:
         return draft, len(nodes), nodes
-    if -1 in nodes:
-        nodes = nodes[: nodes.index(-1)]
+    if NO_TOKEN in nodes:
+        nodes = nodes[: nodes.index(NO_TOKEN)]
     return None, len(nodes), nodes
 
 
@@ -132,9 +125,3 @@ def _stack(chosen: Sequence[tuple[Draft | None, int, list[int]]]) -> TreeBatch:
         return TreeBatch(tokens, parents, is_width_fixed=is_fixed)
     probs = torch.cat([table for _, table in tables.values()])
     return TreeBatch(tokens, parents, probs, index, flags, is_fixed)
-
-
-def room_mask(trees: TreeBatch, rooms: Sequence[int]) -> Bool[Tensor, "B N"]:
-    """Which nodes are real and no deeper than their row's room."""
-    limit: Int[Tensor, "B 1"] = torch.tensor(rooms).clamp(min=0).unsqueeze(1)
-    return (trees.parents != PADDING_PARENT) & (trees.depths <= limit)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
-from treespec.tree import TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.vllm.attention import CurrentStep
 from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.drafts import Draft, as_drafts, first_chains, scheduled_trees
@@ -188,7 +188,7 @@ class TreeRunner:
         if self._sizes is not None:
             trees = self._sizes.cut(trees)
         if trees.max_nodes > most_nodes:
-            trees = trees.keep_nodes((trees.parents >= -1) & (torch.arange(trees.max_nodes) < most_nodes))
+            trees = trees.keep_nodes((trees.parents != PADDING_PARENT) & (torch.arange(trees.max_nodes) < most_nodes))
         return trees
 
     def _forget(self: Any) -> None:

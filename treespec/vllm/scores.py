@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from treespec.tree import TreeBatch
+from treespec.tree import PADDING_PARENT, TreeBatch
 
 LEAST_TEMPERATURE = 1e-5
 """Below it vLLM decodes greedily."""
@@ -127,6 +127,6 @@ def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
     """The drafted tokens on the path to every real node."""
     paths: list[list[int]] = []
     for token, parent in zip(tokens, parents, strict=True):
-        if parent >= -1:
+        if parent != PADDING_PARENT:
             paths.append([*paths[parent], token] if parent >= 0 else [])
     return paths

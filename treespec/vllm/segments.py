@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
+from treespec.tree import PADDING_PARENT, ROOT_PARENT
+
 Ids = np.ndarray
 """int64."""
 
@@ -22,7 +24,7 @@ Ids = np.ndarray
 class StepTrees:
     """The trees of one step's B requests, depth first, and where they lie; all int64.
 
-    `parents` [B, N] as in `TreeBatch`: -1 the root, -2 padding. `first_tokens` and `roots` [B] are columns of the flat
+    `parents` [B, N] as in `TreeBatch`. `first_tokens` and `roots` [B] are columns of the flat
     batch of tokens: where a request's tokens begin, and its root (the same but in a chunk of a prompt). `positions` [B]
     are the roots' positions in the text, `num_drafts` [B] how many tokens follow the roots in the flat batch.
     """
@@ -121,10 +123,10 @@ def plan_segments(
     if is_cut.any():
         columns = np.arange(trees.parents.shape[1])
         is_first = np.logical_and.accumulate(trees.parents == columns - 1, axis=1)
-        parents = np.where(is_cut[:, None] & ~is_first, -2, trees.parents)
+        parents = np.where(is_cut[:, None] & ~is_first, PADDING_PARENT, trees.parents)
         trees = replace(trees, parents=parents)
         nodes, segments = _cut(trees, block_size)
-    return _plan(trees, nodes, segments, block_table, free), (trees.parents >= -1).sum(1)
+    return _plan(trees, nodes, segments, block_table, free), (trees.parents != PADDING_PARENT).sum(1)
 
 
 def ranges(counts: Ids) -> Ids:
@@ -133,7 +135,7 @@ def ranges(counts: Ids) -> Ids:
 
 
 def _cut(trees: StepTrees, block_size: int) -> tuple[_Nodes, _Segments]:
-    rows, columns = np.nonzero(trees.parents >= -1)
+    rows, columns = np.nonzero(trees.parents != PADDING_PARENT)
     starts = np.searchsorted(rows, np.arange(len(trees.parents)))
     parents = trees.parents[rows, columns]
     is_first = parents != columns - 1
@@ -147,7 +149,7 @@ def _cut(trees: StepTrees, block_size: int) -> tuple[_Nodes, _Segments]:
     nodes = _Nodes(
         rows=rows,
         starts=starts,
-        parents=np.where(parents >= 0, starts[rows] + parents, -1),
+        parents=np.where(parents >= 0, starts[rows] + parents, ROOT_PARENT),
         tokens=trees.roots[rows] + columns,
         positions=positions,
         segments=np.cumsum(is_first) - 1,

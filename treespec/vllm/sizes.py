@@ -1,5 +1,10 @@
 """How many drafted nodes a step verifies: as many as are predicted to pay, over all requests of the batch at once.
 
+The control of `tree="auto"` chooses the shape of one request's tree from a profile of the model's passes, measured with
+nothing else at work. A server has neither: its batches change with every step, their requests share the nodes, and
+passes are not measured beforehand. So times are fitted to steps alone, with the control's regression, and a draft is
+tried or left out for the whole batch.
+
 A step of B requests and n tokens takes about a + b B + c n milliseconds, fitted to the steps served. Drafted nodes
 bring their value, the probability that a node's whole path is accepted. The best m nodes of the batch, of whichever
 request, are verified for the m with the most expected tokens per millisecond; m = 0 is plain decoding.
@@ -10,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.policies.control.regression import TimeRegression
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TreeBatch
 
 FORGETTING = 0.98
 """What earlier steps count for at every new one."""
@@ -26,33 +32,32 @@ OUTLIER = 3.0
 """A step that takes more times what was predicted counts as so many."""
 PRIOR_SHARE = 0.02
 """Before anything is known, a token more takes this share of a pass of one token."""
+FIRST_SHAPE = (1.0, 0.0, PRIOR_SHARE)
+"""The coefficients of start, requests and tokens then, in units of one pass."""
 
 
 class PassModel:
     """Milliseconds of a step by its requests and tokens: ridge regression on the steps served, recent ones first."""
 
     def __init__(self) -> None:
-        self._coefficients = np.array([1.0, 0.0, PRIOR_SHARE])
-        self._prior: np.ndarray | None = None
-        self._moments, self._products = np.zeros((3, 3)), np.zeros(3)
+        self._regression: TimeRegression | None = None
 
     def predict(self, num_requests: int, num_tokens: np.ndarray) -> np.ndarray:
-        """Milliseconds, never falling with tokens."""
-        start, request, token = self._coefficients
+        """Milliseconds, never falling with tokens; in units of one pass before the first step."""
+        known = self._regression
+        start, request, token = np.array(FIRST_SHAPE) if known is None else known.coefficients
         return start + request * num_requests + token * num_tokens
 
     def observe(self, num_requests: int, num_tokens: int, ms: float) -> None:
         """Learn one step."""
         features = np.array([1.0, num_requests, num_tokens])
-        if self._prior is None:
-            self._prior = self._coefficients = ms / float(features @ self._coefficients) * self._coefficients
-        expected = max(float(features @ self._coefficients), 1e-6)
-        self._moments = FORGETTING * self._moments + np.outer(features, features) / expected**2
-        self._products = FORGETTING * self._products + features * min(ms / expected, OUTLIER) / expected
-        scale = np.maximum(self._prior, 0.1 * self._prior.max() * np.array([1, 1, PRIOR_SHARE]))
-        precision = np.diag(PRIOR_WEIGHT / scale**2)
-        solution = np.linalg.solve(self._moments + precision, self._products + precision @ self._prior)
-        self._coefficients = np.maximum(solution, 0.0)
+        if self._regression is None:
+            prior = ms / float(features @ FIRST_SHAPE) * np.array(FIRST_SHAPE)
+            scale = np.maximum(prior, 0.1 * prior.max() * np.array([1, 1, PRIOR_SHARE]))
+            self._regression = TimeRegression(prior, PRIOR_WEIGHT / scale**2, FORGETTING)
+        expected = max(self._regression.predict(features), 1e-6)
+        self._regression.add(features, min(ms, OUTLIER * expected), weight=1 / expected**2)  # Relative errors count.
+        self._regression.fit()
 
 
 class TreeSizes:
@@ -91,7 +96,7 @@ class TreeSizes:
         self._expected = float(ranked[:best].sum())
         keep = np.zeros(values.size, dtype=bool)
         keep[order[:best]] = True
-        keep = torch.from_numpy(keep.reshape(values.shape)) | (trees.parents == -1)
+        keep = torch.from_numpy(keep.reshape(values.shape)) | (trees.parents == ROOT_PARENT)
         return trees.keep_nodes(keep)
 
     def observe(self, num_requests: int, num_tokens: int, num_accepted: int, ms: float, draft_ms: float | None) -> None:

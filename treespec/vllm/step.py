@@ -13,10 +13,11 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
 from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.verification import resolve
-from treespec.vllm.drafts import select_rows
+from treespec.verification.dense.forms import follow_picks
+from treespec.vllm.drafts import NO_TOKEN
 from treespec.vllm.scores import LEAST_TEMPERATURE, Outputs, path_scores, target_probs
 from treespec.vllm.streams import DRAWS_BY_DEPTH, Streams
-from treespec.vllm.verifying import FlatProbs, verify_greedily, verify_sampled
+from treespec.vllm.verifying import FlatProbs, verify_sampled
 
 
 class StepVerifier:
@@ -49,10 +50,10 @@ class StepVerifier:
         verdicts: list[Verdict] = []
         if len(sampled) < trees.num_rows:
             best = self._sampler.greedy_sample(scores).cpu().numpy()[numbers]
-            verdicts = verify_greedily(trees, best)
+            verdicts = follow_picks(trees, best.tolist())
         if not sampled:
             return verdicts
-        found = self._sample(select_rows(trees, sampled), scores, numbers[sampled], sampled, requests, names, sampling)
+        found = self._sample(trees.select_rows(sampled), scores, numbers[sampled], sampled, requests, names, sampling)
         drawn = dict(zip(sampled, found, strict=True))
         return [drawn[row] if row in drawn else verdicts[row] for row in range(trees.num_rows)]
 
@@ -92,8 +93,8 @@ def gather_output(
     sampler: Any,
     sampling: Any,
 ) -> SamplerOutput:
-    """The emitted tokens, int32 [B, width] with -1 behind them, and the logprobs of each from its parent's logits."""
-    tokens = np.full((len(verdicts), width), -1, dtype=np.int32)
+    """The emitted tokens, int32 [B, width] filled up with `NO_TOKEN`, and each one's logprobs from its parent's logits."""
+    tokens = np.full((len(verdicts), width), NO_TOKEN, dtype=np.int32)
     numbers = np.zeros((len(verdicts), width), dtype=np.int64)
     for row, (verdict, nodes) in enumerate(zip(verdicts, trees.tokens.numpy(), strict=True)):
         path, count = list(verdict.path), len(verdict.path)

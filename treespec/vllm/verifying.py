@@ -1,4 +1,4 @@
-"""Verification of a step's trees: greedy requests all at once, the others under their temperature and filters."""
+"""Verification of the trees of requests that sample, under their temperature and filters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,29 +15,6 @@ from treespec.tree import TreeBatch, Verdict
 from treespec.verification.dense.scans import Probs, Uniforms
 from treespec.verification.dispatch import verify_batch
 from treespec.verification.rule import GivenUniforms
-
-
-def verify_greedily(trees: TreeBatch, best: Int[np.ndarray, "B N"]) -> list[Verdict]:
-    """The target walk for all rows, level by level, given the token of the highest score after every node."""
-    tokens, parents, depths = trees.tokens.numpy(), trees.parents.numpy(), trees.depths.numpy()
-    rows = np.arange(len(tokens))
-    last, num_right = np.zeros(len(tokens), dtype=np.int64), np.zeros(len(tokens), dtype=np.int64)
-    paths = [last]
-    for _ in range(int(depths.max())):
-        is_right = (parents == last[:, None]) & (tokens == best[rows, last][:, None])
-        has_child = is_right.any(1) & (num_right == len(paths) - 1)
-        last = np.where(has_child, is_right.argmax(1), last)
-        num_right += has_child
-        if not has_child.any():
-            break
-        paths.append(last)
-    is_leaf = ~(parents == last[:, None]).any(1)
-    columns = np.stack(paths, 1).tolist()
-    following = best[rows, last].tolist()
-    return [
-        Verdict(tuple(path[: right + 1]), token, leaf)
-        for path, right, token, leaf in zip(columns, num_right.tolist(), following, is_leaf.tolist(), strict=True)
-    ]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from treespec.engine.stats import PHASES, SpeculationStats
-from treespec.engine.trace.records import Trace, TracedStep
+from treespec.engine.trace.records import Trace, TracedStep, pass_ms_of
 from treespec.errors import TraceError
 
 
@@ -104,7 +104,7 @@ def of_stats(stats: SpeculationStats, about: Mapping[str, Any], prompt_lengths: 
         tried=Counter({d: n for (d, rank), n in stats.num_considered_at_depth_and_rank.items() if rank == 0}),
         accepted=Counter(stats.num_accepted_at_depth),
         accepted_at_node=Counter(stats.num_accepted_at_node),
-        pass_ms=_pass_ms(about),
+        pass_ms=pass_ms_of(about),
         about=about,
     )
 
@@ -118,7 +118,7 @@ def of_trace(trace: Trace) -> Evidence:
         prompts = call.about.get("prompt_ids") or [[]]
         found.num_prompt += max(map(len, prompts)) if call.steps else 0
         found.num_answer += sum(len(step.emitted) for step in call.steps) / len(prompts)
-        found.pass_ms = found.pass_ms or _pass_ms(call.about)
+        found.pass_ms = found.pass_ms or call.pass_ms
         last = None
         for step in call.steps:
             if step.step != last:  # Times are the batch's.
@@ -159,8 +159,3 @@ def _add(found: Evidence, step: TracedStep) -> None:
             mine = found.by_drafter.setdefault(name, Counter())
             mine.update(nodes=len(nodes), accepted=len(set(nodes) & set(step.accepted)))
             mine.update(alone=len(alone), accepted_alone=len(set(alone) & set(step.accepted)))
-
-
-def _pass_ms(about: Mapping[str, Any]) -> dict[int, float] | None:
-    found = about.get("pass_ms")
-    return {int(nodes): float(ms) for nodes, ms in found.items()} if found else None

@@ -8,9 +8,11 @@ from os import PathLike
 from pathlib import Path
 
 import networkx
+import torch
 
 from treespec.engine.trace.records import TracedStep
 from treespec.errors import ConfigError
+from treespec.tree import TokenTree
 
 
 def to_networkx(step: TracedStep, texts: Mapping[int, str] | None = None) -> networkx.DiGraph:
@@ -19,10 +21,9 @@ def to_networkx(step: TracedStep, texts: Mapping[int, str] | None = None) -> net
     Nodes have `token`, `depth`, `is_accepted`, and where known `text` (by `texts`), `draft_prob`, `target_prob` and
     `drafters` (names, separated by commas). The graph has `step`, `row`, `context`, `rule` and `next_token`.
     """
-    graph = networkx.DiGraph(
-        step=step.step, row=step.row, context=step.context, rule=step.rule, next_token=step.next_token
-    )
-    for node, (token, parent, depth) in enumerate(zip(step.tokens, step.parents, step.depths, strict=True)):
+    graph = TokenTree(torch.tensor(step.tokens), torch.tensor(step.parents)).to_networkx()
+    graph.graph.update(step=step.step, row=step.row, context=step.context, rule=step.rule, next_token=step.next_token)
+    for node, token in enumerate(step.tokens):
         drafters = [name for name, nodes in step.drafters.items() if node in nodes]
         known = {
             "text": (texts or {}).get(token),
@@ -31,9 +32,7 @@ def to_networkx(step: TracedStep, texts: Mapping[int, str] | None = None) -> net
             "drafters": ",".join(drafters) or None,
         }
         known = {name: value for name, value in known.items() if value is not None}
-        graph.add_node(node, token=token, depth=depth, is_accepted=node in step.path, **known)
-        if parent >= 0:
-            graph.add_edge(parent, node)
+        graph.add_node(node, is_accepted=node in step.path, **known)
     return graph
 
 

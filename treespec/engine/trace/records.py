@@ -109,6 +109,12 @@ class TracedStep:
         return step
 
 
+def pass_ms_of(about: Mapping[str, Any]) -> dict[int, float] | None:
+    """The target's measured passes of one row in ms, by number of nodes; None where nothing was measured."""
+    found = about.get("pass_ms")
+    return {int(nodes): float(ms) for nodes, ms in found.items()} if found else None
+
+
 @dataclass(frozen=True)
 class TracedCall:
     """One call of `generate`.
@@ -128,9 +134,8 @@ class TracedCall:
 
     @property
     def pass_ms(self) -> dict[int, float] | None:
-        """The target's measured passes of one row in ms, by number of nodes; None where nothing was measured."""
-        found = self.about.get("pass_ms")
-        return None if not found else {int(nodes): ms for nodes, ms in found.items()}
+        """See `pass_ms_of`."""
+        return pass_ms_of(self.about)
 
 
 @dataclass(frozen=True)

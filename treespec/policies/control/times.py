@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from treespec.policies.control.regression import TimeRegression
+
 MOST_NODES = 64
 """Curves reach to this many nodes per row."""
 MEMORY = 24.0
@@ -104,11 +106,15 @@ class DraftTimes:
     """
 
     def __init__(self, level_ms: float = 0.0) -> None:
-        self._prior = np.array([0.2, level_ms, 0.01])
-        self._precision = np.diag([1.0, 4.0 if level_ms > 0 else 400.0, 400.0])
-        self._moments, self._products = np.zeros((3, 3)), np.zeros(3)
+        precision = np.array([1.0, 4.0 if level_ms > 0 else 400.0, 400.0])
+        self._regression = TimeRegression(np.array([0.2, level_ms, 0.01]), precision, FORGETTING)
         self._latest: deque[tuple[np.ndarray, float]] = deque(maxlen=3)
-        self.coefficients, self._num_updates = self._prior, 0
+        self._num_updates = 0
+
+    @property
+    def coefficients(self) -> Float[np.ndarray, "3"]:
+        """Milliseconds of a start, of a draft pass and of a node."""
+        return self._regression.coefficients
 
     @property
     def level_ms(self) -> float:
@@ -124,15 +130,11 @@ class DraftTimes:
         """Learn the time of one step's drafting."""
         features = np.array([1.0, num_passes, num_nodes])
         self._latest.append((features, ms))
-        ratio = median(ms / max(float(row @ self.coefficients), 1e-3) for row, ms in self._latest)
-        ms = ratio * max(float(features @ self.coefficients), 1e-3)
-        self._moments = FORGETTING * self._moments + np.outer(features, features)
-        self._products = FORGETTING * self._products + features * ms
+        ratio = median(ms / max(self._regression.predict(row), 1e-3) for row, ms in self._latest)
+        self._regression.add(features, ratio * max(self._regression.predict(features), 1e-3))
         self._num_updates += 1
-        if self._num_updates > 8 and self._num_updates % RENEWED_EVERY:
-            return
-        solution = np.linalg.solve(self._moments + self._precision, self._products + self._precision @ self._prior)
-        self.coefficients = np.maximum(solution, 0.0)
+        if self._num_updates <= 8 or self._num_updates % RENEWED_EVERY == 0:
+            self._regression.fit()
 
 
 class _Factor:

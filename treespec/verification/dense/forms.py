@@ -104,16 +104,25 @@ def verify_scores(trees: TreeBatch, scores: Probs) -> list[Verdict]:
 
 
 def _follow(trees: TreeBatch, picks: Int[Tensor, "B N"], is_good: Bool[Tensor, "B N"]) -> list[Verdict]:
-    """The target walk, given the token drawn at every node and whether there was a distribution to draw from."""
+    """The walk after `picks`, given too whether there was a distribution to draw each of them from."""
     check_flags(trees, True, bool((is_good | (trees.parents == PADDING_PARENT)).all()))
-    return [_walk(tree, tokens) for tree, tokens in zip(trees.trees, picks.tolist(), strict=True)]
+    return follow_picks(trees, picks.tolist())
 
 
-def _walk(tree: TokenTree, picks: Sequence[int]) -> Verdict:
+def follow_picks(trees: TreeBatch, picks: Sequence[Sequence[int]]) -> list[Verdict]:
+    """The target walk of every row, given the token that the target picked after every node, [B][N]."""
+    rows = zip(trees.tokens.tolist(), trees.parents.tolist(), picks, strict=True)
+    return [_walk(*row) for row in rows]
+
+
+def _walk(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> Verdict:
+    children: dict[tuple[int, int], int] = {}
+    for node, key in enumerate(zip(parents, tokens, strict=True)):
+        children.setdefault(key, node)  # Of siblings with one token the first.
     path = [0]
-    while matches := [child for child in tree.children(path[-1]) if tree.token(child) == picks[path[-1]]]:
-        path.append(matches[0])
-    return Verdict(tuple(path), picks[path[-1]], is_bonus=not tree.children(path[-1]))
+    while (child := children.get((path[-1], picks[path[-1]]))) is not None:
+        path.append(child)
+    return Verdict(tuple(path), picks[path[-1]], is_bonus=path[-1] not in parents)
 
 
 def _read_checked(trees: TreeBatch, target_probs: Probs, scan: Scan) -> Float[Tensor, "B N"]:
