@@ -93,7 +93,7 @@ def gather_output(
     sampler: Any,
     sampling: Any,
 ) -> SamplerOutput:
-    """The emitted tokens, int32 [B, width] filled up with `NO_TOKEN`, and each one's logprobs from its parent's logits."""
+    """The emitted tokens, int32 [B, width] filled up with `NO_TOKEN`; each one's logprobs from its parent's logits."""
     tokens = np.full((len(verdicts), width), NO_TOKEN, dtype=np.int32)
     numbers = np.zeros((len(verdicts), width), dtype=np.int64)
     for row, (verdict, nodes) in enumerate(zip(verdicts, trees.tokens.numpy(), strict=True)):
