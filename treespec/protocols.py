@@ -1,8 +1,8 @@
 """What the parts expect of each other: scorers, steps, drafters, policies, rules and random sources.
 
 A part is any object with the right methods; there is nothing to inherit from. A control, a policy that also chooses
-whether to draft, has a page of its own: policies/control/contract.py. The numberings of nodes (node id, builder column,
-expanded number, pending id) and the axis letters are in docs/architecture.md. A docstring is a method's body.
+whether to draft, has a page of its own: policies/control/contract.py. The numberings of nodes (here node id, builder
+column, expanded number, pending id) and the axis letters are in docs/architecture.md. A docstring is a method's body.
 """
 
 # pyright: reportReturnType=false

@@ -40,7 +40,7 @@ class ServedRow:
 
 @dataclass(frozen=True)
 class FlatStep(VerifiedStep):
-    """A step whose logits are one table over all nodes: float [M, V], and the nodes' numbers in it, int64."""
+    """A step whose logits are one table over all nodes, float [M, V]; the nodes' flat rows in it, None for all rows."""
 
     logits: Float[Tensor, "M V"] | None = None
     nodes: Int[Tensor, "M"] | None = None

@@ -79,7 +79,10 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class _Nodes:
-    """The real nodes of a step, row by row. `starts` [B] is a row's first one; the parent of a root is -1."""
+    """The real nodes of a step, row by row: their order is the planned number. `starts` [B] is a row's first one.
+
+    `parents` are planned numbers too, -1 for a root.
+    """
 
     rows: Ids
     starts: Ids

@@ -21,7 +21,7 @@ from treespec.verification.rule import GivenUniforms
 class FlatProbs:
     """The target's distributions, each computed when a rule asks for it; see `BatchProbs`.
 
-    `numbers` int64 [B, N] are the nodes' rows in the table of scores [M, V], 0 at padding; `as_probs` makes
+    `numbers` int64 [B, N] are the nodes' flat rows, those of the table of scores [M, V], 0 at padding; `as_probs` makes
     distributions [m, V] of scores [m, V] under the parameters of requests [m].
     """
 

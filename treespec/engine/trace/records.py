@@ -28,7 +28,7 @@ class TracedStep:
         coins, draws: [N], the rule's uniform numbers; None in greedy decoding.
         draft_index: [N], rows of the table of draft distributions (`TokenTree`); None: all children were selected.
         is_without_replacement: [N], see `TokenTree`.
-        path, next_token, is_bonus: the verdict.
+        path, next_token, is_bonus: the verdict, in recorded ids: the node ids of this tree.
         next_prob: the target's probability of the next token.
         top_prob: the target's highest probability after the path's last node.
         residual_mass: the part of the target's distribution that the children of the path's last node leave, each
