@@ -36,6 +36,12 @@ treespec generate ./my-model --file question.txt --temperature 0.7 --json
 
 echo "Once upon a time" | treespec generate ./my-model --raw --drafter ./my-draft-model"""
 
+PromptOption = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.", show_default=False)]
+PromptFileOption = Annotated[
+    Path | None,
+    typer.Option("--file", exists=True, dir_okay=False, help="A file with it; default: the standard input."),
+]
+RawOption = Annotated[bool, typer.Option("--raw", help="Continue the text, without the chat template.")]
 LengthOption = Annotated[int, typer.Option(min=1, help="The longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(min=0, help="0: greedy.")]
 TopPOption = Annotated[float, typer.Option(min=0.0, max=1.0, help="1: off.")]
@@ -44,11 +50,9 @@ ColoursOption = Annotated[bool, typer.Option("--colours", help="Accepted draft t
 
 def run(
     model: ModelArgument = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A file with it; default: the standard input.")
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without the chat template.")] = False,
+    prompt: PromptOption = None,
+    file: PromptFileOption = None,
+    raw: RawOption = False,
     max_new_tokens: LengthOption = 256,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,

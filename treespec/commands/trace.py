@@ -10,6 +10,9 @@ from rich.console import Console
 from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, use_threads
 from treespec.commands.generate import (
     LengthOption,
+    PromptFileOption,
+    PromptOption,
+    RawOption,
     TemperatureOption,
     TopPOption,
     encode,
@@ -53,12 +56,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 def record(
     file: FileArgument,
     model: Annotated[str | None, typer.Option(help="A hub name or a folder; default: as elsewhere.")] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.", show_default=False)] = None,
-    prompt_file: Annotated[
-        Path | None,
-        typer.Option("--file", exists=True, dir_okay=False, help="A file with it; default: the input."),
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without the chat template.")] = False,
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
+    raw: RawOption = False,
     max_new_tokens: LengthOption = 256,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
