@@ -1,0 +1,5 @@
+"""`python -m benchmarks.simulator`."""
+
+from benchmarks.simulator.run import main
+
+main()
