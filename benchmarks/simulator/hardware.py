@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.simulator.costs import HEAD, RECYCLING, SUFFIX, Costs
 
@@ -24,6 +24,7 @@ class Hardware:
     name: str
     terabytes_per_second: float
     teraflops: float
+    gigabytes: float
     memory_share: float = 0.8
     compute_share: float = 0.6
     layer_us: float = 8.0
@@ -56,12 +57,21 @@ class Target:
     cache_bytes: float
     attention_flops: float
 
+    def num_bytes(self, num_rows: int, context: int) -> float:
+        """Of weights, the head's included, and the cache of so many texts."""
+        return self.weight_bytes * (self.weights + self.head_weights) + num_rows * context * self.cache_bytes
 
-H200 = Hardware("H200, bfloat16", 4.8, 989.0)
-H200_FP8 = Hardware("H200, float8", 4.8, 1979.0)
+
+H200 = Hardware("H200", 4.8, 989.0, 141.0)
+H200_FLOAT8 = replace(H200, teraflops=1979.0)
 LLAMA_8B = Target("8B, bfloat16", 8.0e9, 0.43e9, 2.0, 32, 2 * 32 * 8 * 128 * 2, 4 * 32 * 4096)
 LLAMA_70B = Target("70B, float8", 70.6e9, 1.5e9, 1.0, 80, 2 * 80 * 8 * 128 * 2, 4 * 80 * 8192)
 """Shapes of Llama 3; 70B in float8 is what fits into one H200 beside a cache."""
+
+
+def fits(hardware: Hardware, target: Target, num_rows: int, context: int) -> bool:
+    """Whether weights and cache fill at most nine tenths of the memory."""
+    return target.num_bytes(num_rows, context) <= 0.9e9 * hardware.gigabytes
 
 
 def step_costs(hardware: Hardware, target: Target, num_rows: int, context: int) -> Costs:

@@ -30,7 +30,7 @@ from benchmarks.common.settings import RESULTS, markdown_table, parser, settings
 from benchmarks.control import held_out
 from benchmarks.simulator.check import check
 from benchmarks.simulator.costs import DRAFTERS, EXAMPLE
-from benchmarks.simulator.hardware import H200, H200_FP8, LLAMA_8B, LLAMA_70B
+from benchmarks.simulator.hardware import H200, H200_FLOAT8, LLAMA_8B, LLAMA_70B
 from benchmarks.simulator.record import record
 from benchmarks.simulator.replay import policies, replayed
 from benchmarks.simulator.scale import CASES, CONTEXT, NUM_ROWS, picture, report, scale
@@ -79,7 +79,7 @@ def _scale(args: argparse.Namespace, recorded: list[dict[str, Any]], console: Co
     about = [
         f"Acceptance as recorded (SmolLM2-135M-Instruct, greedy), drafter `{args.drafter}`, {CONTEXT} cached tokens.",
         "Times are a roofline, not a measurement:",
-        *(f"`{one}`" for one in (H200, H200_FP8, LLAMA_8B, LLAMA_70B)),
+        *(f"`{one}`" for one in (H200, H200_FLOAT8, LLAMA_8B, LLAMA_70B)),
     ]
     text = "![Speed](scale.png)\n\n" + "\n\n".join(about) + "\n\n" + report(found)
     _write("scale", "Predicted speed on other hardware", recorded, text, console)

@@ -9,15 +9,15 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.common.settings import markdown_table
-from benchmarks.simulator.hardware import H200, H200_FP8, LLAMA_8B, LLAMA_70B, Hardware, Target, step_costs
+from benchmarks.simulator.hardware import H200, H200_FLOAT8, LLAMA_8B, LLAMA_70B, Hardware, Target, fits, step_costs
 from benchmarks.simulator.replay import policies, replayed
-from treespec.viz import ACCEPTED, REFERENCE, REJECTED
+from treespec.viz import ACCEPTED, GREY, INK, REFERENCE
 
 NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 1000
-CASES: tuple[tuple[Hardware, Target], ...] = ((H200, LLAMA_8B), (H200_FP8, LLAMA_70B))
+CASES: tuple[tuple[Hardware, Target], ...] = ((H200, LLAMA_8B), (H200_FLOAT8, LLAMA_70B))
 KINDS = ("plain", "chain", "tree", "auto")
-COLOURS = dict(zip(KINDS, (REFERENCE, REJECTED, ACCEPTED, "black"), strict=True))
+COLOURS = dict(zip(KINDS, (GREY, REFERENCE, ACCEPTED, INK), strict=True))
 Found = dict[str, dict[int, dict[str, float]]]
 """Tokens per second, by case, batch size and policy."""
 
@@ -28,12 +28,14 @@ def scale(recorded: Sequence[dict[str, Any]], drafter: str, advance: Any) -> Fou
     for hardware, target in CASES:
         by_rows = found[f"{target.name} on {hardware.name}"] = {}
         for num_rows in NUM_ROWS:
+            advance()
+            if not fits(hardware, target, num_rows, CONTEXT):
+                continue
             costs = step_costs(hardware, target, num_rows, CONTEXT)
             by_rows[num_rows] = {
                 name: 1e3 * num_rows / replayed(recorded, drafter, make(), costs).ms_per_token
                 for name, make in policies().items()
             }
-            advance()
     return found
 
 
