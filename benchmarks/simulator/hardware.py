@@ -1,4 +1,4 @@
-"""What a step would cost on other hardware: a roofline over memory and arithmetic, its assumptions in one place."""
+"""What a step would cost on other hardware: a roofline over memory and arithmetic, with all its assumptions."""
 
 from __future__ import annotations
 

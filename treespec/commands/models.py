@@ -52,7 +52,7 @@ class Loaded:
 def load(name: str | None, dtype: str | None = None, device: str | None = None) -> Loaded:
     """The named model, or the embedded SmolLM2. Errors are those of `load_model`."""
     from treespec.commands.console import device_of
-    from treespec.training.export import dtype_of
+    from treespec.hf.loading.models import dtype_of
 
     processor = device_of(device)
     options = {} if dtype is None else {"dtype": dtype_of(dtype)}

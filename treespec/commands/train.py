@@ -84,8 +84,8 @@ def export(
     markov_rank: Annotated[int | None, typer.Option(min=1, help="A smaller rank for a DSpark head's bias.")] = None,
 ) -> None:
     """Write a complete trained head in the speculators format, for readers that take no weights from the target."""
-    from treespec.hf.loading.models import load_model
-    from treespec.training.export import dtype_of, export_head
+    from treespec.hf.loading.models import dtype_of, load_model
+    from treespec.training.export import export_head
 
     file_dtype = dtype_of(dtype)  # Checked before the model is loaded.
     export_head(head, load_model(model).eval(), out, file_dtype, whole, markov_rank)

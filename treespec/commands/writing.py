@@ -107,8 +107,7 @@ def _let_write(
     **messages: Path | None,
 ) -> Made:
     """Call `make`, that is `write_texts` or `warm_up`, with a progress bar of the written tokens."""
-    from treespec.hf.loading.models import load_model, load_tokenizer
-    from treespec.training.export import dtype_of
+    from treespec.hf.loading.models import dtype_of, load_model, load_tokenizer
     from treespec.training.text.chat import read_prompts
 
     use_threads(threads)

@@ -1,4 +1,4 @@
-"""What the next draw below a node is worth, and the child that was drawn.
+"""The value of the next draw below a node, and of the child once it was drawn.
 
 A draw is never valued by its own outcome: then leaving out the least valuable draws takes nothing from the distribution
 of the others. The child's own value may depend on its draw, for it decides only about the draws below it.

@@ -12,15 +12,6 @@ from treespec.heads.files.export import save_head
 from treespec.heads.modules.dflash import DFlashHead, MarkovHead
 from treespec.hf.loading.heads import fused_layers, load_head, vocabulary_weights
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Raises `ConfigError`: not one of `DTYPES`."""
-    if name not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
-
 
 def export_head(
     name: str | Path,

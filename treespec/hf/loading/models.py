@@ -10,6 +10,14 @@ from treespec.errors import CheckpointError, ConfigError
 
 # What transformers raises for files that are missing, unreadable, of another architecture or of other shapes.
 _FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Raises `ConfigError`: not one of `DTYPES`."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
 
 
 def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:

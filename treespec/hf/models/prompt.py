@@ -1,4 +1,4 @@
-"""A prompt that the model reads once, as plain `generate` would have it read: one with images or sounds.
+"""Prompts with images or sounds, read with the inputs that plain `generate` would give the model.
 
 `generate` hands over what the model's own preparation made of the prompt: features, positions in several rows (M-RoPE),
 types of tokens. The pass over the prompt gets all of it; nodes are text, which follows the prompt's last position.

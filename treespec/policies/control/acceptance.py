@@ -1,7 +1,7 @@
 """What drafts are worth, learned from verified trees only.
 
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
-would have gained, and the least of its nodes what a larger one would add.
+would have gained, and its least probable nodes what a larger tree would add.
 
 Axis letters: c some of the candidates, n nodes of a tree below its root, t numbers of nodes in a curve of times.
 """

@@ -27,7 +27,7 @@ MOST_LEARNED_ROWS = 1
 CUT_MS = 0.1
 """What it takes to cut a tree."""
 EXPLORED_SHARE = 0.5
-"""Of the gain that another level must have, where a step is to show more than the best candidate does."""
+"""In exploring steps the gain that is required of another level is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
 

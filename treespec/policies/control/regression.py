@@ -1,4 +1,4 @@
-"""Times by linear regression on the steps served, recent ones first, towards what was expected beforehand.
+"""Times by linear regression on the steps served, recent ones weighted more, with a penalty that pulls to a prior.
 
 Axis letters: f features.
 """
