@@ -21,6 +21,7 @@ from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.protocols import Capability
+from treespec.tree import ROOT_PARENT
 
 FORMAT = 3
 NUM_NODES = (1, 16, 64, 4, 32, 8, 2, 128)
@@ -87,8 +88,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
 
 def _time_pass(scorer: AnyScorer, num_nodes: int) -> float:
     is_tree = scorer.capability == Capability.TREE
-    parents = [[(node - 1) // 2 if is_tree else node - 1 for node in range(num_nodes)]]
-    parents[0][0] = -1
+    parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
     tokens = torch.ones(1, num_nodes, dtype=torch.int64, device=scorer.device)
     start = time.perf_counter()
     logits = scorer.extend(tokens, torch.tensor(parents, device=scorer.device)).logits
