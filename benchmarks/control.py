@@ -25,7 +25,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.common.drafters import warm_start
-from benchmarks.common.paired import bootstrap, ratio
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spec_bench, spread
 from benchmarks.common.settings import (
@@ -40,6 +39,7 @@ from benchmarks.common.settings import (
 from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.drafters.base import SessionSource
 from treespec.hf.loading import smollm2
+from treespec.hf.measure.estimates import bootstrap, ratio
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.selftest.agreement import strip_padding
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep

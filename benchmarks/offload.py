@@ -26,7 +26,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from benchmarks.common.paired import bootstrap, ratio
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spread
 from benchmarks.common.settings import (
@@ -40,6 +39,7 @@ from benchmarks.common.settings import (
 )
 from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
+from treespec.hf.measure.estimates import bootstrap, ratio
 from treespec.hf.models.pass_times import pass_times
 from treespec.viz import ACCEPTED, REFERENCE
 

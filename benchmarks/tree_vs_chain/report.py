@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.common.drafters import EXIT_LAYERS
-from benchmarks.common.paired import difference
 from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
 from benchmarks.tree_vs_chain.wall_clock_report import draw_time, time_lines
+from treespec.hf.measure.estimates import difference
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +10,22 @@ import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks.ablation import run as ablate
-from benchmarks.ablation.report import cells_of, draw, panels_of, report, varied
-from benchmarks.ablation.run import Row, WarpedDistributions, accepted_lengths, read_baseline, whole_cells, write_csv
+from benchmarks.ablation.run import (
+    PANELS,
+    Row,
+    WarpedDistributions,
+    accepted_lengths,
+    compared,
+    read_baseline,
+    whole_cells,
+    write_results,
+)
 from benchmarks.common.acceptance import TREES, grow
 from benchmarks.common.recorded import Text, without_layers
+from treespec.errors import ConfigError
 from treespec.hf import TreeScorer
+from treespec.hf.measure.study.summary import panels_of, varied
+from treespec.hf.measure.study.table import read_table
 from treespec.testing import enumerate_traces
 from treespec.verification import RULES
 
@@ -71,15 +81,17 @@ ROWS = rows_of(
 
 
 def test_gains_are_paired_within_a_temperature():
-    cells = {(c.levels["temperature"], c.levels["rule"]): c for c in cells_of(ROWS, {"rule": "target_walk"})}
+    cells = {(c.levels["temperature"], c.levels["rule"]): c for c in compared(ROWS, {"rule": "target_walk"})}
     assert cells[1.0, "target_walk"].gain is None
     assert cells[1.0, "traversal"].gain == (0.5, 0.5, 0.5)
     assert cells[1.0, "traversal"].length.value == 2.5
     gain = cells[0.6, "traversal"].gain
     assert gain is not None
     assert (gain.value, gain.low, gain.high) == (0.0, -1.0, 1.0)
-    assert len(panels_of(list(cells.values()))) == 2
-    assert varied(ROWS) == ["temperature", "rule"]
+    assert list(panels_of(list(cells.values()), PANELS)) == [
+        f"medium, temperature {t}, top-p 1, nodes 16" for t in (1, 0.6)
+    ]
+    assert varied(list(cells.values())) == ["temperature", "rule"]
 
 
 def test_rules_that_support_only_some_trees_of_a_policy_are_left_out():
@@ -91,10 +103,10 @@ def test_rules_that_support_only_some_trees_of_a_policy_are_left_out():
 
 
 def test_a_missing_baseline_and_one_of_other_contexts_are_named():
-    with pytest.raises(ValueError, match="no baseline"):
-        cells_of(ROWS, {"rule": "block"})
-    with pytest.raises(ValueError, match="no baseline"):
-        cells_of(ROWS, {"temperature": "0.6"})
+    with pytest.raises(ConfigError, match="no baseline"):
+        compared(ROWS, {"rule": "block"})
+    with pytest.raises(ConfigError, match="no baseline"):
+        compared(ROWS, {"temperature": "0.6"})
     with pytest.raises(ValueError, match="unknown factors"):
         read_baseline(["color=red"])
     assert read_baseline(["rule=traversal", "policy=best first, selected"])["policy"] == "best first, selected"
@@ -122,16 +134,12 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     assert len({row.context for row in rows}) == 6
     selected = {row.rule: row.length for row in rows if "selected" in row.policy and row.context == rows[0].context}
     assert selected["target_walk"] == pytest.approx(selected["traversal"], abs=1e-5)
-    write_csv(rows, tmp_path / "a.csv")
-    with (tmp_path / "a.csv").open() as file:
-        read = list(csv.DictReader(file))
-    assert len(read) == len(rows)
-    assert float(read[0]["length"]) == pytest.approx(rows[0].length, abs=1e-6)
     run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seconds": 1, "load_average": 0.0}
     run |= {"contexts": 3, "draws": 2, "load_average_after": 0.0}
-    baseline = {"rule": "target_walk", "policy": "chain"}
-    text = report(rows, baseline, run, "a")
-    assert "(lossy)" in text
-    assert "T=0.6, weak draft, 5 nodes: of 3 lossless cells" in text
-    draw(rows, baseline, tmp_path / "a.png")
+    text = write_results(rows, {"rule": "target_walk", "policy": "chain"}, run, tmp_path / "a")
+    read = read_table(tmp_path / "a.parquet")
+    assert [Row(**row) for row in read] == rows
+    assert (tmp_path / "a.md").read_text() == text
+    assert "typical_acceptance (lossy)" in text
+    assert "weak, temperature 0.6, top-p 1, nodes 5: of 3 lossless cells" in text
     assert (tmp_path / "a.png").stat().st_size > 10_000

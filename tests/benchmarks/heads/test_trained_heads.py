@@ -11,13 +11,13 @@ from helpers.eagle3_files import random_tensors, shape, write
 from helpers.head_files import SPECULATORS
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
-from benchmarks.common.paired import quotient
 from benchmarks.common.prompts import Prompt
 from benchmarks.heads import trained_heads
 from benchmarks.heads.trained_heads import Bench, FirstStep, held_out
 from benchmarks.heads.trained_report import PLAIN, Measurement, table
 from treespec import Chain, SuffixLookup, TreeSpeculation
 from treespec.hf.loading import smollm2
+from treespec.hf.measure.estimates import quotient
 
 NEW_TOKENS = 8
 PROMPTS = [Prompt(f"p{seed}", str(seed)) for seed in (1, 2)]

@@ -117,6 +117,11 @@ class Merge(ShowsOptions):
                 raise ConfigError(f"{type(drafter).__name__} cannot serve rows that join: it has no add_rows")
             drafter.add_rows(num_rows)
 
+    @property
+    def drafters(self) -> list[Drafter]:
+        """The merged drafters."""
+        return list(self._drafters)
+
     def proposers(self, row: int, tokens: Sequence[int]) -> list[list[str]]:
         """Of every token along a path of the last trees the drafters that proposed it; ends where the path leaves them.
 

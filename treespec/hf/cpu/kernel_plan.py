@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from torch import nn
 
 from treespec.errors import TreespecWarning
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, Kernel
+from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
 from treespec.hf.cpu.native import processor
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 
-FORMAT = 1
+FORMAT = 2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 """The largest difference from the plain layers that counts as rounding, in units of the outputs' largest one."""
 NUM_ROUNDS = 3
@@ -37,17 +38,22 @@ class KernelPlan:
         choices: a kernel's name for each number of rows; "plain" is PyTorch's own.
         times_ms: by kernel and number of rows, one product with every measured layer; empty when nothing was measured.
         missing: why kernels were not tried, by name.
+        others_share: see `OtherWork`, while it was measured.
     """
 
     choices: dict[int, str]
     times_ms: dict[str, dict[int, float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    others_share: float | None = None
 
 
 def make_plan(
     modules: Sequence[nn.Linear], kernels: dict[str, Kernel], missing: dict[str, str], is_remeasured: bool
 ) -> KernelPlan:
-    """The plan from the user's cache folder, or a measured one, which is kept there."""
+    """The plan from the user's cache folder, or a measured one, which is kept there.
+
+    What was measured on a busy machine is measured again when it is quiet.
+    """
     facts = _facts(modules, kernels)
     path = kernel_folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
     wrong = _drop_wrong(modules, kernels)
@@ -55,12 +61,14 @@ def make_plan(
     known = None
     if not is_remeasured and not wrong:
         known = read_kept(path, lambda data: _as_plan(data, facts, kernels), "it is of another model or machine")
-    if known is not None:
-        return KernelPlan(known.choices, known.times_ms, missing)
+    if known is not None and not (is_busy(known.others_share) and is_quiet()):
+        return replace(known, missing=missing)
+    work = OtherWork()
     times = measure(modules, kernels)
-    choices = choose(times)
-    write_kept(path, {"facts": facts, "choices": choices, "times_ms": times})
-    return KernelPlan(choices, times, missing)
+    plan = KernelPlan(choose(times), times, missing, work.share())
+    kept = {"choices": plan.choices, "times_ms": times, "others_share": plan.others_share}
+    write_kept(path, {"facts": facts, **kept})
+    return plan
 
 
 @torch.no_grad()
@@ -144,7 +152,8 @@ def _as_plan(data: Any, facts: dict[str, Any], kernels: Mapping[str, Kernel]) ->
     choices = {int(count): str(name) for count, name in data["choices"].items()}
     times = {str(name): {int(n): float(t) for n, t in row.items()} for name, row in data["times_ms"].items()}
     is_known = set(choices) == set(NUM_ROWS) and set(choices.values()) <= {PLAIN, *kernels}
-    return KernelPlan(choices, times) if data["facts"] == facts and is_known else None
+    plan = KernelPlan(choices, times, others_share=data["others_share"])
+    return plan if data["facts"] == facts and is_known else None
 
 
 def kernel_folder() -> Path:

@@ -30,6 +30,7 @@ class Options:
     stop_strings: str | Sequence[str] | None = None
     seed: int | None = None
     record_steps: bool = False
+    progress: bool = False
     trace: TraceFile | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +61,12 @@ class Prepared:
     config: GenerationConfig
     cache: Cache | None
     prompt: PromptInputs
+
+    @property
+    def most_tokens(self) -> int | None:
+        """That all rows may emit; None where their length is not limited."""
+        longest = self.config.max_length
+        return None if longest is None else self.num_rows * max(longest - self.input_ids.shape[1], 0)
 
     @property
     def num_rows(self) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
-import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
@@ -24,6 +23,7 @@ from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.output_states import OutputStates
 from treespec.hf.generation.prefix_function import along_branches
 from treespec.hf.generation.processors import TreeProcessors
+from treespec.hf.generation.progress import Progress
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
 from treespec.hf.introspect import model_facts
@@ -52,7 +52,7 @@ def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, 
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)
     stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
-    streamer = options.streamer
+    bar = Progress(call.most_tokens, options.progress)
     constrained = along_branches(call.processors, call.input_ids)
     processors = _path_processors(call, constrained)
     trace = _recorder(call, options, processors, ranks)
@@ -66,7 +66,7 @@ def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, 
         processors=processors if trace is None else trace.processors,
         is_sampling=bool(call.config.do_sample),
         seed=options.seed,
-        on_tokens=None if streamer is None else lambda row, tokens: streamer.put(torch.tensor([tokens])),
+        on_tokens=bar.listener(options.streamer),
         on_target_probs=scores if scores.kept else None,
         pass_ms=_pass_ms(call, options.policy),
         has_records=options.record_steps,
@@ -74,7 +74,7 @@ def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, 
         ranks=ranks,
     )
     try:
-        with after_prompt(constrained, call.input_ids.shape[1]), trace or nullcontext():
+        with after_prompt(constrained, call.input_ids.shape[1]), trace or nullcontext(), bar:
             drafter = under_constraints(options.drafter, constrained, options.tokenizer, call.end_tokens)
             result = speculate(target, drafter, request)
     except BaseException:

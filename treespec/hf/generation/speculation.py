@@ -22,6 +22,7 @@ from treespec.hf.generation.adapters import LearnedByAdapters
 from treespec.hf.generation.call import Options, Prepared
 from treespec.hf.generation.decode import decode
 from treespec.hf.generation.output import Output
+from treespec.hf.generation.setting import SettingFiles
 from treespec.hf.generation.tracing import LastCall
 from treespec.hf.generation.validate import (
     Inputs,
@@ -39,7 +40,7 @@ from treespec.protocols import TreePolicy, VerificationRule
 from treespec.verification import get_rule
 
 
-class TreeSpeculation:
+class TreeSpeculation(SettingFiles):
     """Speculative decoding by token trees, as `model.generate(..., custom_generate=TreeSpeculation(drafter))`.
 
     The output distribution is the model's own in evaluation mode: identical tokens when greedy (near-ties in floating
@@ -58,6 +59,7 @@ class TreeSpeculation:
         seed: of the draft, coin and target streams; None takes one draw from torch's default generator per call.
         trace: a path or a `TraceFile` that every step is appended to, see `read_trace`. Its time is not in
             the times of trace and statistics.
+        progress: show a bar of the emitted tokens, with tokens per pass, on the standard error.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
 
     Attributes:
@@ -79,6 +81,7 @@ class TreeSpeculation:
         stop_strings: str | Sequence[str] | None = None,
         seed: int | None = None,
         record_steps: bool = False,
+        progress: bool = False,
         trace: TraceFile | str | PathLike[str] | None = None,
     ) -> None:
         self.options = Options(
@@ -90,6 +93,7 @@ class TreeSpeculation:
             stop_strings=stop_strings,
             seed=seed,
             record_steps=record_steps,
+            progress=progress,
             trace=as_trace_file(trace),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()

@@ -18,6 +18,7 @@ from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from treespec.hf.devices.weights import whole_weight
 from treespec.hf.introspect import model_facts
+from treespec.hf.loading.hub import hub_problem
 
 DATA = Path(treespec.data.__file__).parent
 HEAD_SUFFIX = "-head"
@@ -96,6 +97,8 @@ def find_checkpoint(name: str | Path) -> Checkpoint:
     """The files of a folder, or of a hub repository (its safetensors and configuration only)."""
     if Path(name).exists():
         return read_checkpoint(name)
+    if problem := hub_problem(str(name)):
+        raise CheckpointError(f"cannot load a draft head from {str(name)!r}: {problem}")
     try:
         folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors"])
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from treespec.errors import CheckpointError, ConfigError
+from treespec.hf.loading.hub import hub_problem
 
 # What transformers raises for files that are missing, unreadable, of another architecture or of other shapes.
 _FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
@@ -34,6 +35,8 @@ def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
         raise ConfigError("use_safetensors=False would open pickled weights, which can run code: save as safetensors")
     is_gguf = model_kwargs.get("gguf_file") is not None
     options = model_kwargs if is_gguf else {**model_kwargs, "use_safetensors": True}
+    if problem := hub_problem(str(name)):
+        raise _failed("a causal language model", name, problem)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
     except torch.OutOfMemoryError:
@@ -50,13 +53,15 @@ def load_model(name: str, **model_kwargs: Any) -> PreTrainedModel:
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a hub name or a folder. Raises `CheckpointError`: nothing there, or unreadable."""
+    if problem := hub_problem(str(name)):
+        raise _failed("a tokenizer", name, problem)
     try:
         return AutoTokenizer.from_pretrained(name)
     except _FAILURES as error:
         raise _failed("a tokenizer", name, error) from error
 
 
-def _failed(what: str, name: str, error: Exception) -> CheckpointError:
+def _failed(what: str, name: str, error: Exception | str) -> CheckpointError:
     return CheckpointError(
         f"cannot load {what} from {name!r}: {' '.join(str(error).split())} "
         "(expected a hub name, or a folder with config.json and whole *.safetensors files; pickled weights such as "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -47,11 +48,15 @@ class Contestant:
 
 @dataclass
 class Bench:
-    """The model, the prompts (arguments of `generate` by name) and what every contestant gets alike."""
+    """The model, the prompts (arguments of `generate` by name) and what every contestant gets alike.
+
+    `sampling`: arguments of `generate`; `reference` and `agreements` are for greedy decoding.
+    """
 
     model: Any
     inputs: Mapping[str, Mapping[str, Tensor]]
     num_new: int
+    sampling: Mapping[str, Any] = field(default_factory=lambda: {"do_sample": False})
     num_passes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -61,11 +66,11 @@ class Bench:
         self.num_passes += 1
 
     def decode(self, prompt: str, options: Mapping[str, Any]) -> Run:
-        """Decode greedily and time it; passes of the target are counted, the prompt's included."""
+        """Decode and time it; passes of the target are counted, the prompt's included."""
         inputs = self.inputs[prompt]
         before = self.num_passes
         start = perf_counter()
-        out = self.model.generate(**inputs, max_new_tokens=self.num_new, do_sample=False, **options)
+        out = self.model.generate(**inputs, max_new_tokens=self.num_new, **self.sampling, **options)
         tokens = out[0, inputs["input_ids"].shape[1] :].tolist()  # On accelerators this waits for the output.
         return Run(tokens, perf_counter() - start, self.num_passes - before)
 
@@ -120,6 +125,12 @@ def speeds(runs: Runs, name: str) -> list[float]:
     """By prompt, how many times as fast as plain decoding: the median over rounds of the ratio within a round."""
     pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
     return [median(plain.ms_per_token / mine.ms_per_token for plain, mine in rounds) for rounds in pairs]
+
+
+def log_speeds(runs: Runs, name: str) -> list[float]:
+    """By prompt and round, the logarithm of how many times as fast as plain decoding."""
+    pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
+    return [log(plain.ms_per_token / mine.ms_per_token) for rounds in pairs for plain, mine in rounds]
 
 
 def verdict(agreements: Sequence[Agreement]) -> str:

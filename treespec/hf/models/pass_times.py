@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
 from treespec.hf.cpu.linear_kernels import own_forward
+from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
 from treespec.hf.cpu.native import processor
 from treespec.hf.devices.weights import local_part, weight_counts
 from treespec.hf.introspect import ModelFacts, model_facts
@@ -23,14 +24,23 @@ from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.protocols import Capability
 from treespec.tree import ROOT_PARENT
 
-FORMAT = 3
+FORMAT = 4
 NUM_NODES = (1, 16, 64, 4, 32, 8, 2, 128)
 """In the order in which they are measured, as far as `MOST_SECONDS` reach; the first two in any case."""
 NUM_CACHED = 32
 NUM_ROUNDS = 3
 MOST_SECONDS = 3.0
 
-_known: WeakKeyDictionary[nn.Module, dict[str, dict[int, float]]] = WeakKeyDictionary()
+
+class Profile(NamedTuple):
+    """Measured passes: milliseconds by number of nodes, and the share of the processors that other processes used
+    meanwhile (None: unknown)."""
+
+    pass_ms: dict[int, float]
+    others_share: float | None = None
+
+
+_known: WeakKeyDictionary[nn.Module, dict[str, Profile]] = WeakKeyDictionary()
 
 
 def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> dict[int, float] | None:
@@ -39,26 +49,38 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
     The first call for a model on a machine measures for at most some `MOST_SECONDS`; the result is kept in
     `$XDG_CACHE_HOME/treespec/passes` (or `~/.cache/...`), keyed by the modules' kinds and shapes (kernels of
     `treespec.optimize` included), where they are (devices, memory, disk, processes), dtype, threads, processor and
-    PyTorch's version.
+    PyTorch's version. What was measured while other processes used the machine is measured again by the next process
+    that finds the machine quiet.
 
     Args:
         model: on any device.
         is_remeasured: measure again what is known already, for instance because the machine was busy then.
     """
+    found = pass_profile(model, is_remeasured=is_remeasured)
+    return found.pass_ms or None
+
+
+def pass_profile(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> Profile:
+    """As `pass_times`, with the load of the machine when it was measured."""
     facts = model_facts(model)
     key = _key(facts)
     known = _known.setdefault(facts.model, {})
     if key in known and not is_remeasured:
-        return known[key] or None
+        return known[key]
     path = cache_folder() / "passes" / f"{key}.json"
-    kept = None if is_remeasured else read_kept(path, _as_times, "it holds no times")
+    kept = None if is_remeasured else read_kept(path, _as_profile, "it holds no times")
+    if kept is not None and is_busy(kept.others_share) and is_quiet():
+        kept = None
     found = facts.ranks.agree("pass times", kept)
     if found is None:
-        found = facts.ranks.agree("pass times", measure(facts))
-        if found and facts.ranks.index == 0:
-            write_kept(path, {"format": FORMAT, "model": facts.name, "pass_ms": found})
-    known[key] = found or {}
-    return found or None
+        work = OtherWork()
+        times = measure(facts)
+        found = facts.ranks.agree("pass times", Profile(times, work.share()))
+        if found.pass_ms and facts.ranks.index == 0:
+            about = {"model": facts.name, "others_share": found.others_share}
+            write_kept(path, {"format": FORMAT, **about, "pass_ms": found.pass_ms})
+    known[key] = found
+    return found
 
 
 @torch.no_grad()
@@ -130,8 +152,8 @@ def _device_name(device: torch.device) -> str:
     return backend.get_device_name(device) if hasattr(backend, "get_device_name") else ""
 
 
-def _as_times(data: Any) -> dict[int, float] | None:
-    """Times that were kept; None if they are none, or of another format."""
+def _as_profile(data: Any) -> Profile | None:
+    """What was kept; None if it is no profile, or of another format."""
     times = {int(count): float(ms) for count, ms in data["pass_ms"].items()}
     is_fit = data["format"] == FORMAT and times and min(times) > 0 and min(times.values()) > 0
-    return times if is_fit else None
+    return Profile(times, data["others_share"]) if is_fit else None

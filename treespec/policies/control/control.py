@@ -8,7 +8,7 @@ and are cut to the nodes, that are worth their time: which ones depends on the d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,14 @@ EXPLORED_SHARE = 0.5
 """In exploring steps the gain that is required of another level is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
+
+
+class Forecast(NamedTuple):
+    """Of one candidate, per row: tokens per second, milliseconds of a step, emitted tokens of a step."""
+
+    tokens_per_second: float
+    step_ms: float
+    tokens_per_pass: float
 
 
 class Control(ShowsOptions, StepControl):
@@ -77,6 +85,11 @@ class Control(ShowsOptions, StepControl):
         return self._max_nodes or MOST_NODES
 
     @property
+    def given_max_nodes(self) -> int | None:
+        """The argument `max_nodes`."""
+        return self._max_nodes
+
+    @property
     def needs_pass_times(self) -> bool:
         """See `StepControl`."""
         return self.pass_ms is None
@@ -92,8 +105,17 @@ class Control(ShowsOptions, StepControl):
         self._is_timed = not call.is_repeatable if self.is_timed is None else self.is_timed
         self._num_steps = 0
         self._drafted: list[DraftedTree] | None = None
+        self._size, self._curve = (1, 1), self._learned.passes.curve(1, 1)
         self.current: TreePolicy = self._learned.first_policy
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
+
+    def forecasts(self) -> dict[str, Forecast]:
+        """What is expected of every candidate in steps like the last one, by name."""
+        accepted = self._learned.acceptance.expected()[0]
+        rates, times, _ = self._learned.predict(self._size[0], self._curve)
+        numbers = zip(1e3 * rates, times, 1 + accepted, strict=True)
+        names = self._learned.candidates.names
+        return {name: Forecast(*map(float, row)) for name, row in zip(names, numbers, strict=True)}
 
     def _learned_of_call(self) -> Learned:
         """What is known of such calls; of one that must be repeatable, what it has learned itself."""

@@ -1,0 +1,76 @@
+"""`treespec ablate`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from treespec.commands import app
+from treespec.errors import CheckpointError, ConfigError
+from treespec.hf.measure.study.table import read_table
+
+STUDY = """
+model: model
+prompts: ["What is this?", "And that?"]
+new_tokens: 4
+grid: {drafter: [suffix], policy: [plain, chain, tree], budget: [3], temperature: [0, 1]}
+"""
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["ablate", *map(str, arguments)])
+
+
+@pytest.fixture
+def study(saved, tmp_path):
+    (tmp_path / "trees.yaml").write_text(STUDY)
+    return tmp_path / "trees.yaml"
+
+
+def test_a_study_is_run_and_resumed(study, tmp_path):
+    done = invoke(study, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [cell["levels"]["policy"] for cell in found] == ["plain", "chain", "tree"] * 2
+    assert found[0]["gain"] is None
+    assert found[1]["speed"]["low"] <= found[1]["speed"]["value"] <= found[1]["speed"]["high"]
+    folder = tmp_path / "trees"
+    assert len(read_table(folder / "runs.parquet")) == 12
+    assert "## temperature 1" in (folder / "report.md").read_text()
+    for picture in ("gain.png", "speed.png"):
+        assert (folder / picture).stat().st_size > 10_000
+    before = (folder / "runs.parquet").read_bytes()
+    assert invoke(study).exit_code == 0
+    assert (folder / "runs.parquet").read_bytes() == before, "nothing was run again"
+
+
+@pytest.mark.slow
+def test_several_processes_run_the_same_cells(study, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert invoke(study, "--out", one).exit_code == 0
+    done = invoke(study, "--out", two, "--workers", "2")
+    assert done.exit_code == 0, done.output
+    kept = ("policy", "temperature", "prompt", "num_tokens", "tokens_per_pass")
+    rows = [[{name: row[name] for name in kept} for row in read_table(out / "runs.parquet")] for out in (one, two)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("grid: {policy: [oak]}", ConfigError, "policy must be one of"),
+        ("model: no/such/folder\ngrid: {policy: [plain, chain]}", CheckpointError, "cannot load"),
+        ("model: model\ngrid: {policy: [plain], processors: [{colour: red}]}", ConfigError, "cannot be run"),
+        ("model: model\ngrid: {policy: [plain, tree], drafter: [head]}", ConfigError, "ships for SmolLM2"),
+    ],
+)
+def test_wrong_studies_are_named(study, tmp_path, text, error, words):
+    study.write_text(text)
+    found = invoke(study, "--out", tmp_path / "out").exception
+    assert isinstance(found, error), found
+    assert words in str(found)
+    assert not list(tmp_path.glob("out/*.*"))
+
+
+def test_files_that_do_not_exist(tmp_path):
+    assert invoke(tmp_path / "missing.yaml").exit_code == 2

@@ -1,0 +1,94 @@
+"""`treespec tune`, and the commands that read its file."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import treespec
+from treespec.commands import app
+from treespec.errors import CheckpointError, ConfigError
+from treespec.hf.generation.setting import Setting
+
+SMALL = ("--new-tokens", "6", "--rounds", "1", "--max-nodes", "4")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    (tmp_path / "prompts.txt").write_text("What is this?\n")
+    return tmp_path / "prompts.txt"
+
+
+def test_a_setting_is_written_and_read_by_the_other_commands(saved, prompts, tmp_path):
+    out = tmp_path / "setting.json"
+    done = invoke("tune", saved, "--prompts", prompts, *SMALL, "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    written = json.loads(out.read_text())
+    assert json.loads(done.stdout) == written
+    assert written["model"] == str(saved)
+    assert written["measured"]["passes"]["ms"]
+    assert written["measured"]["command"].startswith("treespec")
+    trees = [entry["name"] for entry in written["measured"]["candidates"]]
+    assert {"recycling", "suffix"} & set(" ".join(trees).replace(":", "").split())
+    Setting(("suffix",), "tree of 4").save(out)
+    given = ("--prompt", "What is this?", "--max-new-tokens", "8", "--json")
+    texts = [json.loads(invoke("generate", saved, *given, *more).stdout) for more in (["--setting", out], [])]
+    assert texts[0]["text"] == texts[1]["text"]
+    assert set(texts[0]["tokens_by_drafter"]) <= {"SuffixLookup", "target"}
+    done = invoke("bench", saved, "--prompts", prompts, *SMALL[:4], "--setting", out, "--no-auto", "--json")
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
+    done = CliRunner().invoke(app, ["chat", str(saved), "--max-new-tokens", "4", "--setting", str(out)], input="Hi\n")
+    assert done.exit_code == 0, done.output
+
+
+def test_the_table(saved, prompts, tmp_path):
+    done = invoke("tune", saved, "--prompts", prompts, *SMALL, "--out", tmp_path / "a.json")
+    assert done.exit_code == 0, done.output
+    assert "measured in pairs" in done.stdout
+    assert "recommended: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["--max-latency", "0"], ConfigError, "--max-latency must be positive"),
+        (["--out", "no/such/folder/a.json"], ConfigError, "is no folder that you may write to"),
+        (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
+        (["--drafter", "head"], ConfigError, "ships for SmolLM2-135M-Instruct only"),
+        (["--dtype", "int8"], ConfigError, "int8"),
+    ],
+)
+def test_wrong_use_is_named_and_nothing_is_written(saved, tmp_path, monkeypatch, arguments, error, words):
+    monkeypatch.chdir(tmp_path)
+    found = invoke("tune", saved, *SMALL, *arguments).exception
+    assert isinstance(found, error), found
+    assert words in str(found)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--max-nodes", "0"], ["--prompts", "missing.txt"]])
+def test_options_out_of_range(saved, arguments):
+    assert invoke("tune", saved, *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+def test_settings_that_cannot_be_read(saved, tmp_path, command):
+    prompt = ["--prompt", "a"] if command == "generate" else []
+    (tmp_path / "a.json").write_text("{}")
+    found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json").exception
+    assert isinstance(found, ConfigError)
+    assert "is no setting" in str(found)
+    Setting(("suffix",)).save(tmp_path / "a.json")
+    if command != "bench":
+        found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json", "--tree", "4").exception
+        assert "leave out the options" in str(found)
+    assert invoke(command, saved, *prompt, "--setting", tmp_path / "no.json").exit_code == 2
+
+
+def test_from_file_is_there():
+    assert callable(treespec.TreeSpeculation.from_file)

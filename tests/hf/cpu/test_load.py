@@ -1,0 +1,35 @@
+"""The others' share of the processors, from the system's counters."""
+
+import pytest
+
+from treespec.hf.cpu import load
+from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "share"),
+    [
+        ((10.0, 4.0, 1.0), (20.0, 9.0, 4.0), 0.2),  # Ten seconds: five idle, three of this process.
+        ((10.0, 4.0, 1.0), (20.0, 9.0, 7.0), 0.0),  # Counters of different clocks.
+        ((10.0, 4.0, 1.0), (10.0, 4.0, 1.0), 0.0),
+        (None, None, None),
+    ],
+)
+def test_the_share_of_others(monkeypatch, start, end, share):
+    times = iter([start, end])
+    monkeypatch.setattr(load, "_processor_seconds", lambda: next(times))
+    assert OtherWork().share() == share
+
+
+def test_busy_and_quiet(monkeypatch):
+    assert not is_busy(None)
+    assert not is_busy(0.01)
+    assert is_busy(0.5)
+    monkeypatch.setattr(load, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.5)
+    assert not is_quiet()
+
+
+def test_this_systems_counters():
+    share = OtherWork().share()
+    assert share is None or 0 <= share <= 1

@@ -1,0 +1,62 @@
+"""`progress=True`: a bar of the emitted tokens."""
+
+import io
+
+import pytest
+import torch
+from helpers.tiny import prompt, tiny_llama
+
+import treespec
+from treespec.hf.generation import progress
+from treespec.hf.generation.progress import Progress
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """The bars that were made, without a terminal."""
+    made, make = [], progress.tqdm
+
+    def keep(**options):
+        made.append(make(file=io.StringIO(), **options))
+        return made[-1]
+
+    monkeypatch.setattr(progress, "tqdm", keep)
+    return made
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_tokens_of_all_rows_are_counted(bars, num_rows):
+    model, ids = tiny_llama(), prompt(num_rows)
+    speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=4, progress=True)
+    options = {"max_new_tokens": 9, "attention_mask": torch.ones_like(ids)}
+    out = model.generate(ids, custom_generate=speculation, **options)
+    (bar,) = bars
+    assert bar.n == bar.total == 9 * num_rows
+    assert bar.postfix == f"{speculation.stats.block_efficiency:.2f} per pass"
+    assert out.equal(model.generate(ids, **options))
+
+
+def test_there_is_no_bar_unless_asked_for(bars):
+    tiny_llama().generate(prompt(), max_new_tokens=3, custom_generate=treespec.TreeSpeculation(treespec.SuffixLookup()))
+    (bar,) = bars
+    assert bar.disable
+    assert bar.n == 0
+    assert Progress(3, is_shown=False).listener(None) is None, "the engine calls nothing"
+
+
+def test_streamers_get_their_tokens_too(bars):
+    class Kept:
+        def __init__(self):
+            self.values = []
+
+        def put(self, value):
+            self.values += value.flatten().tolist()
+
+        def end(self):
+            pass
+
+    streamer, ids = Kept(), prompt()
+    speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=4, progress=True, streamer=streamer)
+    out = tiny_llama().generate(ids, max_new_tokens=5, custom_generate=speculation)
+    assert streamer.values == out[0].tolist()
+    assert bars[0].n == 5

@@ -1,0 +1,128 @@
+"""`treespec ablate`: a study of your model, from a file."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import Tensor
+
+from treespec.commands.bench import PROMPTS
+from treespec.commands.console import CONSOLE, command_line, progress_bar
+from treespec.commands.models import load as load_model
+from treespec.hf.measure.study.cells import FACTORS, Cell
+from treespec.hf.measure.study.runs import run_study
+from treespec.hf.measure.study.study import Study, read_study
+from treespec.hf.measure.study.summary import Compared, compare, panels_of, report, shown_level, varied
+from treespec.training.text.chat import read_prompts
+
+EXAMPLES = """Examples:
+
+treespec ablate study.yaml
+
+treespec ablate study.yaml --out results --workers 2"""
+UNITS = ("prompt", "seed")
+PANELS = ("temperature", "top_p", "processors", "batch")
+"""Factors whose levels are compared within themselves, a table and a plot each."""
+
+
+def run(
+    study: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The study, *.yaml.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The folder of the results; default: the study's name.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes; each loads the model.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+) -> None:
+    """Run a grid of drafters, policies, budgets, depths, rules, temperatures, processors, batches and seeds.
+
+    Writes runs.parquet (a row per cell and prompt), report.md and pictures. Run the same command again to resume an
+    interrupted study. Exit code 0: done; 2: wrong use, or something cannot be loaded or written.
+    """
+    read = read_study(study, lambda file: PROMPTS if file is None else read_prompts(file))
+    folder = out or study.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    load, blocks = _load_average(), read.blocks()
+    with progress_bar() as progress:
+        task = progress.add_task(f"{len(read.cells)} cells", total=len(blocks))
+        rows = run_study(
+            read, folder, load_subject, encode, workers, lambda done: progress.update(task, completed=done)
+        )
+    factors = [name for name in FACTORS if name not in UNITS]
+    cells = compare(rows, factors, UNITS, lambda levels: read.baseline_of(Cell(**levels)).as_dict())
+    about = _about(read, rows, workers, load)
+    by = [name for name in PANELS if name in varied(cells)]
+    (folder / "report.md").write_text(report(cells, read.name, about, "gain.png", by))
+    _draw(cells, by, folder, read)
+    if as_json:
+        print(json.dumps([_as_dict(cell) for cell in cells], indent=1))
+    CONSOLE.print(f"{folder}: report.md, gain.png, speed.png, runs.parquet", markup=False)
+
+
+def load_subject(study: Study) -> tuple[Any, Any, str]:
+    """The study's model, tokenizer and name, in any process."""
+    loaded = load_model(study.model, study.dtype)
+    loaded.tokenizer.padding_side = "left"
+    if loaded.tokenizer.pad_token is None:
+        loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    return loaded.model, loaded.tokenizer, loaded.name
+
+
+def encode(tokenizer: Any, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+    """Users' messages by the chat template, where there is one, left-padded."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        found = tokenizer(list(prompts), return_tensors="pt", padding=True)
+    else:
+        messages = [[{"role": "user", "content": text}] for text in prompts]
+        texts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in messages]
+        found = tokenizer(texts, add_special_tokens=False, return_tensors="pt", padding=True)
+    return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def _about(study: Study, rows: Sequence[Mapping[str, Any]], workers: int, load: str) -> str:
+    refused = [row for row in rows if row["refused"] is not None]
+    baseline = ", ".join(f"{name} {level}" for name, level in study.baseline.items())
+    lines = [
+        f"{len(study.prompts)} prompts, at most {study.new_tokens} new tokens each. The gain is the mean paired "
+        f"difference in tokens per pass to the baseline ({baseline}, other factors alike), the speed the geometric "
+        "mean of paired ratios of milliseconds per token, both with 95 % bootstrap intervals over prompts and seeds. "
+        "Every run starts with new drafters.",
+        f"Command: `{command_line()}`; {workers} processes of {study.threads} threads; {load}.",
+    ]
+    if refused:
+        lines.append(f"{len(refused)} runs were refused and left out, such as: {refused[0]['refused']}")
+    return "\n\n".join(lines)
+
+
+def _load_average() -> str:
+    return f"load average {os.getloadavg()[0]:.2f} before" if hasattr(os, "getloadavg") else "load unknown"
+
+
+def _draw(cells: Sequence[Compared], by: Sequence[str], folder: Path, study: Study) -> None:
+    """Two pictures: gains in tokens per pass, and speeds."""
+    try:
+        from treespec.viz import Gain, plot_gains
+    except ImportError:
+        CONSOLE.print("there are no pictures without matplotlib: pip install 'treespec[plots]'", markup=False)
+        return
+    factors = [name for name in varied(cells) if name not in by] or ["policy"]
+    group = "rule" if "rule" in factors and len(factors) > 1 else ("policy" if "policy" in factors else factors[-1])
+    rest = [name for name in factors if name != group] or [group]
+    baseline = ", ".join(shown_level(name, level) for name, level in study.baseline.items())
+    for name, zero, quantity in (("gain", 0.0, "gain in tokens per pass"), ("speed", 1.0, "times as fast")):
+        panels = {
+            panel: [
+                Gain(c.label(rest), c.label([group]), *(zero,) if getattr(c, name) is None else getattr(c, name))
+                for c in mine
+            ]
+            for panel, mine in panels_of(cells, by).items()
+        }
+        plot_gains(panels, folder / f"{name}.png", f"{study.name}: compared with {baseline}", quantity, zero)
+
+
+def _as_dict(cell: Compared) -> dict[str, Any]:
+    estimates = {name: getattr(cell, name) for name in ("length", "gain", "speed")}
+    shown = {name: None if found is None else found._asdict() for name, found in estimates.items()}
+    return {"levels": cell.levels, "num_units": cell.num_units, **shown}

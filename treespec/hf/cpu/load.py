@@ -1,0 +1,48 @@
+"""How busy a machine is with other work: what is measured on a busy machine misleads."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+BUSY_SHARE = 0.15
+"""The share of the processors' time that other processes use, above which a machine counts as busy."""
+QUIET_SECONDS = 0.2
+"""How long `is_quiet` watches the machine."""
+
+
+class OtherWork:
+    """Watches, from its creation on, how much of the machine other processes use; on Linux only."""
+
+    def __init__(self) -> None:
+        self._start = _processor_seconds()
+
+    def share(self) -> float | None:
+        """The others' share of the processors' time since the start, 0 to 1; None where the system does not say it."""
+        if self._start is None or (now := _processor_seconds()) is None:
+            return None
+        all_, idle, own = (end - start for start, end in zip(self._start, now, strict=True))
+        return round(min(max((all_ - idle - own) / all_, 0.0), 1.0), 3) if all_ > 0 else 0.0
+
+
+def is_busy(share: float | None) -> bool:
+    """Whether other processes used so much that a measurement is not to be relied on; unknown counts as quiet."""
+    return share is not None and share > BUSY_SHARE
+
+
+def is_quiet() -> bool:
+    """Whether the machine is quiet now: watches it for a moment."""
+    work = OtherWork()
+    time.sleep(QUIET_SECONDS)
+    return not is_busy(work.share())
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """Of all processors since the system's start: all seconds, idle ones, and this process's."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    return sum(fields) / ticks, (fields[3] + fields[4]) / ticks, time.process_time()

@@ -1,0 +1,83 @@
+"""Drafters by the names that commands and setting files have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
+from treespec.errors import CheckpointError, ConfigError
+from treespec.hf.loading import smollm2
+from treespec.hf.loading.drafters import make_draft_model
+from treespec.hf.loading.heads import load_drafter, shipped_head
+from treespec.hf.loading.models import load_model, load_tokenizer
+
+LOOKUPS = ("recycling", "suffix")
+"""Drafters that any model can have."""
+SHIPPED = ("head", "warm")
+"""Drafters that come with treespec, for one model."""
+
+
+def has_shipped(model_name: str) -> bool:
+    """Whether `SHIPPED` is for the model of that name or folder."""
+    return Path(model_name).name.lower() == smollm2.NAME.lower()
+
+
+def default_drafters(model_name: str) -> tuple[str, ...]:
+    """What drafts for a model where nothing was chosen."""
+    return SHIPPED if has_shipped(model_name) else LOOKUPS
+
+
+def named_drafters(
+    names: Sequence[str], model: PreTrainedModel, tokenizer: Any, model_name: str, parts: dict[str, Any] | None = None
+) -> list[Any]:
+    """The drafters that these names stand for, for `TreeSpeculation`, which merges them.
+
+    Args:
+        names: "recycling"; "suffix"; a warm start, `*.safetensors`; a draft model or a trained head by hub name or
+            folder; "head" and "warm", which ship for SmolLM2-135M-Instruct.
+        model: the target.
+        tokenizer: the target's, for draft models with another vocabulary.
+        model_name: the target's name or folder.
+        parts: draft models and heads that were loaded before, by name; what is loaded is added.
+
+    Raises:
+        ConfigError: a drafter that ships for another model, or a draft model that needs the missing tokenizer.
+        CheckpointError: nothing there, or it cannot be read.
+    """
+    parts = {} if parts is None else parts
+    return [drafter for name in names for drafter in _named(name, model, tokenizer, model_name, parts)]
+
+
+def _named(name: str, model: PreTrainedModel, tokenizer: Any, model_name: str, parts: dict[str, Any]) -> list[Any]:
+    if name in LOOKUPS:
+        return [TokenRecycling() if name == "recycling" else SuffixLookup()]
+    if name in SHIPPED and not has_shipped(model_name):
+        raise ConfigError(
+            f"the drafter {name!r} ships for {smollm2.NAME} only: give a file or a folder for your model, {model_name}"
+        )
+    if name == "warm":
+        return WarmStart.shipped(smollm2.NAME).drafters()
+    if Path(name).suffix == ".safetensors":
+        return WarmStart.load(name).drafters()
+    if name not in parts:
+        with smollm2.quiet_transformers():
+            parts[name] = _load(shipped_head(smollm2.NAME) if name == "head" else name, model, tokenizer)
+    return [parts[name]]
+
+
+def _load(name: Any, model: PreTrainedModel, tokenizer: Any) -> Any:
+    """A trained head, or a draft model."""
+    try:
+        return load_drafter(name, model)
+    except CheckpointError:  # No head; the error of loading a model says what there is.
+        draft: Any = load_model(str(name)).eval()
+    draft.to(model.device)
+    if draft.config.get_text_config().vocab_size == model.config.get_text_config().vocab_size:
+        return draft
+    if tokenizer is None:
+        raise ConfigError(f"the draft model {name} has another vocabulary than the target: give tokenizer= too")
+    return make_draft_model(draft, tokenizer=load_tokenizer(str(name)), target_tokenizer=tokenizer)

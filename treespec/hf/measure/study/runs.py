@@ -1,0 +1,173 @@
+"""A study's runs: block by block, in several processes, each block kept as soon as it is done."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.engine.stats import PHASES, SpeculationStats
+from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
+from treespec.hf.cpu.load import OtherWork
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.loading.named import named_drafters
+from treespec.hf.measure.study.cells import PLAIN, Cell
+from treespec.hf.measure.study.study import Block, Study
+from treespec.hf.measure.study.table import read_table, write_table
+
+Encode = Callable[[Any, Sequence[str]], Mapping[str, Tensor]]
+"""A tokenizer and users' messages to arguments of `generate`, left-padded."""
+Load = Callable[[Study], tuple[Any, Any, str]]
+"""The study's model, its tokenizer and its name."""
+
+
+@dataclass
+class Subject:
+    """What a process runs cells on; `parts` are the draft models and heads that it has loaded."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    encode: Encode
+    new_tokens: int
+    parts: dict[str, Any] = field(default_factory=dict)
+    is_warm: bool = False
+
+    @classmethod
+    def of(cls, study: Study, load: Load, encode: Encode) -> Subject:
+        torch.set_num_threads(study.threads)
+        return cls(*load(study), encode, study.new_tokens)
+
+
+def run_study(
+    study: Study, folder: Path, load: Load, encode: Encode, workers: int = 1, advance: Callable[[int], object] = print
+) -> list[dict[str, Any]]:
+    """The rows of all blocks; those that the folder has from an earlier run are read.
+
+    Args:
+        folder: gets a file per block in `blocks-DIGEST/`, and `runs.parquet`.
+        load, encode: importable functions, as other processes call them.
+        workers: processes; each loads the model. Times are those of a machine that runs so many at once.
+        advance: called with the number of blocks done.
+    """
+    parts = folder / f"blocks-{study.digest()}"
+    parts.mkdir(parents=True, exist_ok=True)
+    blocks = study.blocks()
+    todo = [block for block in blocks if not _file(parts, block).is_file()]
+    done = len(blocks) - len(todo)
+    advance(done)
+    for count, _ in enumerate(_run_all(todo, study, parts, load, encode, workers), start=1):
+        advance(done + count)
+    rows = [row for block in blocks for row in read_table(_file(parts, block))]
+    write_table(rows, folder / "runs.parquet")
+    return rows
+
+
+def _run_all(
+    todo: Sequence[Block], study: Study, parts: Path, load: Load, encode: Encode, workers: int
+) -> Iterator[None]:
+    if workers == 1 or len(todo) < 2:
+        subject = Subject.of(study, load, encode) if todo else None
+        for block in todo:
+            yield write_table(run_block(subject, block), _file(parts, block))  # pyright: ignore[reportArgumentType]
+        return
+    context = multiprocessing.get_context("spawn")  # Forked processes inherit torch's threads in an unusable state.
+    start = (study, load, encode)
+    try:
+        with ProcessPoolExecutor(workers, context, _start_worker, start) as pool:
+            yield from pool.map(_work, todo, [parts] * len(todo))
+    except BrokenProcessPool as error:
+        advice = "what is done is kept: run the command again, with fewer workers if memory was short"
+        raise ConfigError(f"a process of the study ended before its time; {advice}") from error
+
+
+class _Worker:
+    """Of a process: what it needs to load its model when its first block comes, so that errors reach the study."""
+
+    start: tuple[Study, Load, Encode]
+    subject: Subject | None = None
+
+
+def _start_worker(*start: Any) -> None:
+    _Worker.start = start  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _work(block: Block, parts: Path) -> None:
+    _Worker.subject = _Worker.subject or Subject.of(*_Worker.start)
+    write_table(run_block(_Worker.subject, block), _file(parts, block))
+
+
+def _file(parts: Path, block: Block) -> Path:
+    return parts / f"{block.digest()}.parquet"
+
+
+def run_block(subject: Subject, block: Block) -> list[dict[str, Any]]:
+    """A row per cell. A process runs its first cell once before, which warms the model up."""
+    inputs = subject.encode(subject.tokenizer, block.prompts)
+    inputs = {name: value.to(subject.model.device) for name, value in inputs.items()}
+    if not subject.is_warm:
+        run_cell(subject, block.cells[0], inputs, block.number)
+        subject.is_warm = True
+    return [run_cell(subject, cell, inputs, block.number) for cell in block.cells]
+
+
+def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number: int) -> dict[str, Any]:
+    """One call of `generate` with new drafters. A rule or a mode that does not go with the others is in `refused`."""
+    arguments = {"max_new_tokens": subject.new_tokens, **cell.generate_arguments()}
+    seed = 100_003 * cell.seed + number
+    speculation, refused, work = None, None, OtherWork()
+    counts: dict[str, Any]
+    torch.manual_seed(seed)
+    if cell.policy != PLAIN:
+        names = cell.drafter.split(" + ")
+        drafters = named_drafters(names, subject.model, subject.tokenizer, subject.name, subject.parts)
+        policy, rule = cell.policy_object(), cell.rule
+        speculation = TreeSpeculation(drafters, tree=policy, verification=rule, seed=seed)
+        arguments["custom_generate"] = speculation
+    start = perf_counter()
+    try:
+        out = subject.model.generate(**inputs, **arguments)
+        seconds = perf_counter() - start
+        counts = _counts(subject.model, out[:, inputs["input_ids"].shape[1] :], speculation)
+    except (RuleMismatchError, UnsupportedModeError) as error:
+        refused, seconds, counts = str(error), None, dict[str, Any].fromkeys(_counts(None, torch.zeros(1, 1), None))
+    except TreespecError:
+        raise
+    except (ValueError, TypeError) as error:  # What transformers says to arguments that generate does not have.
+        raise ConfigError(f"{cell} cannot be run: {error}") from error
+    per_token = None if seconds is None else 1e3 * seconds / counts["num_tokens"]
+    measured = {"seconds": seconds, "ms_per_token": per_token, "others_share": work.share(), "refused": refused}
+    return {**cell.as_dict(), "prompt": number, **counts, **measured}
+
+
+def _counts(model: Any, new: Tensor, speculation: TreeSpeculation | None) -> dict[str, Any]:
+    """Tokens, passes, drafts and seconds by phase; of plain decoding the tokens up to the end of every row."""
+    stats = SpeculationStats() if speculation is None else speculation.stats
+    per_pass, num_tokens = stats.block_efficiency, stats.num_emitted_tokens
+    if speculation is None:
+        per_pass, num_tokens = 1.0, sum(map(_length, new.tolist(), [_ends(model)] * len(new)))
+    return {
+        "num_tokens": num_tokens,
+        "tokens_per_pass": per_pass,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        **{f"{phase}_seconds": stats.seconds[phase] for phase in PHASES},
+    }
+
+
+def _ends(model: Any) -> set[int]:
+    ends = None if model is None else model.generation_config.eos_token_id
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
+
+
+def _length(tokens: list[int], ends: set[int]) -> int:
+    """Of a row up to its end-of-sequence token, this one included."""
+    return next((number for number, token in enumerate(tokens, start=1) if token in ends), len(tokens))
