@@ -90,14 +90,12 @@ def run(
 
 
 def _show(found: Tuned, console: Console) -> None:
-    table = Table(title="measured in pairs, speed by its 95 % interval", title_justify="left")
-    for name in ("drafters: tree", "speed", "", "ms per token", "tokens per pass", "ms per step"):
-        table.add_column(name, justify="left" if name.endswith("tree") else "right")
+    table = Table(title="measured in pairs; speed with its 95 % interval", title_justify="left")
+    for name in ("", "speed", "ms/token", "tokens/pass", "ms/step"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for candidate in sorted(found.candidates, key=lambda candidate: -candidate.speed.value):
         numbers: list[Any] = [candidate.ms_per_token, candidate.tokens_per_pass, candidate.step_ms]
-        low, high = f"{candidate.speed.low:.2f}", f"{candidate.speed.high:.2f}"
-        shown = [f"{candidate.speed.value:.2f}×", f"{low} to {high}", *(f"{number:.2f}" for number in numbers)]
-        table.add_row(candidate.way.name, *shown)
+        table.add_row(candidate.way.name, candidate.speed.text(), *(f"{number:.2f}" for number in numbers))
     console.print(table)
     setting = found.setting
     best = f"{' + '.join(setting.drafters)}, {setting.tree}, rule {setting.rule}"

@@ -41,6 +41,9 @@ NUM_FINALISTS = 2
 RULES = ("target_walk", "recursive", "block")
 """Rules that are compared with "auto" where children are sampled."""
 
+FEWEST_PAIRS = 4
+"""With fewer paired times an interval means nothing."""
+
 Advance = Callable[[str, int, int], object]
 """Called with what is being done, the decodings done, and those there are to do."""
 
@@ -217,7 +220,9 @@ def _warnings(
             f"other processes used {share:.0%} of the processors while this was measured: measure again when they are "
             "done"
         )
-    if best is not None and best.speed.low <= 1:
+    if best is not None and len(best.log_speeds) < FEWEST_PAIRS:
+        found.append(f"{len(best.log_speeds)} pairs of times say little: give more prompts or rounds")
+    elif best is not None and best.speed.low <= 1:
         found.append(f"{best.way.name} is not faster than plain decoding beyond the noise: give more prompts or rounds")
     if limits.max_latency_ms is not None and plain_ms > limits.max_latency_ms:
         found.append(f"even plain decoding takes {plain_ms:.1f} ms per token, more than {limits.max_latency_ms:g}")

@@ -60,11 +60,12 @@ def compare(rows: Sequence[Row], factors: Sequence[str], units: Sequence[str], b
     found = []
     for key, mine in cells.items():
         wanted = baseline(dict(key))
-        other = cells.get(tuple((name, wanted[name]) for name in factors), {})
+        wanted = {name: wanted[name] for name in factors}
+        other = cells.get(tuple(wanted.items()), {})
         if not set(mine) <= set(other):
             raise ConfigError(f"no baseline {wanted} was run on the prompts of {dict(key)}")
         pairs = [(run, other[unit]) for unit, run in mine.items()]
-        is_baseline = dict(key) == dict(wanted)
+        is_baseline = dict(key) == wanted
         lengths = [[run["tokens_per_pass"] for run in pair] for pair in pairs]
         own, theirs = zip(*lengths, strict=True)
         gain = None if is_baseline else difference(own, theirs)
