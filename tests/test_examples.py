@@ -1,5 +1,7 @@
 """Every example runs as its reader would run it, on its tiny default model."""
 
+import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -53,3 +55,31 @@ def test_streaming_shows_the_text_once_and_ends(capsys, monkeypatch):
     out = run("streaming", capsys, monkeypatch)
     assert out.count("The tree stands by the river. The tree stands by the") == 1
     assert "mean acceptance length" in out.splitlines()[-1]
+
+
+def test_the_tour_runs_and_has_its_outputs(capsys, monkeypatch):
+    """Here on a tiny model; the outputs that the reader sees are of `make tour`."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from example_models import tiny_model, tiny_tokenizer
+
+    monkeypatch.setattr("treespec.hf.loading.smollm2.load", lambda: (tiny_model(), tiny_tokenizer()))
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
+    codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names = {}
+    for cell in codes:
+        exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), names)
+    out = capsys.readouterr().out
+    assert out.count("identical to plain generate: True") == 3
+    assert "the same again: True" in out
+    assert names["result"].error == 0
+    stored = [output for cell in codes for output in cell["outputs"]]
+    assert not [output for output in stored if output["output_type"] == "error"]
+    text = "".join("".join(output.get("text", "")) for output in stored)
+    assert text.count("identical to plain generate: True") == 3
+
+
+def test_links_of_the_tour_lead_somewhere():
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]
+    links = [link for cell in cells for link in re.findall(r"\]\(([^)#]+)", "".join(cell["source"])) if "/" in link]
+    assert len(links) > 3
+    assert [link for link in links if not (EXAMPLES / link).exists()] == []

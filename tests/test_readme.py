@@ -10,7 +10,6 @@ from helpers.tiny import noisy_copy, tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import treespec
-from treespec.verification import RULES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -46,17 +45,3 @@ def test_greedy_snippet_equals_plain_generate(stand_ins):
         exec(compile(snippet, "README.md", "exec"), names)
     plain = names["model"].generate(**names["inputs"], max_new_tokens=64, do_sample=False)
     assert names["out"].equal(plain)
-
-
-def test_every_rule_is_named_as_what_it_is():
-    sentence = README[README.index("- **Sampled** output") : README.index("Rules refuse trees")]
-    lossless, lossy = (set(re.findall(r"`(\w+)`", half)) for half in sentence.split("**lossy**"))
-    assert lossless == {name for name, rule in RULES.items() if rule.is_lossless}
-    assert lossy == {name for name, rule in RULES.items() if not rule.is_lossless}
-
-
-def test_parts_named_in_the_table_exist():
-    table = README[README.index("| part |") : README.index("```python\nimport torch")]
-    names = re.findall(r"`(\w+)(?:\(|`)", table)
-    assert {"TokenTree", "verify", "commit_cache"} <= set(names)
-    assert [name for name in names if not hasattr(treespec, name)] == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from helpers.doc_snippets import DOCS, run_page, run_snippet
+from helpers.doc_snippets import DOCS, run_page
 from helpers.slow_runs import SLOW_RUNS
 
 import treespec
@@ -25,7 +25,7 @@ from treespec.tree import TokenTree
 from treespec.verification import RULES, verify
 
 ROOT = DOCS.parent
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 EVERYTHING = [*PAGES, *(ROOT / "examples").glob("*.py")]
 VERIFICATION = (DOCS / "verification.md").read_text()
 
@@ -74,10 +74,41 @@ def test_snippets_of_parts_run_in_order(capsys, monkeypatch, tmp_path) -> None:
     assert explanation in capsys.readouterr().out
 
 
-def test_a_drafter_of_ones_own() -> None:
-    names = run_snippet("A drafter of your own")
-    assert isinstance(names["Repeat"](), treespec.protocols.Drafter)
-    assert names["speculation"].stats.num_draft_tokens > 0
+def test_snippets_of_migrate_run_in_order(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    names = run_page("migrate.md")
+    assert names["speculation"].stats.num_emitted_tokens == 24
+    cells = re.findall(r"`((?:tree=)?(?:TreeSpeculation|Chain|treespec)[^`]*\))`", (DOCS / "migrate.md").read_text())
+    scope = {**vars(treespec), **names, **vars(policies)}
+    cells = [cell.removeprefix("tree=") for cell in cells if "..." not in cell and "folder" not in cell]
+    assert len([eval(cell, scope) for cell in cells]) >= 6
+
+
+def test_snippets_of_exactness_run() -> None:
+    assert run_page("exactness.md")["result"].error == 0
+
+
+def test_the_lossy_rules_are_named_as_such() -> None:
+    sentence = (DOCS / "exactness.md").read_text().split("**Three rules are lossy**")[1].split("change the output")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == {name for name, rule in RULES.items() if not rule.is_lossless}
+
+
+def test_snippets_of_research_run(capsys) -> None:
+    run_page("research.md")
+    rates = [[float(rate) for rate in line.split()[1:]] for line in capsys.readouterr().out.splitlines()]
+    assert all(selected < sampled for selected, sampled in rates)
+
+
+def test_numbers_of_choose_are_in_the_tables_that_it_links_to() -> None:
+    rows = [line for line in (DOCS / "choose.md").read_text().splitlines() if line.startswith("| ")]
+    checked = 0
+    for measured in (row.split(" | ")[-1] for row in rows[2:]):
+        links = [link for link in re.findall(r"\]\(([^)#]+)", measured) if link.endswith(".md")]
+        text = "".join((DOCS / link).read_text() for link in links)
+        for number in re.findall(r"\d+\.\d+", measured if links else ""):
+            checked += 1
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), f"{number} is not in {links}"
+    assert checked > 6
 
 
 def test_every_method_of_from_config_has_its_row() -> None:

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import torch
 from helpers.doc_snippets import run_page
 from helpers.toy_models import TableLM, TableSource
 
@@ -46,15 +45,5 @@ def test_children_are_what_the_table_says():
 def test_the_snippets_run(capsys):
     names = run_page("policies.md")
     assert names["best"].stats.mean_acceptance_length > 1
-    assert names["fork"].stats.num_drafted_at_depth[2] > 0
-    assert names["fork"].stats.num_draft_tokens > 3 * names["fork"].stats.num_drafted_at_depth[2]
     outcomes = [line for line in capsys.readouterr().out.splitlines() if line.endswith(("True", "False"))]
-    assert [line.split()[-1] for line in outcomes] == ["True", "True"]
-
-
-def test_the_stop_rule_of_the_example_stops_chains():
-    stop = eval(re.search(r"`(lambda token_probs: .*?)`", PAGE)[1])
-    assert stop(torch.tensor([[0.9, 0.9], [0.9, 0.2]])).tolist() == [False, True]
-    chains = policies.Chain(3), policies.Chain(3, stop=stop)
-    whole, stopped = (chain.grow(TableSource([0, 1], TableLM(5)), 3) for chain in chains)
-    assert whole.tokens.shape[1] == 4 > stopped.tokens.shape[1]
+    assert [line.split()[-1] for line in outcomes] == ["True"]

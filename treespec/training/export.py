@@ -24,7 +24,8 @@ def export_head(
     """Write a trained head in the speculators library's format, which vLLM reads too.
 
     Args:
-        name, target: see `load_drafter`, errors too.
+        name: see `load_drafter`, errors too.
+        target: the model that the head was trained for.
         out: the folder to write.
         dtype: of the weights.
         has_all: with the output rows and the embedding. False leaves out those that equal the target's after rounding

@@ -48,7 +48,8 @@ class TrainingConfig:
         noise: normal noise on the states that a head reads, in units of their root mean square.
         max_cache_gb: features on disk; the target reads other texts again whenever they are needed.
         num_held_out: texts that are not trained on; at most a fifth of all.
-        eval_every, save_every: steps between evaluations (there is always one at the end), and between checkpoints.
+        eval_every: steps between evaluations; there is always one at the end.
+        save_every: steps between checkpoints.
         is_mixed: multiply in bfloat16; weights and sums stay float32.
 
     Raises `ConfigError`: an unknown kind, a number out of range, a block of one token, or `num_steps` with `minutes`.

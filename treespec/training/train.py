@@ -56,10 +56,12 @@ def train(
         texts: that it wrote, see `write_texts`.
         folder: for the run's state, its log, and the drafter (in `drafter/`).
         features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
-        name, command: the target's name and the command that trains, for the drafter's files.
+        name: the target's name, for the drafter's files.
+        command: the one that trains, likewise.
         dtype: of the weights in the drafter's files.
-        on_tokens, on_step, on_evaluation: called with numbers of tokens whose features have been read, after every step
-            with the run, and with every evaluation.
+        on_tokens: called with numbers of tokens whose features have been read.
+        on_step: called after every step with the run.
+        on_evaluation: called with every evaluation.
 
     Raises:
         ConfigError: settings that do not fit the model, a model in training mode, too few texts, or texts of another

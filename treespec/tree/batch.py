@@ -28,7 +28,10 @@ class TreeBatch(TreeArrays):
     Everything but the distributions is on the host; what comes on a device is copied to it.
 
     Args:
-        tokens, parents, draft_index, is_without_replacement: as those of `TokenTree`, [B, N].
+        tokens: int64 [B, N]; these four as those of `TokenTree`, one row per tree.
+        parents: int64 [B, N].
+        draft_index: int64 [B, N] or None.
+        is_without_replacement: bool [B, N] or None.
         draft_probs: float [R, V], shared by the rows, on the device that drafted, or None.
         is_width_fixed: see `TokenTree`.
         values: float [B, N], the drafter's estimates that a node's whole path is accepted (the root's is 1), or None.

@@ -1,5 +1,5 @@
-"""Pictures: a token tree with its accepted path, a comparison of decoding methods, a study, a training run; a trace
-as a page.
+"""Pictures: a token tree with its accepted path, its mask, one decision, a comparison of decoding methods, a study, a
+training run; a trace as a page.
 
 Pictures need the extra `plots`, which is imported when the first one is asked for. Figures are built without pyplot, so
 nothing global changes and no window opens.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from treespec.viz.viewer import write_page
 
 if TYPE_CHECKING:
+    from treespec.viz.explain import draw_decision, draw_mask
     from treespec.viz.gains import Gain, plot_gains
     from treespec.viz.plots import Measured, plot_comparison, plot_training
     from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, draw_tree
@@ -23,6 +24,8 @@ __all__ = [
     "REFERENCE",
     "Gain",
     "Measured",
+    "draw_decision",
+    "draw_mask",
     "draw_tree",
     "plot_comparison",
     "plot_gains",
@@ -34,6 +37,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    rooms = {"plots": ("Measured", "plot_comparison", "plot_training"), "gains": ("Gain", "plot_gains")}
+    rooms = {
+        "plots": ("Measured", "plot_comparison", "plot_training"),
+        "gains": ("Gain", "plot_gains"),
+        "explain": ("draw_decision", "draw_mask"),
+    }
     module = next((room for room, names in rooms.items() if name in names), "trees")
     return getattr(import_module(f"treespec.viz.{module}"), name)

@@ -86,7 +86,7 @@ def _graph(
         graph.add_node(tree.num_nodes, token=verdict.next_token, depth=len(verdict.path), kind="next")
         graph.add_edge(verdict.path[-1], tree.num_nodes)
     for node, data in graph.nodes(data=True):
-        data["text"] = _printable(label(data["token"]))
+        data["text"] = printable(label(data["token"]))
         data["prob"] = probs[node] if probs is not None and 0 < node < len(probs) else None
         characters = len(data["text"]) + (5 if data["prob"] is not None else 0)
         data["width"] = CHARACTER_WIDTH * max(characters, 2) + 0.2
@@ -158,7 +158,7 @@ def _short(prob: float) -> str:
     return f"{prob:.2f}".lstrip("0") if prob < 0.995 else "1.0"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """One short line: outer spaces and line breaks are visible, characters that the font lacks are replaced."""
     core = text.strip(" ")
     left = len(text) - len(text.lstrip(" ")) if core else len(text)

@@ -39,7 +39,8 @@ class ReEncoding(ShowsOptions):
     The caller's logits processors are for the target's tokens and are not applied to the draft's.
 
     Args:
-        draft, target: the draft model's tokenizer and the target's.
+        draft: the draft model's tokenizer.
+        target: the target's.
         max_length: see `DraftModel`, in draft tokens.
         lookback: how many committed tokens are encoded together with a continuation, so that it is cut into tokens as
             it would be within its text; `ConfigError` unless it is a positive int.

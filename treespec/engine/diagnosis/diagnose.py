@@ -25,7 +25,10 @@ class Diagnosis:
         causes: the one whose removal helps most first; empty where nothing holds the run back.
         speedup: the run's speed in plain decoding's, prompts included: predicted from the measured pass times.
         perfect_speedup: with drafts that are always right and cost nothing.
-        tokens_per_pass, num_tokens, num_passes, ms_per_token: of one row.
+        tokens_per_pass: of one row.
+        num_tokens: emitted, of all rows.
+        num_passes: of the target.
+        ms_per_token: of one row, all phases.
         shares: of the time by phase.
         unknown: what was not measured, and how to have it measured.
     """

@@ -25,7 +25,8 @@ class Evidence:
     """Sums over the steps of a run.
 
     Args:
-        num_steps, num_rows: target passes; rows at work, summed over them.
+        num_steps: target passes.
+        num_rows: rows at work, summed over the passes.
         num_emitted: emitted tokens, all rows'.
         num_prompt: tokens of the prompts, of the longest row of every call.
         num_answer: emitted tokens, of one row on average per call, summed over calls.
@@ -33,7 +34,8 @@ class Evidence:
         num_undrafted: rows of steps that had no draft.
         ms: by phase; "processors" and "other" as in `TracedStep.seconds`, of a trace only.
         drafted: by depth: drafts that had a node there.
-        tried, accepted: by depth: drafts that had a child below an accepted node of the depth above; that accepted it.
+        tried: by depth: drafts that had a child below an accepted node of the depth above.
+        accepted: by depth: those that accepted it.
         accepted_at_node: accepted tokens by node id.
         pass_ms: the target's measured passes of one row, by number of nodes.
         fits: of the children of accepted nodes; None without a trace.

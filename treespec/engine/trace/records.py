@@ -16,19 +16,24 @@ class TracedStep:
     """One step of one row: a tree of N nodes, what the models said of it, and what became of it.
 
     Args:
-        step, row: numbers in the call, of the caller's batch.
+        step: its number in the call.
+        row: its number in the caller's batch.
         num_rows: rows at work in this step.
         context: tokens of the text before the step, the root included, padding not.
-        tokens, parents: [N], as in `TokenTree`.
+        tokens: [N], as in `TokenTree`.
+        parents: [N], likewise.
         draft_probs: [N], the draft's probability of a node's token after its parent: of a sampled child the one that it
             was drawn with, of a selected one the drafter's estimate. None where the drafter gives none.
         target_probs: [N], the target's, after the logits processors; in greedy decoding the softmax of its scores.
         drafters: node ids by the name of the drafter that proposed them; several may have proposed one.
         rule: the verification rule that was applied.
-        coins, draws: [N], the rule's uniform numbers; None in greedy decoding.
+        coins: [N], the rule's uniform numbers for accepting a node; None in greedy decoding.
+        draws: [N], those for drawing a token after a node; None in greedy decoding.
         draft_index: [N], rows of the table of draft distributions (`TokenTree`); None: all children were selected.
         is_without_replacement: [N], see `TokenTree`.
-        path, next_token, is_bonus: the verdict, in recorded ids: the node ids of this tree.
+        path: of the verdict, in recorded ids: the node ids of this tree.
+        next_token: of the verdict.
+        is_bonus: of the verdict.
         next_prob: the target's probability of the next token.
         top_prob: the target's highest probability after the path's last node.
         residual_mass: the part of the target's distribution that the children of the path's last node leave, each

@@ -51,7 +51,9 @@ def replay(
     Args:
         trace: one that was recorded with `has_distributions=True`.
         rule: "auto", a rule's name or a rule; None: the one that was applied in each step.
-        max_depth, max_children, max_nodes: what trees are cut to: levels, first children of a node, first nodes.
+        max_depth: levels that trees are cut to.
+        max_children: first children of every node that they are cut to.
+        max_nodes: first nodes that they are cut to.
 
     Raises:
         TraceError: a step has no distributions, or their file is missing.

@@ -117,7 +117,8 @@ class DFlashHead(DraftHead[DFlashConfig]):
         """Normed outputs [B, F, H] at all positions of one or more blocks.
 
         Args:
-            tokens, positions: int64 [B, F], [B or 1, F].
+            tokens: int64 [B, F].
+            positions: int64 [B or 1, F].
             masks: per layer, bool [B or 1, 1, F, S], True where one of the cache's S keys is attended; see `Mask`.
             cache: holds the context's keys, and gets the blocks'.
         """

@@ -64,7 +64,8 @@ class TreeSpeculation(SettingFiles):
 
     Attributes:
         options: the arguments above, frozen; assign `dataclasses.replace(speculation.options, seed=1)` to change one.
-        stats, total_stats: of the last call and of all calls.
+        stats: of the last call.
+        total_stats: of all calls.
         steps: see `record_steps`.
 
     Raises `ConfigError`: an option of the wrong kind or out of range, an unknown rule.
@@ -191,7 +192,10 @@ def generate(
         inputs: input ids int64 [B, P] or as lists, what a tokenizer returns, or strings for the `tokenizer`; None where
             a tokenizer's output is spread over the keyword arguments, `generate(model, speculation=..., **inputs)`.
         speculation: the options.
-        streamer, tokenizer, stop_strings, seed: replace the object's own for this call.
+        streamer: replaces the object's own for this call, as the next three do.
+        tokenizer: see `TreeSpeculation`.
+        stop_strings: see `TreeSpeculation`.
+        seed: see `TreeSpeculation`.
         generation_kwargs: passed to `model.generate` (`max_new_tokens`, `do_sample`, `stopping_criteria`, ...).
 
     Returns:

@@ -57,7 +57,8 @@ def make_draft_model(
     `treespec.TreeSpeculation(model)` is enough for a model with the target's vocabulary; here are the options.
 
     Args:
-        tokenizer, target_tokenizer: the draft model's and the target's, where they differ; both or neither.
+        tokenizer: the draft model's own, where it is not the target's.
+        target_tokenizer: the target's; both or neither.
         method: with two tokenizers, "intersection" (the distribution is restricted to the shared tokens) or
             "re-encoding" (the draft's text is cut into the target's tokens; for greedy decoding).
         is_same_tokenizer: the draft model has the target's tokenizer although its head has another size: heads are

@@ -1,0 +1,61 @@
+"""The site's pages: the API reference has every public name once, the navigation every page."""
+
+import importlib
+import pkgutil
+import re
+from collections import Counter
+
+import pytest
+import yaml
+from helpers.doc_snippets import DOCS
+
+ROOT = DOCS.parent
+NAMES = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)]
+PUBLIC = (
+    "treespec",
+    "treespec.drafters",
+    "treespec.engine.diagnosis",
+    "treespec.engine.trace",
+    "treespec.errors",
+    "treespec.hf",
+    "treespec.policies",
+    "treespec.protocols",
+    "treespec.testing",
+    "treespec.training",
+    "treespec.tree",
+    "treespec.verification",
+    "treespec.verification.optimum",
+    "treespec.verification.textbook",
+    "treespec.viz",
+    "treespec.vllm",
+)
+MODULES = {"errors", "protocols", "cpu"}
+
+
+def test_names_of_the_reference_exist_and_are_listed_once():
+    assert all(pkgutil.resolve_name(name) is not None for name in NAMES)
+    assert [name for name, count in Counter(NAMES).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_in_the_reference(module):
+    loaded = importlib.import_module(module)
+    names = getattr(loaded, "__all__", None) or [
+        name for name, value in vars(loaded).items() if getattr(value, "__module__", "") == module
+    ]
+    shown = [pkgutil.resolve_name(name) for name in NAMES]
+    missing = [
+        name
+        for name in names
+        if not name.startswith("_") and name not in MODULES and not any(getattr(loaded, name) is one for one in shown)
+    ]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation():
+    def pages(entry):
+        entries = entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else None
+        return [entry] if entries is None else [page for one in entries for page in pages(one)]
+
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert Counter(listed) == Counter(["index.md", "tour.md", *(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))])

@@ -1,0 +1,54 @@
+"""docs/own.md: its parts decode, and the rule of the page is proven."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from helpers.doc_snippets import DOCS, run_page
+from helpers.toy_models import TableLM, TableSource
+
+import treespec
+from treespec import policies
+from treespec.protocols import Drafter
+from treespec.testing import TOY_SCHEMES, distribution_pairs, exact
+
+PAGE = (DOCS / "own.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def names() -> dict:
+    """What the page's snippets leave, run in order; the rule of the page is proven on two shapes instead of all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "SHAPES", {name: exact.SHAPES[name] for name in ("chain", "2x2")})
+        names = run_page("own.md")
+    assert len(names["cases"]) == len(TOY_SCHEMES) * 2 * len(distribution_pairs(2))
+    return names
+
+
+def test_the_parts_decode(names: dict) -> None:
+    assert isinstance(names["drafter"], Drafter)
+    assert isinstance(names["Repeat"](), Drafter)
+    assert names["speculation"].stats.num_draft_tokens > 0
+    assert names["speculation"].stats.num_emitted_tokens == 16
+
+
+@pytest.mark.parametrize("tree", ["Fork", "BestFirst"])
+def test_greedy_output_is_identical_to_plain_generate(names: dict, tree: str) -> None:
+    policy = names["Fork"]() if tree == "Fork" else treespec.BestFirst(6)
+    speculation = treespec.TreeSpeculation(names["drafter"], tree=policy)
+    prompt = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    plain = names["model"].generate(prompt, **options)
+    assert names["model"].generate(prompt, custom_generate=speculation, **options).equal(plain)
+
+
+def test_the_stop_rule_of_the_page_stops_chains() -> None:
+    found = re.search(r"`(lambda token_probs: .*?)`", PAGE)
+    assert found is not None
+    stop = eval(found[1])
+    assert stop(torch.tensor([[0.9, 0.9], [0.9, 0.2]])).tolist() == [False, True]
+    chains = policies.Chain(3), policies.Chain(3, stop=stop)
+    whole, stopped = (chain.grow(TableSource([0, 1], TableLM(5)), 3) for chain in chains)
+    assert whole.tokens.shape[1] == 4 > stopped.tokens.shape[1]

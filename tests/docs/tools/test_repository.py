@@ -1,0 +1,53 @@
+"""Links of the pages become links of the site."""
+
+import json
+import re
+
+import pytest
+
+from docs.tools.repository import ROOT, linked, notebook_page, page_of, site_path, with_site_links
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("README.md", "index.md"),
+        ("docs/policies.md", "policies.md"),
+        ("CHANGELOG.md", "repository/CHANGELOG.md"),
+        ("treespec/protocols.py", "repository/treespec/protocols.py.md"),
+        ("treespec/policies", "repository/treespec/policies.md"),
+        ("benchmarks/results/matrix.png", "repository/benchmarks/results/matrix.png"),
+    ],
+)
+def test_where_the_site_has_a_file(path, expected):
+    assert site_path(path) == expected
+
+
+def test_links_between_pages_of_all_kinds():
+    text = "[a](../README.md#limits) [b](policies.md) ![c](../benchmarks/results/matrix.png) [d](https://example.org)"
+    expected = (
+        "[a](index.md#limits) [b](policies.md) ![c](repository/benchmarks/results/matrix.png) [d](https://example.org)"
+    )
+    assert with_site_links(text, "docs/how.md") == expected
+    assert linked(text, "docs/how.md") == ["README.md", "docs/policies.md", "benchmarks/results/matrix.png"]
+    assert with_site_links("[a](docs/how.md)", "README.md") == "[a](how.md)"
+    assert with_site_links("[a](matrix.png)", "benchmarks/results/matrix.md") == "[a](matrix.png)"
+
+
+def test_code_and_missing_files_stay():
+    text = "[a](nothing.md)\n```python\nrows[0](../README.md)\n```\n"
+    assert with_site_links(text, "docs/how.md") == text
+
+
+def test_source_files_and_folders_have_pages():
+    assert (ROOT / "treespec/errors.py").read_text() in page_of("treespec/errors.py")
+    assert "- `paths.py`: " in page_of("treespec/policies")
+
+
+def test_the_notebook_is_a_page_with_its_outputs():
+    notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
+    page = notebook_page(notebook)
+    codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(re.findall("```python", page)) == len(codes) > 5
+    assert "```text" in page
+    assert "data:image/png;base64," in page
