@@ -60,11 +60,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 tour: $(VENV)/.bench
 	$(PIP) nbclient ipykernel
-	cd examples && PATH="$(abspath $(BIN)):$$PATH" jupyter-execute --inplace tour.ipynb
+	cd examples && PYTHONWARNINGS=ignore PATH="$(abspath $(BIN)):$$PATH" jupyter-execute --inplace tour.ipynb
 
 demo: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.demo $(ARGS)

@@ -90,7 +90,8 @@ def notebook_page(notebook: dict[str, Any]) -> str:
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
-        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        is_code = cell["cell_type"] == "code"
+        parts.append(f"~~~~~python\n{source}\n~~~~~" if is_code else with_site_links(source, "examples/tour.ipynb"))
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             text = "".join(output.get("text", data.get("text/plain", "")))
@@ -98,8 +99,8 @@ def notebook_page(notebook: dict[str, Any]) -> str:
                 picture = "".join(data["image/png"]).replace("\n", "")
                 parts.append(f'<img alt="output" src="data:image/png;base64,{picture}">')
             elif text.strip():
-                parts.append(f"```text\n{text.rstrip()}\n```")
-    return with_site_links("\n\n".join(parts) + "\n", "examples/tour.ipynb")
+                parts.append(f"~~~~~text\n{text.rstrip()}\n~~~~~")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -144,7 +144,7 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
         (tmp_path / name).touch()
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("treespec ")]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]
     assert {name for name, *_ in commands} == {
         "ablate",
         "bench",

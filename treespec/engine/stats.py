@@ -92,7 +92,7 @@ class SpeculationStats:
 
     @property
     def acceptance_per_depth_and_rank(self) -> list[list[float]]:
-        """How often the child of rank r of an accepted node was the accepted one, [depth - 1][rank].
+        """How often the child of rank r of an accepted node was the accepted one, by `[depth - 1][rank]`.
 
         What `Sequoia` grows its tree from; 0 where no such child was drafted.
         """

@@ -22,8 +22,14 @@ PADDING_PARENT = -2
 POINT_MASS = -1
 """The draft index of a child that was selected, not drawn."""
 
-SELECTED, IID, WITHOUT_REPLACEMENT, MIXED = "selected", "iid", "without_replacement", "mixed"
-"""The sampling schemes of siblings."""
+SELECTED = "selected"
+"""A sampling scheme of siblings: the most probable tokens, point masses."""
+IID = "iid"
+"""A sampling scheme of siblings: drawn independently from one distribution."""
+WITHOUT_REPLACEMENT = "without_replacement"
+"""A sampling scheme of siblings: each drawn after the earlier ones were taken out."""
+MIXED = "mixed"
+"""A sampling scheme of siblings: several of the others together."""
 
 
 @dataclass(frozen=True, eq=False)

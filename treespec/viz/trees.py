@@ -15,10 +15,20 @@ from matplotlib.path import Path
 from treespec.errors import TreespecError
 from treespec.tree import TokenTree, Verdict
 
-ACCEPTED, REJECTED, NEXT, INK, GREY, FAINT = "#0b7a75", "#eef2f5", "#fdf0e1", "#22303c", "#6b7885", "#c3ccd4"
-NEXT_EDGE, REFERENCE = "#d9822b", "#8795a1"
+ACCEPTED = "#0b7a75"
+"""Accepted nodes."""
+NEXT_EDGE = "#d9822b"
+"""The edge of the next token."""
+INK = "#22303c"
+"""Text."""
+GREY = "#6b7885"
+"""Captions."""
+REFERENCE = "#8795a1"
+"""The method that others are compared with."""
+REJECTED, NEXT, FAINT = "#eef2f5", "#fdf0e1", "#c3ccd4"
 MONOSPACE = "DejaVu Sans Mono"
 ROW_HEIGHT, BOX_HEIGHT, CHARACTER_WIDTH, COLUMN_GAP, MARGIN, HEADING = 0.4, 0.27, 0.077, 0.55, 0.3, 0.75
+CAPTION_CHARACTER = 0.056
 MAX_LABEL = 14
 FILLS = {"accepted": ACCEPTED, "rejected": REJECTED, "next": NEXT}
 EDGES = {"accepted": ACCEPTED, "rejected": FAINT, "next": NEXT_EDGE}
@@ -50,7 +60,9 @@ def draw_tree(
     graph = _graph(tree, verdict, labels or str, probs)
     _lay_out(graph)
     boxes = [data for _, data in graph.nodes(data=True)]
-    width = max(6.0, MARGIN + max(box["x"] + box["width"] for box in boxes))
+    caption = _caption(tree, verdict, probs)
+    longest = max(box["x"] + box["width"] for box in boxes)
+    width = max(6.0, MARGIN + longest, 2 * MARGIN + CAPTION_CHARACTER * len(caption))
     height = max(box["y"] for box in boxes) + ROW_HEIGHT / 2 + MARGIN
     figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -61,7 +73,7 @@ def draw_tree(
     for box in boxes:
         _draw_box(axes, box)
     axes.text(MARGIN, 0.3, title or "Token tree", fontsize=11, color=INK, weight="bold", va="center", parse_math=False)
-    axes.text(MARGIN, 0.53, _caption(tree, verdict, probs), fontsize=7.5, color=GREY, va="center")
+    axes.text(MARGIN, 0.53, caption, fontsize=7.5, color=GREY, va="center")
     return saved(figure, path)
 
 

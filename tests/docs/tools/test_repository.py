@@ -48,6 +48,6 @@ def test_the_notebook_is_a_page_with_its_outputs():
     notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
     page = notebook_page(notebook)
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert len(re.findall("```python", page)) == len(codes) > 5
-    assert "```text" in page
+    assert len(re.findall("~~~~~python", page)) == len(codes) > 5
+    assert "~~~~~text" in page
     assert "data:image/png;base64," in page
