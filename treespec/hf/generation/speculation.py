@@ -1,8 +1,6 @@
 """The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -24,6 +22,7 @@ from treespec.hf.generation.decode import decode
 from treespec.hf.generation.output import Output
 from treespec.hf.generation.setting import SettingFiles
 from treespec.hf.generation.tracing import LastCall
+from treespec.hf.generation.turns import Turns, ending
 from treespec.hf.generation.validate import (
     Inputs,
     check_ids,
@@ -99,7 +98,7 @@ class TreeSpeculation(SettingFiles):
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
-        self._turns = _Turns()
+        self._turns = Turns()
         self._learned = LearnedByAdapters()
         self._last_call: LastCall | None = None
 
@@ -137,7 +136,7 @@ class TreeSpeculation(SettingFiles):
 
         Raises `TreespecError`: see `check_mode` and `decode`.
         """
-        with _ending(self.options.streamer):
+        with ending(self.options.streamer):
             return self._run(self.options, *prepared, **kwargs)
 
     def _run(
@@ -218,41 +217,10 @@ def generate(
         generation_kwargs["generation_config"] = config = copy(config)
         config.stop_strings = None
     own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
-    with _ending(speculation.options.streamer if streamer is None else streamer):
+    with ending(speculation.options.streamer if streamer is None else streamer):
         options = replace(speculation.options, **{name: value for name, value in own.items() if value is not None})
         arguments = prompt_arguments(model, inputs, options.tokenizer, generation_kwargs) | generation_kwargs
         check_ids(model, arguments.get("inputs", arguments.get("input_ids")))
         return model.generate(  # pyright: ignore[reportCallIssue]
             **arguments, custom_generate=partial(speculation._run, options)
         )
-
-
-class _Turns:
-    """One call at a time: other threads wait; a copy is free."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    def __enter__(self) -> None:
-        if self._owner == threading.get_ident():
-            raise ConfigError("this TreeSpeculation is decoding already: a call within its call needs another object")
-        self._lock.acquire()
-        self._owner = threading.get_ident()
-
-    def __exit__(self, *error: object) -> None:
-        self._owner = None
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type["_Turns"], tuple[()]]:
-        return _Turns, ()
-
-
-@contextmanager
-def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
-    """Ends the stream in any case: an error must not leave its reader waiting."""
-    try:
-        yield
-    finally:
-        if callable(end := getattr(streamer, "end", None)):
-            end()
