@@ -165,7 +165,7 @@ def prune(unions: "Sequence[UnionTree]", pool: OpinionPool, num_nodes: int, is_c
 
 
 class UnionTree:
-    """A trie of token paths below the root, node 0, and every drafter's votes for its nodes.
+    """A trie of token paths below the root, number 0, and every drafter's votes for its nodes, by union number.
 
     `trees` holds one tree of selected children per drafter; without values every node counts as certain. A node's value
     is the product along its path of P(node is right | its parent is).

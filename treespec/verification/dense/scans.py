@@ -32,7 +32,7 @@ class Scan(NamedTuple):
 
 
 class _Waves(NamedTuple):
-    """The M children of a batch, wave by wave; nodes are numbered by `row * N + node`."""
+    """The M children of a batch, wave by wave; a node's wave number is `row * N + node`."""
 
     ends: list[int]
     nodes: np.ndarray
