@@ -315,7 +315,34 @@ KINDS: tuple[Multimodal, ...] = (
         "mm_token_type_ids",
     ),
 )
-BY_NAME = {kind.model_type: kind for kind in KINDS}
+_HYBRID = {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+_HYBRID |= {"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+WITH_STATES: tuple[Multimodal, ...] = (
+    Multimodal(
+        "qwen3_5",
+        _HYBRID | _MROPE,
+        _QWEN_TOWER
+        | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_position_embeddings": 16},
+        _QWEN_IDS,
+        4,
+        lambda count: _patches(count, 48),
+        "mm_token_type_ids",
+    ),
+    Multimodal(
+        "lfm2_vl",
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+        _TOWER | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 4, "vision_use_head": False},
+        {"image_token_id": MEDIA, "projector_hidden_size": 32, "downsample_factor": 2},
+        4,
+        lambda count: {
+            "pixel_values": _noise(count, 16, 48),
+            "spatial_shapes": torch.tensor([[4, 4]] * count),
+            "pixel_attention_mask": torch.ones(count, 16, dtype=torch.long),
+        },
+    ),
+)
+"""Models whose text part keeps recurrent or convolution states."""
+BY_NAME = {kind.model_type: kind for kind in KINDS + WITH_STATES}
 
 
 def build(kind: Multimodal, attention: str | None = None) -> PreTrainedModel:

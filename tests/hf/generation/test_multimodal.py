@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 import torch
 from helpers.continuations import exact_distribution
-from helpers.multimodal import BY_NAME, KINDS, MEDIA, START, build, prompts
+from helpers.multimodal import BY_NAME, KINDS, MEDIA, START, WITH_STATES, build, prompts
 from helpers.tiny import tiny_llama
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     MllamaConfig,
     MllamaForConditionalGeneration,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
 )
 
 import treespec
 from benchmarks.joint_distribution.run import g_test
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import EarlyExit
-from treespec.errors import ConfigError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
+from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.protocols import Capability
 
@@ -174,27 +172,27 @@ def test_layers_that_attend_to_images_alone_are_refused_by_name():
         model.generate(**inputs, **OPTIONS, custom_generate=lookups())
 
 
-def test_models_with_states_take_text_and_refuse_images():
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 96,
-    }
-    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    sizes |= {
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention"],
-    }
-    kind = BY_NAME["qwen3_vl"]
-    vision = {name: value for name, value in kind.vision.items() if name != "deepstack_visual_indexes"}
-    config = Qwen3_5Config(text_config=sizes, vision_config=vision, **kind.options)
-    model = Qwen3_5ForConditionalGeneration(config).eval()
-    model.generation_config.pad_token_id = 0
-    with pytest.warns(TreespecWarning, match="by chains"):
-        out = model.generate(**prompts(kind, [0]), **OPTIONS, custom_generate=lookups())
-    assert torch.equal(out, model.generate(**prompts(kind, [0]), **OPTIONS))
-    with pytest.raises(UnsupportedModelError, match="text only"):
-        model.generate(**prompts(kind, [1]), **OPTIONS, custom_generate=lookups())
+@pytest.mark.parametrize("kind", WITH_STATES, ids=str)
+@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
+def test_models_with_states_read_images_once_and_decode_by_chains(kind):
+    """Text alone, a padded batch of several images, none and one; drafters of three kinds."""
+    model = build(kind)
+    for inputs in (prompts(kind, [0]), prompts(kind, [2, 0, 1]), prompts(kind, [1, 1], length=3)):
+        plain = model.generate(**inputs, **OPTIONS)
+        assert make_scorer(model).capability == Capability.CHAIN
+        for speculation in (lookups(), TreeSpeculation(tiny_llama(96), tree=4), TreeSpeculation(model, tree=4)):
+            for _ in range(2):
+                out = model.generate(**inputs, **OPTIONS, custom_generate=speculation)
+            assert torch.equal(out, plain)
+            assert speculation.stats.num_draft_tokens > 0
+    inputs["pixel_values"] = inputs["pixel_values"].flip(-1)
+    assert not torch.equal(model.generate(**inputs, **OPTIONS), plain)
+
+
+def test_a_model_with_states_takes_no_prompt_that_ends_in_an_image():
+    kind = BY_NAME["lfm2_vl"]
+    model, inputs = build(kind), prompts(kind, [1])
+    cut = {name: value[:, :-4] if name in ("input_ids", "attention_mask") else value for name, value in inputs.items()}
+    assert int(cut["input_ids"][0, -1]) == MEDIA
+    with pytest.raises(UnsupportedModelError, match="must end in text"):
+        model.generate(**cut, **OPTIONS, custom_generate=lookups())

@@ -7,6 +7,7 @@ that drops old tokens could not restore them when nodes are rejected.
 from copy import copy
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
@@ -112,6 +113,25 @@ def restore(cache: Cache, state: CacheState) -> None:
     for layer, attributes in zip(cache.layers, state, strict=True):
         vars(layer).clear()
         vars(layer).update(attributes)
+
+
+def row_cache(cache: Cache, row: int, num_tokens: int) -> Cache:
+    """A copy of one row of a cache, without the padding before its last `num_tokens` tokens.
+
+    Raises `UnsupportedModelError`: there is padding in a layer that counts the tokens that it has dropped.
+    """
+    twin = copy(cache)
+    twin.layers = [copy(layer) for layer in cache.layers]
+    restore(twin, snapshot(cache))
+    twin.reorder_cache(torch.tensor([row]))
+    layers: list[Any] = [layer for layer in twin.layers if getattr(layer, "keys", None) is not None]
+    for layer in layers:
+        if hasattr(layer, "cumulative_length") and int(layer.get_seq_length()) != num_tokens:
+            kind = type(layer).__name__
+            raise UnsupportedModelError(f"a {kind} cannot leave out padding: give prompts with images one by one")
+        start = max(layer.keys.shape[2] - num_tokens, 0)
+        layer.keys, layer.values = layer.keys[:, :, start:], layer.values[:, :, start:]
+    return twin
 
 
 def _saved(name: str, value: Any) -> Any:

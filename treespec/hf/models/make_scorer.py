@@ -13,6 +13,7 @@ from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
 from treespec.hf.models.capability import Detection, detect, keeps_states, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.prompt import PromptInputs
+from treespec.hf.models.recurrent_prompt import RecurrentPromptScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
@@ -47,7 +48,7 @@ def make_scorer(
         if is_static or (cache is not None and is_filled(cache)):
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
         if prompt is not None and prompt.has_features:
-            raise UnsupportedModelError(f"{facts.name} keeps a state: it takes text only, no images or sounds")
+            return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
     found = detection if detection.capability == Capability.PLAIN else _checked(facts, is_static)
     if not is_static:

@@ -17,14 +17,9 @@ from treespec.hf.cache.slot_cache import keep_paths
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 
-_TEXT_ARGUMENTS = {
-    "attention_mask",
-    "position_ids",
-    "logits_to_keep",
-    "use_cache",
-    "token_type_ids",
-    "mm_token_type_ids",
-}
+_BY_TOKEN = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"}
+"""Arguments with one entry per token of the prompt in their last dimension."""
+_TEXT_ARGUMENTS = _BY_TOKEN | {"logits_to_keep", "use_cache"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +70,7 @@ class ReadPrompt:
 
         `position_ids` are the pass's, [..., B or 1, <= P]; without the last token the rows have `lengths` tokens.
         """
-        offsets = None if position_ids is None else position_ids[..., -1] - lengths
-        return cls(offsets, logits[:, -1])
+        return cls(position_offsets(position_ids, lengths), logits[:, -1])
 
     def shifted(self, position_ids: Int[Tensor, "B F"]) -> Int[Tensor, "*rows B F"]:
         """The positions of nodes as the model counts them."""
@@ -101,6 +95,22 @@ class ReadPrompt:
 
     def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
         return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
+
+
+def position_offsets(
+    position_ids: Int[Tensor, "..."] | None, lengths: Int[Tensor, "B"]
+) -> Int[Tensor, "*rows B"] | None:
+    """What a prompt's last position id is ahead of `lengths`, the number of tokens before it."""
+    return None if position_ids is None else position_ids[..., -1] - lengths
+
+
+def without_last_token(inputs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """The arguments of `forward` for a prompt of `num_tokens` tokens, cut to all but the last one."""
+
+    def is_by_token(name: str, value: Any) -> bool:
+        return name in _BY_TOKEN and isinstance(value, Tensor) and value.shape[-1] == num_tokens
+
+    return {name: value[..., :-1] if is_by_token(name, value) else value for name, value in inputs.items()}
 
 
 def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:

@@ -21,11 +21,15 @@ from treespec.tree import PADDING_PARENT
 
 
 @dataclass
-class _Row:
-    """One row of the batch: its own cache, the state before the pending chain, and that chain's tokens."""
+class Row:
+    """One row of the batch: its own cache, the state before the pending chain, and that chain's tokens.
+
+    `offsets` int64 [*rows, 1]: what the model's positions are ahead of the tokens' numbers; None: nothing.
+    """
 
     cache: Cache
     length: int = 0
+    offsets: Int[Tensor, "*rows 1"] | None = None
     state: CacheState | None = None
     pending: list[int] = field(default_factory=list)
 
@@ -55,7 +59,7 @@ class RecurrentScorer(ModelScorer):
             raise UnsupportedModelError(f"{self.facts.name} keeps a state that mixes siblings: it scores no trees")
         self.max_positions = None
         self._cache_argument = self.facts.cache_argument
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
 
     @property
     def cache(self) -> Cache | None:
@@ -65,7 +69,7 @@ class RecurrentScorer(ModelScorer):
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `CausalScorer`; hidden states are zero on padding."""
-        self._rows = [_Row(DynamicCache(config=self.facts.model.config)) for _ in range(ids.shape[0])]
+        self._rows = [Row(DynamicCache(config=self.facts.model.config)) for _ in range(ids.shape[0])]
         states = [
             self._feed(row, tokens[valid], has_last_logits_only=True).hidden_states if valid.any() else None
             for row, tokens, valid in zip(self._rows, ids, mask, strict=True)
@@ -102,7 +106,7 @@ class RecurrentScorer(ModelScorer):
     def select_rows(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
 
-    def _chain(self, row: _Row, tokens: Int[Tensor, " F"], parents: Int[Tensor, " F"]) -> Int[Tensor, " L"]:
+    def _chain(self, row: Row, tokens: Int[Tensor, " F"], parents: Int[Tensor, " F"]) -> Int[Tensor, " L"]:
         """The row's new tokens without padding."""
         is_node = parents != PADDING_PARENT
         found = parents[is_node].tolist()
@@ -115,14 +119,14 @@ class RecurrentScorer(ModelScorer):
         self._check_single(len(found))
         return tokens[is_node]
 
-    def _extend_row(self, row: _Row, chain: Int[Tensor, " L"]) -> Scores | None:
+    def _extend_row(self, row: Row, chain: Int[Tensor, " L"]) -> Scores | None:
         if not len(chain):
             return None
         row.state = row.state or snapshot(row.cache)
         row.pending += chain.tolist()
         return self._feed(row, chain)
 
-    def _commit_row(self, row: _Row, num_kept: int) -> None:
+    def _commit_row(self, row: Row, num_kept: int) -> None:
         dropped = len(row.pending) - num_kept
         if dropped and row.state is not None:
             restore(row.cache, row.state)
@@ -133,10 +137,11 @@ class RecurrentScorer(ModelScorer):
                 self._feed(row, tokens, has_last_logits_only=True)
         row.state, row.pending = None, []
 
-    def _feed(self, row: _Row, tokens: Int[Tensor, " L"], has_last_logits_only: bool = False) -> Scores:
+    def _feed(self, row: Row, tokens: Int[Tensor, " L"], has_last_logits_only: bool = False) -> Scores:
         """One pass over a row's next tokens, L >= 1: logits [1, L, V]."""
         inputs = {"input_ids": tokens.unsqueeze(0).to(self.device), self._cache_argument: row.cache}
         positions = torch.arange(row.length, row.length + len(tokens), device=self.device).unsqueeze(0)
+        positions = positions if row.offsets is None else positions + row.offsets.unsqueeze(-1)
         scores = self._run(self.facts.model, inputs, positions, has_last_logits_only)
         row.length += len(tokens)
         return scores
