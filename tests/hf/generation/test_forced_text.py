@@ -8,7 +8,8 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.hf import GrammarProcessor
-from treespec.hf.generation.forced_text import MAX_CHOICES, forced_token, spellings_of
+from treespec.hf.generation.forced_text import MAX_CHOICES, ForcedText, forced_tokens, spellings_of
+from treespec.tree import HostTree
 
 SPELLINGS = ["n", "na", "name", 'name"', "x", "nam", "nb", None, ""]
 
@@ -16,27 +17,81 @@ SPELLINGS = ["n", "na", "name", 'name"', "x", "nam", "nb", None, ""]
 @pytest.mark.parametrize(
     ("allowed", "expected"),
     [
-        ([], None),
-        ([7], 7),
-        ([0, 1, 2, 3], 3),
-        ([0, 5, 1], 5),
-        ([0, 1, 5, 6], 0),
-        ([0, 4], None),
-        ([0, 1, 7], None),
-        ([0, 1, 8], None),
-        ([1, 9], None),
+        ([], []),
+        ([7], [7]),
+        ([0, 1, 2, 3], [3, 2, 1, 0]),
+        ([0, 5, 1], [5, 1, 0]),
+        ([0, 1, 5, 6], []),
+        ([0, 4], []),
+        ([0, 1, 7], []),
+        ([0, 1, 8], []),
+        ([1, 9], []),
     ],
 )
-def test_the_longest_token_that_begins_or_continues_all_others(allowed, expected):
+def test_tokens_that_begin_one_text_longest_first(allowed, expected):
     mask = torch.zeros(12, dtype=torch.bool)
     mask[allowed] = True
-    assert forced_token(mask, SPELLINGS) == expected
-    assert forced_token(mask, None) == (expected if len(allowed) == 1 else None)
+    assert forced_tokens(mask, SPELLINGS) == expected
+    assert forced_tokens(mask, None) == (expected if len(allowed) == 1 else [])
 
 
 def test_many_choices_are_not_searched():
     size = MAX_CHOICES + 1
-    assert forced_token(torch.ones(size, dtype=torch.bool), ["a" * (n + 1) for n in range(size)]) is None
+    assert forced_tokens(torch.ones(size, dtype=torch.bool), ["a" * (n + 1) for n in range(size)]) == []
+
+
+class Alternating:
+    """A `Constraint`: `abc`, then `d` or `e`, and so on; token 8 may end the text after a `d`."""
+
+    texts = ("a", "ab", "abc", "b", "bc", "c", "d", "e")
+
+    def allowed(self, row, tokens):
+        text = "".join([*self.texts, ""][token] for token in tokens)
+        rest = text[len(text) // 4 * 4 :]
+        is_allowed = [part == "abc"[len(rest) :][: len(part)] for part in self.texts]
+        is_allowed = [part in "de" for part in self.texts] if rest == "abc" else is_allowed
+        return torch.tensor([*is_allowed, text.endswith("d")])
+
+
+A, AB, ABC, B, BC, C, D, E, END = range(9)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "num_nodes", "is_chain", "expected"),
+    [
+        ([], 4, False, {(ABC,): 0.6, (AB,): 0.1, (A,): 0.1}),
+        ([], 6, False, {(ABC,): 0.6, (AB,): 0.1, (A,): 0.1, (AB, C): 0.1, (A, BC): 0.06}),
+        ([], 8, True, {(ABC,): 0.6}),
+        ([((ABC,), 0.3), ((ABC, E), 0.15)], 4, False, {(ABC,): 0.6, (ABC, E): 0.3, (ABC, E, ABC): 0.18}),
+        ([((ABC,), 0.8), ((ABC, E), 0.4)], 3, False, {(ABC,): 0.8, (ABC, E): 0.4}),
+        ([((ABC,), 0.8), ((ABC, D), 0.1), ((ABC, E), 0.3)], 9, True, {(ABC,): 0.8, (ABC, E): 0.3, (ABC, E, ABC): 0.18}),
+        ([((E,), 0.9), ((E, D), 0.9), ((AB,), 0.5)], 4, False, {(ABC,): 0.6, (AB,): 0.5, (AB, C): 0.5}),
+    ],
+)
+def test_text_is_added_to_a_tree_by_value(drafted, num_nodes, is_chain, expected):
+    paths = [(), *(path for path, _ in drafted)]
+    tokens, parents = [0, *(path[-1] for path in paths[1:])], [-1, *(paths.index(path[:-1]) for path in paths[1:])]
+    tree = HostTree(tokens, parents, [1.0, *(value for _, value in drafted)])
+    found = ForcedText([Alternating()], Alternating.texts, [END]).add_to(tree, 0, (), num_nodes, 8, is_chain)
+    built = [()]
+    for token, parent in zip(found.tokens[1:], found.parents[1:], strict=True):
+        built.append((*built[parent], token))
+    assert dict(zip(built[1:], found.values[1:], strict=True)) == pytest.approx(expected)
+
+
+def test_no_text_follows_the_end_or_is_deeper_than_allowed():
+    forced = ForcedText([Alternating()], Alternating.texts, [END])
+    tree = HostTree([0, END], [-1, 0], [1.0, 0.9])
+    assert forced.add_to(tree, 0, (ABC, D), 3, 8).tokens == [0, END]
+    assert len(forced.add_to(HostTree([0], [-1], [1.0]), 0, (), 9, 1).tokens) == 4
+
+
+def test_how_a_text_is_spelled_is_learned():
+    forced, root = ForcedText([Alternating()], Alternating.texts, []), HostTree([0], [-1], [1.0])
+    for _ in range(20):
+        forced.learn(0, (ABC, E), [AB, C, E])
+    first, second = forced.add_to(root, 0, (), 3, 8).tokens[1:]
+    assert (first, second) == (AB, C)
 
 
 def test_added_tokens_spell_nothing():

@@ -23,9 +23,7 @@ from benchmarks.joint_distribution.run import g_test
 from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import DraftModel
 from treespec.hf import GrammarProcessor, make_scorer
-from treespec.hf.generation.grammar_drafts import _joined
 from treespec.policies import AdaptiveChain, Chain
-from treespec.tree import TokenTree, TreeBatch
 
 
 @pytest.mark.parametrize("children", ["selected", "without_replacement", "iid"])
@@ -121,27 +119,3 @@ def test_sampled_text_follows_the_targets_constrained_distribution(target, draft
     assert found.total() == sum(found[tokens] for tokens in exact)
     assert g_test(np.array([found[tokens] for tokens in exact]), np.array(list(exact.values()))) > 1e-3
     assert speculation.stats.num_accepted_tokens > 50
-
-
-@pytest.mark.parametrize(
-    ("run", "num_nodes", "expected"),
-    [
-        ([5, 7], 5, [(5,), (6,), (5, 7), (6, 8)]),  # It is there.
-        ([5, 9, 4], 8, [(5,), (6,), (5, 7), (6, 8), (5, 9), (5, 9, 4)]),
-        ([3, 2], 5, [(5,), (6,), (3,), (3, 2)]),
-        ([6, 8, 2, 1], 6, [(5,), (6,), (6, 8), (6, 8, 2), (6, 8, 2, 1)]),
-        ([6, 8, 2, 1], 5, [(6,), (6, 8), (6, 8, 2), (6, 8, 2, 1)]),
-    ],
-)
-def test_a_run_joins_a_tree_of_selected_children(run, num_nodes, expected):
-    tree = TokenTree.from_paths("[(0,), (1,), (0, 0), (1, 0)]", [1, 5, 6, 7, 8])
-    (joined,) = _joined(TreeBatch.from_trees([tree]), [run], num_nodes).trees
-    paths = [tuple(joined.token(node) for node in joined.path_to(end)[1:]) for end in range(1, joined.num_nodes)]
-    assert paths == expected
-
-
-def test_a_chain_gives_way_to_a_run():
-    chains = TreeBatch.from_trees([TokenTree.chain(torch.tensor(tokens)) for tokens in ([1, 5, 6], [2, 5, 6])])
-    joined = _joined(chains, [[5, 6], [5, 7, 8]], 4)
-    assert joined.is_chain
-    assert [tree.token_list for tree in joined.trees] == [[1, 5, 6], [2, 5, 7, 8]]

@@ -1,16 +1,30 @@
 """Text that must follow: a grammar often forces a text without forcing the tokens that spell it."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from heapq import heappop, heappush
+from itertools import count, pairwise, starmap
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import torch
+from jaxtyping import Bool
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from treespec.hf.generation.grammar import Constraint
+from treespec.tree import ROOT_PARENT, HostTree
 
 Spellings = Sequence[str | None]
 """What every token id adds to a text, in the tokenizer's own spelling; None for added tokens like the end of text."""
 
 MAX_CHOICES = 256
 """Where more tokens are allowed no text is looked for."""
+PRIOR_HITS = (6.0, 1.0, 1.0)
+PRIOR_TRIALS = 10.0
+"""Of ten texts that must follow six are expected to begin with the longest token, one with the next one each."""
+NO_CONFIDENCE = 0.5
+"""Of a node whose drafter says nothing: how likely it is to be accepted if its parent is."""
 
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, Spellings]] = WeakKeyDictionary()
 
@@ -29,20 +43,112 @@ def spellings_of(tokenizer: PreTrainedTokenizerBase) -> Spellings:
     return spellings
 
 
-def forced_token(allowed: Tensor, spellings: Spellings | None) -> int | None:
-    """The token that must come, or that spells most of a text that must come; None where there is a choice.
+def forced_tokens(allowed: Bool[Tensor, " V"], spellings: Spellings | None) -> list[int]:
+    """The tokens that spell a text that must come, longest first; none where there is a choice.
 
-    A text must come if one token begins or continues every other: of `n`, `na`, `name` and `name"` it is `name"`.
-    A text that must come may be spelled in other ways too, so a token is only likely where more than one is allowed.
+    A text must come if every token that is allowed begins the longest one, as `n` and `na` begin `name`. Where more
+    than one is allowed, all are likely and none is certain.
     """
-    tokens = allowed.nonzero().flatten().tolist() if int(allowed.sum()) <= MAX_CHOICES else []
+    mask = allowed.numpy()
+    tokens = np.flatnonzero(mask).tolist() if np.count_nonzero(mask) <= MAX_CHOICES else []
     if len(tokens) < 2 or spellings is None or tokens[-1] >= len(spellings):
-        return tokens[0] if len(tokens) == 1 else None
+        return tokens if len(tokens) == 1 else []
     texts = {text: token for token in tokens if (text := spellings[token])}
-    if len(texts) < len(tokens):
-        return None
-    longest = max(texts, key=len)
-    for text in sorted(texts, key=len, reverse=True):
-        if longest.startswith(text) and all(text.startswith(other) or other.startswith(text) for other in texts):
-            return texts[text]
-    return None
+    longest = sorted(texts, key=len, reverse=True)
+    is_forced = len(texts) == len(tokens) and all(starmap(str.startswith, pairwise(longest)))
+    return [texts[text] for text in longest] if is_forced else []
+
+
+class ForcedText:
+    """Adds text that must follow to drafted trees; how the target spells such text is learned within a call."""
+
+    def __init__(self, constraints: Sequence[Constraint], spellings: Spellings | None, ends: Container[int]) -> None:
+        """`ends` are the tokens that end a text: nothing follows them."""
+        self._constraints = constraints
+        self._spellings = spellings
+        self._ends = ends
+        self._hits, self._trials = list(PRIOR_HITS), PRIOR_TRIALS
+
+    def allowed(self, row: int, tokens: tuple[int, ...]) -> Bool[Tensor, " _"] | None:
+        """What all constraints allow next, of any length; None where one of them forbids one of the tokens."""
+        found = [constraint.allowed(row, tokens) for constraint in self._constraints]
+        masks = [mask for mask in found if mask is not None]
+        if len(masks) < len(found):
+            return None
+        size = min(map(len, masks))
+        return torch.stack([mask[:size] for mask in masks]).all(0) if len(masks) > 1 else masks[0]
+
+    def allows(self, row: int, tokens: tuple[int, ...], token: int) -> bool:
+        mask = self.allowed(row, tokens)
+        return mask is not None and token < len(mask) and bool(mask[token])
+
+    def add_to(
+        self, tree: HostTree, row: int, text: tuple[int, ...], num_nodes: int, max_depth: int, is_chain: bool = False
+    ) -> HostTree:
+        """The most valuable nodes of a tree and of the text that must follow its nodes; none that is forbidden.
+
+        Args:
+            tree: of selected children.
+            row: of the caller's batch.
+            text: what the row has emitted.
+            num_nodes, max_depth: of the new tree at most, the root counted as one node of depth 0.
+            is_chain: of every node the most valuable child only.
+        """
+        confidences = tree.confidences() if tree.values else [NO_CONFIDENCE] * len(tree.tokens)
+        children: list[list[int]] = [[] for _ in tree.tokens]
+        for node, parent in enumerate(tree.parents[1:], 1):
+            children[parent].append(node)
+        order = count()
+        found = HostTree([], [], [])
+        heap = [_Candidate(-1.0, next(order), tree.tokens[0], ROOT_PARENT, 0, ())]
+        while heap and len(found.tokens) < num_nodes:
+            best = heappop(heap)
+            parent = len(found.tokens)
+            for values, value in zip(found, (best.token, best.parent, -best.negative_value), strict=True):
+                values.append(value)
+            if len(best.path) >= max_depth or (best.path and best.token in self._ends):
+                continue
+            known = (
+                [(confidences[node], tree.tokens[node], node) for node in children[best.node]] if best.node >= 0 else []
+            )
+            options = self._options(row, (*text, *best.path), known)
+            for share, token, node in sorted(options, reverse=True)[:1] if is_chain else options:
+                path = (*best.path, token)
+                heappush(heap, _Candidate(share * best.negative_value, next(order), token, parent, node, path))
+        return found
+
+    def learn(self, row: int, text: tuple[int, ...], emitted: Sequence[int]) -> None:
+        """Count how the target spelled what had to follow: `emitted` after `text`."""
+        for position, token in enumerate(emitted):
+            mask = self.allowed(row, (*text, *emitted[:position]))
+            tokens = [] if mask is None else forced_tokens(mask, self._spellings)
+            if len(tokens) > 1:
+                self._trials += 1
+                if token in tokens[: len(self._hits)]:
+                    self._hits[tokens.index(token)] += 1
+
+    def _options(
+        self, row: int, text: tuple[int, ...], known: Sequence[tuple[float, int, int]]
+    ) -> list[tuple[float, int, int]]:
+        """The children of a node: (confidence, token, number in the drafted tree or -1)."""
+        mask = self.allowed(row, text)
+        if mask is None:
+            return []
+        options = {token: (share, token, node) for share, token, node in known if token < len(mask) and mask[token]}
+        tokens = forced_tokens(mask, self._spellings)
+        rates = [1.0] if len(tokens) == 1 else [hits / self._trials for hits in self._hits]
+        for rate, token in zip(rates, tokens, strict=False):
+            share, _, node = options.get(token, (0.0, token, -1))
+            options[token] = (max(rate, share), token, node)
+        return list(options.values())
+
+
+class _Candidate(NamedTuple):
+    """A node that may be added next, the most valuable first; `node` is its number in the drafted tree, or -1."""
+
+    negative_value: float
+    order: int
+    token: int
+    parent: int
+    node: int
+    path: tuple[int, ...]

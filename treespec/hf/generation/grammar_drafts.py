@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from treespec.hf.generation.forced_text import Spellings, forced_token, spellings_of
-from treespec.hf.generation.grammar import Constraint, GrammarProcessor
+from treespec.hf.generation.forced_text import ForcedText, spellings_of
+from treespec.hf.generation.grammar import GrammarProcessor
 from treespec.hf.generation.prefix_function import PrefixProcessor
-from treespec.protocols import Drafter, Session, VerifiedStep
-from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
+from treespec.policies.truncated import is_chain as has_chains_only
+from treespec.protocols import Capability, Drafter, Session, VerifiedStep
+from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, HostTree, TokenTree, TreeBatch
 
 FIRST_GAIN, MEMORY = 3.0, 0.1
 """Tokens that a step with the drafter is expected to bring at first, and the weight of each new step's."""
@@ -21,24 +22,19 @@ FIRST_GAIN, MEMORY = 3.0, 0.1
 class GrammarDrafts:
     """A `Drafter` around another one; attributes beyond those of a drafter are the other's.
 
-    A forced run are the tokens that must follow, or with `spellings` those that spell a text that must follow, at most
-    as many as the call's policy has nodes. Where it is at least as long for every row as what the other drafter's trees
-    have brought lately, these chains are the drafts and the other drafter is not asked. Elsewhere a row's run joins its
-    tree of selected children, or replaces a tree of sampled ones by the same comparison.
+    Text that must follow, see `ForcedText`, is added to the other drafter's trees of selected children, also below
+    their nodes. Where such text alone is expected to bring every row at least as many tokens as steps with the drafter
+    have brought lately, it is the draft, and a drafter that reads weights is not asked. A row's tree of sampled
+    children is replaced by the chain that must follow by the same comparison.
 
     What is done with sampled children never depends on the tokens that were drawn, so the output stays exact: they are
     neither dropped one by one (built-in drafters draw them under the constraints) nor joined by others.
     """
 
-    def __init__(
-        self, drafter: Drafter, constraints: Sequence[Constraint], spellings: Spellings | None, ends: Container[int]
-    ) -> None:
-        """`ends` are the tokens that end a text: no run goes beyond one."""
+    def __init__(self, drafter: Drafter, forced: ForcedText) -> None:
         self._drafter = drafter
         self.wrapped = drafter  # What `tree="auto"` learns belongs to it: a new wrapper is made for every call.
-        self._constraints = constraints
-        self._spellings = spellings
-        self._ends = ends
+        self._forced = forced
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
@@ -51,24 +47,29 @@ class GrammarDrafts:
         self._drafter.start(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        history = self._session.history
-        policy = self._session.policy
-        texts = [tuple(history.row(b)[self._num_prompt :].tolist()) for b in range(history.num_rows)]
-        longest = min(max_depth, max_depth if policy is None else policy.max_nodes - 1)
-        runs = [self._forced(row, text, longest) for row, text in zip(self._session.row_ids, texts, strict=True)]
-        longer = [run if len(run) + 1 >= self._gain else [] for run in runs]
-        self._is_asked = not all(longer)
+        texts = self._texts()
+        roots = [HostTree([root], [ROOT_PARENT], [1.0]) for root in self._session.history.last_tokens.tolist()]
+        self._is_asked = getattr(self._drafter, "num_weights", 0) == 0
         if not self._is_asked:
-            return _chains(history.last_tokens.tolist(), runs)
+            alone = self._with_forced_text(roots, texts, max_depth)
+            self._is_asked = any(sum(tree.values) < self._gain for tree in alone)
+            if not self._is_asked:
+                return TreeBatch.from_host_trees(alone)
         trees = self._drafter.propose(max_depth)
+        if trees.draft_probs is None:
+            joined = self._with_forced_text(trees.host_trees(), texts, max_depth)
+            batch = TreeBatch.from_host_trees(joined)
+            return batch if trees.values is not None else replace(batch, values=None)
         rows = list(zip(trees.trees, self._session.row_ids, texts, strict=True))
         keep = [self._are_allowed(*row, trees.max_nodes) for row in rows]
         trees = trees if all(map(all, keep)) else trees.keep_nodes(torch.tensor(keep))
-        if trees.draft_probs is not None:
-            return _with_chains(trees, longer)
-        return _joined(trees, runs, longest + 1)
+        chains = self._with_forced_text(roots, texts, max_depth, is_chain=True)
+        return _with_chains(trees, [tree.tokens[1:] if sum(tree.values) >= self._gain else [] for tree in chains])
 
     def update(self, step: VerifiedStep) -> None:
+        texts = self._texts()  # The step's tokens are there already.
+        for row, text, emitted in zip(self._session.row_ids, texts, step.emitted, strict=True):
+            self._forced.learn(row, text[: len(text) - len(emitted)], emitted)
         if self._is_asked:
             gain = sum(map(len, step.emitted)) / len(step.emitted)
             self._gain += MEMORY * (gain - self._gain)
@@ -77,29 +78,23 @@ class GrammarDrafts:
     def select_rows(self, rows: Sequence[int]) -> None:
         self._drafter.select_rows(rows)
 
-    def _allowed(self, row: int, tokens: tuple[int, ...]) -> Tensor | None:
-        """What all constraints allow next, bool of any length; None where one of them forbids one of the tokens."""
-        found = [constraint.allowed(row, tokens) for constraint in self._constraints]
-        masks = [mask for mask in found if mask is not None]
-        if len(masks) < len(found):
-            return None
-        size = min(map(len, masks))
-        return torch.stack([mask[:size] for mask in masks]).all(0) if len(masks) > 1 else masks[0]
+    def _texts(self) -> list[tuple[int, ...]]:
+        """What every row has emitted."""
+        history = self._session.history
+        return [tuple(history.row(b)[self._num_prompt :].tolist()) for b in range(history.num_rows)]
 
-    def _allows(self, row: int, tokens: tuple[int, ...], token: int) -> bool:
-        allowed = self._allowed(row, tokens)
-        return allowed is not None and token < len(allowed) and bool(allowed[token])
-
-    def _forced(self, row: int, text: tuple[int, ...], max_length: int) -> list[int]:
-        """The forced run after a text."""
-        run: list[int] = []
-        while len(run) < max_length and (allowed := self._allowed(row, (*text, *run))) is not None:
-            token = forced_token(allowed, self._spellings)
-            if token is not None:
-                run.append(token)
-            if token is None or token in self._ends:
-                break
-        return run
+    def _with_forced_text(
+        self, trees: Sequence[HostTree], texts: Sequence[tuple[int, ...]], max_depth: int, is_chain: bool = False
+    ) -> list[HostTree]:
+        """The trees with text that must follow, of as many nodes as the policy allows or as they have."""
+        policy, target = self._session.policy, self._session.target
+        is_chain = is_chain or has_chains_only(policy) or getattr(target, "capability", None) == Capability.CHAIN
+        rows = zip(trees, self._session.row_ids, texts, strict=True)
+        sizes = [max(len(tree.tokens), max_depth + 1 if policy is None else policy.max_nodes) for tree in trees]
+        return [
+            self._forced.add_to(*row, num_nodes=size, max_depth=max_depth, is_chain=is_chain)
+            for row, size in zip(rows, sizes, strict=True)
+        ]
 
     def _are_allowed(self, tree: TokenTree, row: int, text: tuple[int, ...], width: int) -> list[bool]:
         """Which nodes stay; False for padding up to `width`."""
@@ -108,48 +103,8 @@ class GrammarDrafts:
             parent = tree.parent_list[node]
             is_drawn = tree.draft_index_list[node] != POINT_MASS
             before = (*text, *tree.token_paths[parent])
-            keep.append(keep[parent] and (is_drawn or self._allows(row, before, tree.token_list[node])))
+            keep.append(keep[parent] and (is_drawn or self._forced.allows(row, before, tree.token_list[node])))
         return keep + [False] * (width - tree.num_nodes)
-
-
-def _chains(roots: Sequence[int], runs: Sequence[Sequence[int]]) -> TreeBatch:
-    chains = [torch.tensor([root, *run]) for root, run in zip(roots, runs, strict=True)]
-    return TreeBatch.from_trees([TokenTree.chain(chain) for chain in chains])
-
-
-def _joined(trees: TreeBatch, runs: Sequence[Sequence[int]], num_nodes: int) -> TreeBatch:
-    """Trees of selected children with a row's run as one of the paths, of at most `num_nodes` or as many as before."""
-    is_new = [_descend(tree, run)[1] < len(run) for tree, run in zip(trees.trees, runs, strict=True)]
-    if not any(is_new) or trees.is_chain:  # A chain stays one, for policies, models and rules of chains.
-        return _with_chains(trees, [run if new else [] for run, new in zip(runs, is_new, strict=True)])
-    joined = [_join(tree, run, max(num_nodes, trees.max_nodes)) for tree, run in zip(trees.trees, runs, strict=True)]
-    return TreeBatch.from_trees(joined)
-
-
-def _join(tree: TokenTree, run: Sequence[int], num_nodes: int) -> TokenTree:
-    """Later nodes give way to the run."""
-    path, depth = _descend(tree, run)
-    room = num_nodes - (len(run) - depth)
-    kept = [node for node in range(tree.num_nodes) if node in path or node < room]
-    while len(kept) > room and (extra := [node for node in kept if node not in path]):
-        kept.remove(extra[-1])
-    number = {node: new for new, node in enumerate(kept)}
-    tokens = [tree.token(node) for node in kept] + list(run[depth:])
-    parents = [number.get(tree.parent_list[node], ROOT_PARENT) for node in kept]
-    for _ in run[depth:]:
-        parents.append(number[path[-1]] if len(parents) == len(kept) else len(parents) - 1)
-    return TokenTree(torch.tensor(tokens), torch.tensor(parents))
-
-
-def _descend(tree: TokenTree, run: Sequence[int]) -> tuple[list[int], int]:
-    """The path, root included, that follows a run as far as the tree does, and its depth."""
-    path = [0]
-    for token in run:
-        child = next((child for child in tree.children(path[-1]) if tree.token(child) == token), None)
-        if child is None:
-            break
-        path.append(child)
-    return path, len(path) - 1
 
 
 def _with_chains(trees: TreeBatch, runs: Sequence[Sequence[int]]) -> TreeBatch:
@@ -186,5 +141,5 @@ def under_constraints(
     if not constraints:
         return drafter
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # A processor of images has one.
-    has_spellings = isinstance(tokenizer, PreTrainedTokenizerBase)
-    return GrammarDrafts(drafter, constraints, spellings_of(tokenizer) if has_spellings else None, ends)
+    spellings = spellings_of(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+    return GrammarDrafts(drafter, ForcedText(constraints, spellings, ends))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -183,4 +184,5 @@ def mask_of(allowed: Iterable[int]) -> Tensor:
 
 def _unpacked(words: Tensor) -> Tensor:
     """The bits of an int32 vector, lowest first, as a bool vector of 32 times its length."""
-    return (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)).bitwise_and(1).bool().flatten()
+    bits = np.unpackbits(words.contiguous().numpy().view(np.uint8), bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
