@@ -95,6 +95,24 @@ def _hqq(folder: Path, nbits: int) -> PreTrainedModel:
     return model.eval()
 
 
+def _compressed_tensors(folder: Path, preset: str) -> PreTrainedModel:
+    """As from such a checkpoint: its weights are rounded once, here, and its activations in every pass, per token."""
+    from compressed_tensors import quantization  # pyright: ignore[reportMissingImports]
+    from compressed_tensors.quantization.utils import calculate_qparams  # pyright: ignore[reportMissingImports]
+
+    model: Any = _loaded(folder)
+    scheme = quantization.preset_name_to_scheme(preset, ["Linear"])
+    config = quantization.QuantizationConfig(config_groups={"all": scheme}, ignore=["lm_head"])
+    quantization.apply_quantization_config(model, config, show_progress=False)
+    for layer in model.modules():
+        if getattr(layer, "quantization_scheme", None) is not None:
+            weight = layer.weight.data
+            scale, _ = calculate_qparams(weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True), scheme.weights)
+            layer.weight.data = quantization.fake_quantize(weight, scale, None, scheme.weights)
+            layer.quantization_status = quantization.QuantizationStatus.COMPRESSED
+    return model
+
+
 def _per_group(quantization: Any) -> Any:
     return quantization.PerGroup(GROUP_SIZE)
 
@@ -105,6 +123,10 @@ def _per_row(quantization: Any) -> Any:
 
 def torchao(name: str, **options: Any) -> Scheme:
     return Scheme(partial(_torchao, name=name, **options), ("torchao",))
+
+
+def compressed_tensors(preset: str) -> Scheme:
+    return Scheme(partial(_compressed_tensors, preset=preset), ("compressed_tensors",))
 
 
 _INT4 = {"weight_dtype": torch.int4}  # pyright: ignore[reportAttributeAccessIssue]
@@ -124,6 +146,8 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "torchao fp8 weights": torchao("Float8WeightOnlyConfig"),
     "torchao fp8, fp8 per token": torchao(_FLOAT8, dtype=torch.bfloat16, granularity=_per_row),
+    "compressed-tensors int8, int8 per token": compressed_tensors("INT8"),
+    "compressed-tensors fp8, fp8 per token": compressed_tensors("FP8_DYNAMIC"),
     "HQQ 4 bits": Scheme(partial(_hqq, nbits=4), ("hqq",)),
     "bitsandbytes int8": Scheme(
         partial(_transformers, name="BitsAndBytesConfig", load_in_8bit=True), ("bitsandbytes",)
