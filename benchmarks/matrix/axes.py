@@ -56,6 +56,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "eos_token_id": END,
         },
     ),
+    "images, states (lfm2-vl)": (
+        "lfm2_vl",
+        {
+            "vision_config": _TOWER
+            | {"model_type": "siglip2_vision_model", "num_patches": 4, "vision_use_head": False},
+            "text_config": SIZES | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+            "image_token_id": IMAGE,
+            "downsample_factor": 1,
+            "projector_hidden_size": 32,
+            "pad_token_id": PAD,
+            "eos_token_id": END,
+        },
+    ),
     "encoder-decoder (t5)": (
         "t5",
         {"vocab_size": VOCAB_SIZE, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
@@ -83,8 +96,11 @@ def _images(model: Any, count: int) -> dict[str, Tensor]:
     """Rows of which the first `count` have an image."""
     ids = _text(2)
     ids[:count, 2:6] = IMAGE
-    pixels = torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(5))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels.to(model.dtype)}
+    generator, inputs = torch.Generator().manual_seed(5), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if model.config.model_type == "lfm2_vl":  # It takes patches.
+        shapes = {"spatial_shapes": torch.tensor([[2, 2]] * count), "pixel_attention_mask": torch.ones(count, 4).long()}
+        return inputs | shapes | {"pixel_values": torch.randn(count, 4, 48, generator=generator).to(model.dtype)}
+    return inputs | {"pixel_values": torch.randn(count, 3, 8, 8, generator=generator).to(model.dtype)}
 
 
 def _padded() -> dict[str, Tensor]:
