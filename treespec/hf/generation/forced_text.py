@@ -49,7 +49,7 @@ def forced_tokens(allowed: Bool[Tensor, " V"], spellings: Spellings | None) -> l
     A text must come if every token that is allowed begins the longest one, as `n` and `na` begin `name`. Where more
     than one is allowed, all are likely and none is certain.
     """
-    mask = allowed.numpy()
+    mask = allowed.cpu().numpy()
     tokens = np.flatnonzero(mask).tolist() if np.count_nonzero(mask) <= MAX_CHOICES else []
     if len(tokens) < 2 or spellings is None or tokens[-1] >= len(spellings):
         return tokens if len(tokens) == 1 else []

@@ -73,6 +73,7 @@ class GrammarDrafts:
         if self._is_asked:
             gain = sum(map(len, step.emitted)) / len(step.emitted)
             self._gain += MEMORY * (gain - self._gain)
+        self._is_asked = False
         self._drafter.update(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
