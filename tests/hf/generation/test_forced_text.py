@@ -59,10 +59,10 @@ A, AB, ABC, B, BC, C, D, E, END = range(9)
 @pytest.mark.parametrize(
     ("drafted", "num_nodes", "is_chain", "expected"),
     [
-        ([], 4, False, {(ABC,): 0.6, (AB,): 0.1, (A,): 0.1}),
-        ([], 6, False, {(ABC,): 0.6, (AB,): 0.1, (A,): 0.1, (AB, C): 0.1, (A, BC): 0.06}),
+        ([], 4, False, {(ABC,): 0.6, (AB,): 0.2, (AB, C): 0.2}),
+        ([], 6, False, {(ABC,): 0.6, (AB,): 0.2, (AB, C): 0.2, (A,): 0.1, (A, BC): 0.06}),
         ([], 8, True, {(ABC,): 0.6}),
-        ([((ABC,), 0.3), ((ABC, E), 0.15)], 4, False, {(ABC,): 0.6, (ABC, E): 0.3, (ABC, E, ABC): 0.18}),
+        ([((ABC,), 0.3), ((ABC, E), 0.2)], 4, False, {(ABC,): 0.6, (ABC, E): 0.4, (ABC, E, ABC): 0.24}),
         ([((ABC,), 0.8), ((ABC, E), 0.4)], 3, False, {(ABC,): 0.8, (ABC, E): 0.4}),
         ([((ABC,), 0.8), ((ABC, D), 0.1), ((ABC, E), 0.3)], 9, True, {(ABC,): 0.8, (ABC, E): 0.3, (ABC, E, ABC): 0.18}),
         ([((E,), 0.9), ((E, D), 0.9), ((AB,), 0.5)], 4, False, {(ABC,): 0.6, (AB,): 0.5, (AB, C): 0.5}),

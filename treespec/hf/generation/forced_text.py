@@ -20,9 +20,12 @@ Spellings = Sequence[str | None]
 
 MAX_CHOICES = 256
 """Where more tokens are allowed no text is looked for."""
-PRIOR_HITS = (6.0, 1.0, 1.0)
+PRIOR_HITS = (6.0, 2.0, 1.0, 1.0)
 PRIOR_TRIALS = 10.0
-"""Of ten texts that must follow six are expected to begin with the longest token, one with the next one each."""
+"""What is expected of ten texts that must follow: six begin with the longest token, two with the next one, ...
+
+SmolLM2 under the JSON schemas of `benchmarks.grammar`: 59, 20, 9 and 9 % of 532 at T = 0, 60, 22, 9 and 6 % at T = 1.
+"""
 NO_CONFIDENCE = 0.5
 """Of a node whose drafter says nothing: how likely it is to be accepted if its parent is."""
 
