@@ -23,9 +23,9 @@ class GrammarDrafts:
     """A `Drafter` around another one; attributes beyond those of a drafter are the other's.
 
     Text that must follow, see `ForcedText`, is added to the other drafter's trees of selected children, also below
-    their nodes. Where such text alone is expected to bring every row at least as many tokens as steps with the drafter
-    have brought lately, it is the draft, and a drafter that reads weights is not asked. A row's tree of sampled
-    children is replaced by the chain that must follow by the same comparison.
+    their nodes. Where a chain of such text is expected to bring every row at least as many tokens as steps with the
+    drafter have brought lately, the text is the draft, and a drafter that reads weights is not asked. A row's tree of
+    sampled children is replaced by its chain by the same comparison.
 
     What is done with sampled children never depends on the tokens that were drawn, so the output stays exact: they are
     neither dropped one by one (built-in drafters draw them under the constraints) nor joined by others.
@@ -49,12 +49,11 @@ class GrammarDrafts:
     def propose(self, max_depth: int) -> TreeBatch:
         texts = self._texts()
         roots = [HostTree([root], [ROOT_PARENT], [1.0]) for root in self._session.history.last_tokens.tolist()]
-        self._is_asked = getattr(self._drafter, "num_weights", 0) == 0
+        chains = self._with_forced_text(roots, texts, max_depth, is_chain=True)
+        are_enough = [sum(chain.values) >= self._gain for chain in chains]
+        self._is_asked = not all(are_enough) or getattr(self._drafter, "num_weights", 0) == 0
         if not self._is_asked:
-            alone = self._with_forced_text(roots, texts, max_depth)
-            self._is_asked = any(sum(tree.values) < self._gain for tree in alone)
-            if not self._is_asked:
-                return TreeBatch.from_host_trees(alone)
+            return TreeBatch.from_host_trees(self._with_forced_text(roots, texts, max_depth))
         trees = self._drafter.propose(max_depth)
         if trees.draft_probs is None:
             joined = self._with_forced_text(trees.host_trees(), texts, max_depth)
@@ -63,8 +62,8 @@ class GrammarDrafts:
         rows = list(zip(trees.trees, self._session.row_ids, texts, strict=True))
         keep = [self._are_allowed(*row, trees.max_nodes) for row in rows]
         trees = trees if all(map(all, keep)) else trees.keep_nodes(torch.tensor(keep))
-        chains = self._with_forced_text(roots, texts, max_depth, is_chain=True)
-        return _with_chains(trees, [tree.tokens[1:] if sum(tree.values) >= self._gain else [] for tree in chains])
+        runs = [chain.tokens[1:] if is_enough else [] for chain, is_enough in zip(chains, are_enough, strict=True)]
+        return _with_chains(trees, runs)
 
     def update(self, step: VerifiedStep) -> None:
         texts = self._texts()  # The step's tokens are there already.
