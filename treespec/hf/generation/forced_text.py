@@ -107,8 +107,9 @@ class ForcedText:
         while heap and len(found.tokens) < num_nodes:
             best = heappop(heap)
             parent = len(found.tokens)
-            for values, value in zip(found, (best.token, best.parent, -best.negative_value), strict=True):
-                values.append(value)
+            found.tokens.append(best.token)
+            found.parents.append(best.parent)
+            found.values.append(-best.negative_value)
             if len(best.path) >= max_depth or (best.path and best.token in self._ends):
                 continue
             known = (
