@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from helpers import zoo
 from helpers.tiny import padded, prompt, tiny_llama
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
@@ -70,6 +71,13 @@ class TestOneScaleForAPass:
             assert torch.equal(outs["ours"].sequences, outs["plain"].sequences)
             torch.testing.assert_close(torch.stack(outs["ours"].logits), torch.stack(outs["plain"].logits))
             text = torch.cat([outs["ours"].sequences, prompt(1, 5, seed=9)], dim=1)
+
+    def test_models_that_keep_states_are_refused_by_name(self):
+        """Their rows have passes of their own, so that not even single tokens would be plain decoding's."""
+        model = zoo.build(zoo.BY_NAME["lfm2"])
+        model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+        with pytest.raises(UnsupportedModelError, match="keeps a state, and its logits depend on which tokens share"):
+            treespec.generate(model, prompt(1), TreeSpeculation(TokenRecycling()), **OPTIONS)
 
     def test_features_of_the_target_are_there(self):
         from helpers.medusa_files import random_heads

@@ -105,17 +105,9 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
 def _probe(facts: ModelFacts) -> Detection:
     has_prefix = _looks_ahead(facts)
     effect = 0.0 if has_prefix else neighbour_effect(facts)
-    if _sorts_out_columns(facts):
-        reason = (
-            "LLM.int8() sorts out columns by all tokens that share a pass, so that its logits depend on them: "
-            "llm_int8_threshold=0.0 quantises token by token"
-        )
-        return Detection(Capability.PLAIN, reason, neighbour_effect=effect)
-    if effect > _largest_neighbour_effect(facts):
-        reason = (
-            f"its logits depend on which tokens share a pass, by up to {effect:.2g} standard deviations "
-            f"({_quantised_layers(facts)}); layers that quantise token by token, such as torchao's, have no such fault"
-        )
+    if reason := _reason_for_single_tokens(facts, effect):
+        if keeps_states(facts.model):
+            raise UnsupportedModelError(f"{facts.name} keeps a state, and {reason}: use its own generate")
         return Detection(Capability.PLAIN, reason, neighbour_effect=effect)
     if not keeps_states(facts.model):
         return Detection(Capability.TREE, has_prefix=has_prefix, neighbour_effect=effect)
@@ -131,6 +123,21 @@ def _probe(facts: ModelFacts) -> Detection:
     if at_once <= max(10 * one_by_one, _ROUNDING):
         return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({kinds})")
     return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({kinds})")
+
+
+def _reason_for_single_tokens(facts: ModelFacts, effect: float) -> str:
+    """Why no pass over several tokens can have plain decoding's numbers, whatever the mask; empty where one can."""
+    if _sorts_out_columns(facts):
+        return (
+            "LLM.int8() sorts out columns by all tokens that share a pass, so that its logits depend on them: "
+            "llm_int8_threshold=0.0 quantises token by token"
+        )
+    if effect <= _largest_neighbour_effect(facts):
+        return ""
+    return (
+        f"its logits depend on which tokens share a pass, by up to {effect:.2g} standard deviations "
+        f"({_quantised_layers(facts)}); layers that quantise token by token, such as torchao's, have no such fault"
+    )
 
 
 def _looks_ahead(facts: ModelFacts) -> bool:
