@@ -7,8 +7,9 @@ Schemes whose package is not installed are skipped by name. Every scheme is writ
 and weights.md when it is finished; started again, a run does those that are missing there.
 
 Where the texts differ, plain's gap between the two best logits at the first difference stands beside the model's own
-noise: by how much its logits after the same tokens differ between token by token and one pass over the whole text, both
-without treespec. A gap of at most twice that noise (each of the two logits has it) is the model's own tie.
+noise: by how much its logits after the same tokens differ between three ways to read them without treespec, in one
+pass, the prompt and then token by token, and with the prompt's last token apart too. A gap of at most twice that noise
+(each of the two logits has it) is the model's own tie. `noise` measures it again for the texts that differ.
 """
 
 from __future__ import annotations
@@ -46,22 +47,28 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     _, tokenizer = smollm2.load()
-    count = args.prompts or {"identity": 50, "time": 4}[args.step]
+    count = args.prompts or {"time": 4}.get(args.step, 50)
     chosen = [(prompt.name, encode(tokenizer, [prompt])) for prompt in shortest(count, tokenizer)]
-    measure = partial({"identity": identity, "time": times}[args.step], prompts=chosen, num_new=args.new_tokens)
+    step = "identity" if args.step == "noise" else args.step
+    measure = partial({"identity": identity, "time": times}[step], prompts=chosen, num_new=args.new_tokens)
     data = json.loads(args.output.read_text()) if args.output.is_file() else {"schemes": {}, "settings": {}}
     for name in args.schemes or SCHEMES:
         known = data["schemes"].setdefault(name, {})
-        if args.step in known and not args.again:
+        rows = [row for row in known.get(step, {}).get("rows", []) if row["position"] is not None]
+        if args.step == "noise" and rows:
+            noises(SCHEMES[name].load(smollm2.converted_folder()), dict(chosen), args.new_tokens, rows)
+            known[step]["num_ties"] = num_ties(rows)
+        elif args.step == "noise" or (step in known and not args.again):
             continue
         if missing := SCHEMES[name].missing:
             print(f"{name}: skipped, not installed: {', '.join(missing)}")
             continue
-        known[args.step] = attempt(name, measure) | {"load_average": load_average()}
-        data["settings"][args.step] = settings(seed=args.seed, prompts=count, new_tokens=args.new_tokens)
+        if args.step != "noise":
+            known[step] = attempt(name, measure) | {"load_average": load_average()}
+            data["settings"][step] = settings(seed=args.seed, prompts=count, new_tokens=args.new_tokens)
         write_json(args.output, data)
         args.output.with_suffix(".md").write_text(report(data))
-        print(name, {key: value for key, value in known[args.step].items() if key != "rows"}, flush=True)
+        print(name, {key: value for key, value in known[step].items() if key != "rows"}, flush=True)
 
 
 def shortest(count: int, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
@@ -118,7 +125,7 @@ def identity(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str
     ranks = sum(count for rank, count in stats.num_accepted_at_rank.items() if rank)
     return {
         "num_identical": sum(row["position"] is None for row in rows),
-        "num_ties": sum(row["position"] is not None and row["gap"] <= 2 * row["noise"] for row in rows),
+        "num_ties": num_ties(rows),
         "mean_acceptance_length": stats.mean_acceptance_length,
         "num_accepted_beyond_rank_0": ranks,
         "rows": rows,
@@ -131,16 +138,33 @@ def first_difference(output: list[int], plain: list[int]) -> int | None:
     return next((position for position, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
 
+def num_ties(rows: list[dict[str, Any]]) -> int:
+    return sum(row["position"] is not None and row["gap"] <= 2 * row["noise"] for row in rows)
+
+
+def noises(model: PreTrainedModel, prompts: dict[str, dict[str, Tensor]], num_new: int, rows: list[Any]) -> None:
+    """Measure the noise of rows whose texts differ again."""
+    for row in rows:
+        inputs = prompts[row["prompt"]]
+        row["noise"] = noise(model, inputs, plain_greedy(model, inputs, num_new).tokens[: row["position"] + 1])
+
+
 @torch.no_grad()
 def noise(model: PreTrainedModel, inputs: dict[str, Tensor], tokens: list[int]) -> float:
-    """The largest difference of a logit after the last of `tokens` but one, token by token and in one pass."""
-    run: Any = model
-    new = torch.tensor([tokens])
-    state = run(input_ids=inputs["input_ids"], use_cache=True)
-    for token in new[0, :-1]:
-        state = run(input_ids=token.view(1, 1), past_key_values=state.past_key_values, use_cache=True)
-    whole = run(input_ids=torch.cat([inputs["input_ids"], new[:, :-1]], dim=1), use_cache=False)
-    return float((state.logits[0, -1].float() - whole.logits[0, -1].float()).abs().max())
+    """The largest difference of a logit after the last of `tokens` but one between three ways to read the text."""
+    ids, new = inputs["input_ids"], torch.tensor([tokens[:-1]], dtype=torch.int64)
+    ways = [[torch.cat([ids, new], dim=1)], [ids, *new.split(1, dim=1)]]
+    ways.append([ids[:, :-1], ids[:, -1:], *new.split(1, dim=1)])
+    logits = torch.stack([read(model, [part for part in parts if part.numel()]) for parts in ways])
+    return float((logits.amax(0) - logits.amin(0)).max())
+
+
+def read(model: Any, parts: list[Tensor]) -> Tensor:
+    """The logits [V] after ids [1, L] that are read part by part."""
+    state = model(input_ids=parts[0], use_cache=True)
+    for part in parts[1:]:
+        state = model(input_ids=part, past_key_values=state.past_key_values, use_cache=True)
+    return state.logits[0, -1].float()
 
 
 def times(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str, Any]:
@@ -169,7 +193,7 @@ def _size(model: PreTrainedModel) -> float:
 
 def _arguments() -> argparse.Namespace:
     options = parser(__doc__ or "")
-    options.add_argument("step", choices=("identity", "time"))
+    options.add_argument("step", choices=("identity", "noise", "time"))
     options.add_argument("--schemes", nargs="+", choices=SCHEMES, metavar="NAME", help=", ".join(SCHEMES))
     options.add_argument("--prompts", type=int, help="default: 50 for identity, 4 for time")
     options.add_argument("--new-tokens", type=int, default=16)

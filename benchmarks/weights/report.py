@@ -38,8 +38,8 @@ def report(data: dict[str, Any]) -> str:
         "Every scheme loads the same dequantised Q4_1 weights. Identical: greedy texts of treespec (a tree of 8 nodes, "
         "token recycling and suffix lookup) equal to plain `generate` of the same model. Own ties: texts that "
         "differ first where plain's two best logits are closer than twice the model's own noise, the difference of its "
-        'logits token by token and in one pass, without treespec. Speed: `tree="auto"`, the prompt left out, mean '
-        "over prompts.\n",
+        "logits between reading the same text in one pass, token by token, and with the prompt's last token apart, all "
+        'without treespec. Speed: `tree="auto"`, the prompt left out, mean over prompts.\n',
         markdown_table(HEADER, rows),
         *lines,
     ]
