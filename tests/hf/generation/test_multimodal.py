@@ -175,16 +175,14 @@ def test_layers_that_attend_to_images_alone_are_refused_by_name():
 @pytest.mark.parametrize("kind", WITH_STATES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
 def test_models_with_states_read_images_once_and_decode_by_chains(kind):
-    """Text alone, a padded batch of several images, none and one; drafters of three kinds."""
-    model = build(kind)
-    for inputs in (prompts(kind, [0]), prompts(kind, [2, 0, 1]), prompts(kind, [1, 1], length=3)):
+    """Text alone, a padded batch of several images, none and one, and images early in the prompt."""
+    model, speculation = build(kind), lookups()
+    for inputs in (prompts(kind, [0]), prompts(kind, [2, 0, 1]), prompts(kind, [1], length=3)):
         plain = model.generate(**inputs, **OPTIONS)
-        assert make_scorer(model).capability == Capability.CHAIN
-        for speculation in (lookups(), TreeSpeculation(tiny_llama(96), tree=4), TreeSpeculation(model, tree=4)):
-            for _ in range(2):
-                out = model.generate(**inputs, **OPTIONS, custom_generate=speculation)
-            assert torch.equal(out, plain)
-            assert speculation.stats.num_draft_tokens > 0
+        for each in (speculation, speculation, TreeSpeculation(model, tree=4)):
+            assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=each), plain)
+            assert each.stats.num_draft_tokens > 0
+    assert make_scorer(model).capability == Capability.CHAIN
     inputs["pixel_values"] = inputs["pixel_values"].flip(-1)
     assert not torch.equal(model.generate(**inputs, **OPTIONS), plain)
 
