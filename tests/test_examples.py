@@ -58,7 +58,7 @@ def test_streaming_shows_the_text_once_and_ends(capsys, monkeypatch):
 
 
 def test_the_tour_runs_and_has_its_outputs(capsys, monkeypatch):
-    """Here on a tiny model; the outputs that the reader sees are of `make tour`."""
+    """Here on a tiny model; the outputs that a reader sees come from `make tour`."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from example_models import tiny_model, tiny_tokenizer
 
