@@ -1,4 +1,4 @@
-"""Measured control beside plain decoding, chains and fixed trees: time per token by drafter, batch and temperature.
+"""Measured control, plain decoding, chains and fixed trees: time per token by drafter, batch and temperature.
 
 All contestants share the model with optimised linear layers and its `generate`. Runs are paired: every group of prompts
 is decoded by all contestants, in rotating order. Each contestant is one object that serves all prompts, as in use, so

@@ -1,6 +1,6 @@
 """The diagnosis of real runs of SmolLM2-135M-Instruct, each slow by one cause: what it names, and its predictions.
 
-A first call is traced and diagnosed. Then calls without a trace are timed beside plain `generate` with the same
+A first call is traced and diagnosed. Then calls without a trace are timed together with plain `generate` with the same
 streamer, processors and length, and the predicted speed is compared with the measured one.
 
     python -m benchmarks.diagnosis --threads 1

@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
 
 
 def report(data: dict[str, Any], name: str) -> str:
-    """The table, in Markdown, beside the picture of this name."""
+    """The table, in Markdown, with the picture of this name."""
     runs = data["runs"]
     times = {contestant: [run["ms_per_token"] for run in found] for contestant, found in runs.items()}
     same = [run["tokens"] for run in runs[PLAIN]]

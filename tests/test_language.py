@@ -40,6 +40,10 @@ FORMER_WORDS = {
     r"\bof (?:a|an|the) \w+'s own\b(?! [\w`])": "name what it has: the row has a tree",
     r"\b(?:policy|policies|drafters?)\.commit\b": "`update`; only caches commit",
     r"\bdear(?:er|est|ly)?\b": "expensive, too expensive",
+    r"(?<!\bthere )\b(?:is|are) no (?!(?:longer|more|less|fewer|matter|processors|\w+er than)\b)(?=\w)": (
+        "is not a ..., does not apply to ..."
+    ),
+    r"\bbeside\b": "next to, compared with, together with, in addition to",
     r"\bblock (?:drafters?|heads?|configs?)\b|\bis dspark\b|\bblock[- ]parallel\b": "DFlash, `dflash`",
 }
 """Patterns of words, upper and lower case alike, to what says it now."""
@@ -126,13 +130,16 @@ telling_step|tells_both|told_one_to_one|keeps note of it|takes notice|built anew
 what_is_none|of what is none|acceptance_per_place|n_places|numPlaces|PLACES|the place of a node|offer_nodes|heard_votes
 doubt_weight|is_promising|FAMILIES|by_family|the sampling family|no tree of a row's own|of a row's own, and
 self.policy.commit(step)|BlockDrafter
+is no trace|paths_that_are_no_tree|beside vLLM|nothing_beside_it
 draft too dear|DEAR_HOST|draftDear|block_heads|is_dspark|what
 is none"""
 """Separated by bars or lines; the last one goes over the end of a line."""
 FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places|placeholder
 the model family|family="monospace"|the target's own layers|layers of its own|the text's own ending
 retell, hotel, intellect|note that|cache.commit(path)|admire|for lack of a better one
-coffers|stakeholders|threshold|prejudge|endearing"""
+coffers|stakeholders|threshold|prejudge|endearing
+there is no trace|there are no nodes|is no longer|costs are no more|is no matter|type(processors) is NoProcessors
+a tree is no deeper than|has no setting|besides"""
 
 
 def is_former(text: str) -> bool:

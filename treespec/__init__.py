@@ -73,7 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported at its first use: `treespec.vllm` works beside an older transformers."""
+    """What needs transformers is imported at its first use: `treespec.vllm` works with an older transformers."""
     if name not in (*__all__, "hf"):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
     try:

@@ -59,7 +59,7 @@ def check_count(name: str, value: int) -> int:
 
 
 def check_number(name: str, value: float, is_good: Callable[[Any], bool], wanted: str) -> float:
-    """Raises `ConfigError`: `value` is no number for which `is_good` holds; `wanted` says which ones."""
+    """Raises `ConfigError`: `value` is not a number for which `is_good` holds; `wanted` says which ones are."""
     if isinstance(value, bool) or not isinstance(value, Real) or not is_good(value):
         raise ConfigError(f"{name} must {wanted}, got {value!r}")
     return value
@@ -71,7 +71,7 @@ def is_policy(tree: object) -> bool:
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raises `ConfigError`: `value` is no number in [0, 1], exact ones included."""
+    """Raises `ConfigError`: `value` is not in [0, 1]; exact numbers such as fractions are allowed."""
     check_number(name, value, lambda share: 0 <= share <= 1, "lie in [0, 1]")
 
 

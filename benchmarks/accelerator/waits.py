@@ -3,7 +3,7 @@
     python -m benchmarks.accelerator.waits
 
 A tiny model, a batch of three ragged rows; the prompt's pass is left out. Kernels of the models' own passes are counted
-apart, as treespec cannot change them. What is left is treespec's own share of a step. The table stands beside the one
+apart, as treespec cannot change them. What is left is treespec's own share of a step. The table stands next to the one
 of `before.json`, counted by this command (with the prompt's pass) when trees still lived on the device.
 """
 

@@ -1,4 +1,4 @@
-"""Text under a JSON schema beside free text: tokens per pass, time, and whether it is valid.
+"""Text under a JSON schema compared with free text: tokens per pass, time, and whether it is valid.
 
 Three schemas (a person, a tool call, an order with nested items) with four requests each, by xgrammar. Every request
 is answered freely and under its schema, by plain decoding and by trees, in rotating order; the objects with drafters

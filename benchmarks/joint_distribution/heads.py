@@ -1,6 +1,6 @@
 """Cases of draft heads in batches of prompts of two lengths, with min-p: what an outside test once found suspicious.
 
-The heads have random weights beside the target's own output rows, so that their drafts are accepted in part.
+The heads have random weights and the target's own output rows, so that their drafts are accepted in part.
 """
 
 import torch

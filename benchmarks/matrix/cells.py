@@ -97,7 +97,7 @@ def run_group(group: tuple[str, str, str], cells: Sequence[Cell], folder: Path) 
 
 
 def run(model: Any, cell: Cell) -> Outcome:
-    """Greedy decoding of a cell by trees beside plain `generate`."""
+    """Greedy decoding of a cell by trees compared with plain `generate`."""
     settings = {"max_new_tokens": NUM_NEW, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

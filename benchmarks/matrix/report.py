@@ -24,8 +24,8 @@ def report(outcomes: Outcomes, data: dict[str, Any]) -> str:
     total = Counter(outcome.word for outcome in outcomes.values())
     parts = [
         f"# {len(outcomes):,} combinations of model, weights, adapter, prompt and constraint\n",
-        "Tiny random models, real packages, greedy, 12 new tokens by trees of 8 nodes beside plain `generate`. An own "
-        "tie: plain's two best scores are closer than twice what plain makes of embeddings changed by rounding. "
+        "Tiny random models, real packages, greedy, 12 new tokens by trees of 8 nodes, compared with plain `generate`. "
+        "An own tie: plain's two best scores are closer than twice what plain makes of embeddings changed by rounding. "
         "Fails plainly: the package or plain `generate` refuses the combination without treespec.\n",
         markdown_table(list(WORDS), [[str(total[word]) for word in WORDS]]),
     ]

@@ -1,4 +1,4 @@
-"""Predicted beside measured time per token on this machine.
+"""Predicted and measured time per token on this machine.
 
 Costs are fitted to a few policies on the first half of the prompts; then the other policies are predicted on the other
 half, and measured there.

@@ -66,7 +66,7 @@ H200 = Hardware("H200", 4.8, 989.0, 141.0)
 H200_FLOAT8 = replace(H200, teraflops=1979.0)
 LLAMA_8B = Target("8B, bfloat16", 8.0e9, 0.43e9, 2.0, 32, 2 * 32 * 8 * 128 * 2, 4 * 32 * 4096)
 LLAMA_70B = Target("70B, float8", 70.6e9, 1.5e9, 1.0, 80, 2 * 80 * 8 * 128 * 2, 4 * 80 * 8192)
-"""Shapes of Llama 3; 70B in float8 is what fits into one H200 beside a cache."""
+"""Shapes of Llama 3; 70B in float8 is what fits into one H200 together with a cache."""
 
 
 def fits(hardware: Hardware, target: Target, num_rows: int, context: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the warpers that sort cost per node on a CPU: transformers' own beside treespec's, whose outputs are the same.
+"""What the warpers that sort cost per node on a CPU: transformers' own and treespec's, whose outputs are the same.
 
 Scores are a random spread with a few likely tokens, as a model's: normal with a standard deviation of 2, and 50 tokens
 raised by 8 to 14. Every cell is the median of 15 calls over one node.

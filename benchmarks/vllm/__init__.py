@@ -1,1 +1,1 @@
-"""Trees inside vLLM: a picture of segments, and times beside vLLM's own methods."""
+"""Trees inside vLLM: a picture of segments, and times compared with vLLM's own methods."""

@@ -1,4 +1,4 @@
-"""Quantised and half-precision weights: SmolLM2-135M with each, treespec beside plain `generate` of the same model.
+"""Quantised and half-precision weights: SmolLM2-135M with each, treespec and plain `generate` of the same model.
 
     python -m benchmarks.weights identity --threads 1  # 50 short prompts, greedy; some minutes per scheme
     python -m benchmarks.weights time                  # milliseconds per token, for a quiet machine
@@ -6,7 +6,7 @@
 Schemes whose package is not installed are skipped by name. Every scheme is written to benchmarks/results/weights.json
 and weights.md when it is finished; started again, a run does those that are missing there.
 
-Where the texts differ, plain's gap between the two best logits at the first difference stands beside the model's own
+Where the texts differ, plain's gap between the two best logits at the first difference stands next to the model's own
 noise: by how much its logits after the same tokens differ between three ways to read them without treespec, in one
 pass, the prompt and then token by token, and with the prompt's last token apart too. A gap of at most twice that noise
 (each of the two logits has it) is the model's own tie. `noise` measures it again for the texts that differ.

@@ -30,7 +30,7 @@ Load = Callable[[Path], PreTrainedModel]
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to load a model's weights; `packages` are the modules that it imports beside torch and transformers."""
+    """One way to load a model's weights; `packages` are the modules that it imports besides torch and transformers."""
 
     load: Load
     packages: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ def test_a_run_is_recorded_summed_up_and_shown(saved, tmp_path):
     ("content", "words"),
     [(None, "there is no trace"), (b"", "is empty"), (b"hello\n", "line 1"), (b"\xff\xfe", "UTF-8")],
 )
-def test_what_is_no_trace_is_named_and_nothing_is_written(tmp_path, command, content, words):
+def test_what_is_not_a_trace_is_named_and_nothing_is_written(tmp_path, command, content, words):
     file = tmp_path / "run.jsonl"
     if content is not None:
         file.write_bytes(content)

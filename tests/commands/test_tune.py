@@ -57,7 +57,7 @@ def test_the_table(saved, prompts, tmp_path):
     ("arguments", "error", "words"),
     [
         (["--max-latency", "0"], ConfigError, "--max-latency must be positive"),
-        (["--out", "no/such/folder/a.json"], ConfigError, "is no folder that you may write to"),
+        (["--out", "no/such/folder/a.json"], ConfigError, "is not a folder that you may write to"),
         (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
         (["--drafter", "head"], ConfigError, "ships for SmolLM2-135M-Instruct only"),
         (["--dtype", "int8"], ConfigError, "int8"),
@@ -82,7 +82,7 @@ def test_settings_that_cannot_be_read(saved, tmp_path, command):
     (tmp_path / "a.json").write_text("{}")
     found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json").exception
     assert isinstance(found, ConfigError)
-    assert "is no setting" in str(found)
+    assert "is not a setting file" in str(found)
     Setting(("suffix",)).save(tmp_path / "a.json")
     if command != "bench":
         found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json", "--tree", "4").exception

@@ -50,7 +50,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_no_other_file_do
 
 
 @pytest.mark.parametrize(("error", "expected"), [(OSError, CheckpointError), (KeyboardInterrupt, KeyboardInterrupt)])
-def test_a_write_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path, monkeypatch, error, expected):
+def test_a_write_that_fails_leaves_the_file_and_nothing_next_to_it(tmp_path, monkeypatch, error, expected):
     path = tmp_path / "a.safetensors"
     write(path, 1)
 

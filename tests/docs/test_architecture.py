@@ -97,7 +97,7 @@ def test_every_test_has_the_name_of_a_module_or_is_on_the_map() -> None:
     assert unnamed == across, "rename it after the module that it tests, or list it under Tests"
 
 
-def test_every_module_has_a_test_of_its_name_or_is_beside_one_on_the_map() -> None:
+def test_every_module_has_a_test_of_its_name_or_is_listed_with_one_on_the_map() -> None:
     table = PAGE.split("| test | modules |")[1].split("\n## ")[0]
     listed = []
     for test, modules in re.findall(rf"^\| {TEST} \| (.*) \|$", table, flags=re.MULTILINE):
@@ -105,7 +105,7 @@ def test_every_module_has_a_test_of_its_name_or_is_beside_one_on_the_map() -> No
         for part in modules.split("; "):
             folder, *names = re.findall(r"`([\w./]+)`", part)
             listed += [f"{folder}{name}.py" for name in names] or [folder]
-    assert len(listed) == len(set(listed)), "a module stands beside one test"
+    assert len(listed) == len(set(listed)), "a module is listed with one test"
     rooms = ROOT / "treespec"
     modules = [file.relative_to(rooms) for file in rooms.rglob("*.py") if not file.stem.startswith("__")]
     untested = {str(path) for path in modules if not (ROOT / "tests" / path.parent / f"test_{path.name}").exists()}

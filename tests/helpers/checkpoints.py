@@ -41,7 +41,7 @@ def without_configuration(folder: Path) -> None:
 
 
 def untouched(folder: Path) -> None:
-    """Nothing is wrong with the model; there is no tokenizer beside it."""
+    """Nothing is wrong with the model; there is no tokenizer with it."""
 
 
 def with_checkpoint(spoil, use):

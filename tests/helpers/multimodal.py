@@ -36,7 +36,7 @@ class Multimodal:
 
     Attributes:
         model_type: transformers' name.
-        text: what the text part's configuration needs beside the common sizes, its type included.
+        text: what the text part's configuration needs besides the common sizes, its type included.
         vision: that of the tower, which may be for sounds.
         options: of the whole configuration.
         num_tokens: how many placeholders an image or a sound has.

@@ -1,4 +1,4 @@
-"""Tiny attention models; rounds of tree, commit, tree played on a scorer, and its cache, beside plain passes."""
+"""Tiny attention models; rounds of tree, commit, tree played on a scorer and its cache, compared with plain passes."""
 
 import random
 from collections.abc import Sequence

@@ -69,7 +69,7 @@ WRONG_EAGLE3 = {
     ),
     "other sizes": (lambda f: edit_layer(f, intermediate_size=48), r"expected \[48, 32\], got \[40, 32\]"),
     "no size": (lambda f: edit_layer(f, hidden_size=None), "hidden_size must be an int of at least 1 .*, got None"),
-    "a size that is no int": (lambda f: edit_config(f, draft_vocab_size="40"), "draft_vocab_size must be .*, got '40'"),
+    "a size as text": (lambda f: edit_config(f, draft_vocab_size="40"), "draft_vocab_size must be .*, got '40'"),
     "uneven heads": (lambda f: edit_layer(f, num_key_value_heads=3), "key heads that divide the heads"),
     "epsilon": (lambda f: edit_layer(f, rms_norm_eps="small"), "rms_norm_eps"),
     "no layer": (

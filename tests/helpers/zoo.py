@@ -42,7 +42,7 @@ class Architecture:
 
     Attributes:
         model_type: transformers' name.
-        options: what the configuration needs beside the common sizes; None takes a common size away.
+        options: what the configuration needs besides the common sizes; None takes a common size away.
         capability: what treespec is expected to verify with it.
         attentions: the attention implementations that the architecture can run.
         name: of a variant, when one model type stands in the zoo more than once.

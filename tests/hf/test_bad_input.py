@@ -246,8 +246,8 @@ WRONG = {
         "model",
     ),
     "no mapping": (lambda: treespec.from_config([1]), ConfigError, "mapping"),
-    "a method that is no string": (lambda: treespec.from_config({"method": [1]}), ConfigError, "method"),
-    "a tree beside the configuration": (
+    "a method that is not a string": (lambda: treespec.from_config({"method": [1]}), ConfigError, "method"),
+    "a tree in addition to the configuration": (
         lambda: treespec.from_config({"method": "suffix", "num_speculative_tokens": 3}, tree=4),
         ConfigError,
         "speculative_token_tree",

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.joint_distribution` is the same at full size; here every rule decodes 1,000 rows and must look
 right, and the strongest planted bugs must be found with 2,000. What another test proves as well is slow: plain
-sampling beside warped, and bugs of rules and policies, whose exact shift tests/verification/test_mutants.py finds.
+sampling besides warped, and bugs of rules and policies, whose exact shift tests/verification/test_mutants.py finds.
 """
 
 import json

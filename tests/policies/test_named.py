@@ -68,7 +68,7 @@ def read_specexec(source, root, num_nodes, beam, num_passes, max_depth):
 
 
 def grown(policy, seed, max_depth, vocab_size, scale=2.0, is_sparse=False):
-    """The token paths of three rows' trees beside their source."""
+    """The token paths of three rows' trees, and their source."""
     roots = [row % vocab_size for row in range(3)]
     source = TableSource(roots, TableLM(vocab_size, seed, scale), is_sampling=False, is_sparse=is_sparse)
     batch = policy.grow(source, max_depth)

@@ -32,9 +32,9 @@ def test_settings_that_are_wrong_are_named(setting, message):
 )
 def test_settings_of_another_kind_are_named(kind, setting):
     name = setting.partition("=")[0]
-    with pytest.raises(ConfigError, match=f"{name} is no setting of a drafter of the kind {kind}"):
+    with pytest.raises(ConfigError, match=f"{name} does not apply to a drafter of the kind {kind}"):
         parse_settings([setting], kind)
-    with pytest.raises(ConfigError, match=f"{name} is no setting"):
+    with pytest.raises(ConfigError, match=f"{name} does not apply"):
         parse_settings([setting, f"kind={kind}"], "dflash")
     if name != "hidden_layers":
         assert name in parse_settings([setting], "dflash")

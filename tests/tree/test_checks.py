@@ -121,7 +121,7 @@ WRONG = {
         InvalidTreeError,
         "probability zero",
     ),
-    "a literal that is no list": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
+    "a literal that is not a list": (lambda: Paths("[(0,), (0, "), InvalidTreeError, "rank paths"),
     "a path before its parent": (lambda: Paths([(0, 0)]), InvalidTreeError, "parent"),
     "a path without its elder": (lambda: Paths([(1,)]), InvalidTreeError, "sibling"),
     "no paths": (lambda: Paths([]), InvalidTreeError, "no rank path"),

@@ -62,6 +62,6 @@ def test_the_literal_of_vllm() -> None:
         None,
     ],
 )
-def test_paths_that_are_no_tree_raise(paths) -> None:
+def test_paths_that_do_not_form_a_tree_raise(paths) -> None:
     with pytest.raises(InvalidTreeError, match="path"):
         parse_paths(paths)

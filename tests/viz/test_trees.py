@@ -51,7 +51,7 @@ def test_labels_show_spaces_and_breaks_and_are_cut():
     assert {"root", "␣the", "⏎", "□□", "$x$", "an internatio…"} <= set(shown)
 
 
-def test_probabilities_stand_beside_all_nodes_but_the_root():
+def test_probabilities_stand_next_to_all_nodes_but_the_root():
     shown = texts(draw_tree(TREE, VERDICT, probs=[1.0, 0.25, 0.001, 0.999, 0.5, 0.75]))
     expected = [".25", "<.01", "1.0", ".50", ".75"]
     assert [text for text in shown if text in expected] == expected

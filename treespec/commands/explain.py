@@ -23,7 +23,7 @@ def run(
 ) -> None:
     """Why each draft token of a chain is accepted or rejected, and how many tokens are appended.
 
-    Numbers are separated by commas or spaces. Exit code 0: done; 2: these are no probabilities, or not equally many.
+    Numbers are separated by commas or spaces. Exit code 0: done; 2: not probabilities, or not equally many.
     """
     given = {"--target": target, "--draft": draft, "--coins": coins}
     found = explain_round(*(_numbers(name, text) for name, text in given.items()))

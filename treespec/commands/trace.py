@@ -83,7 +83,7 @@ def record(
     text = read_prompt(prompt, prompt_file)
     written = TraceFile(file, max_steps=max_steps, has_distributions=distributions)
     if file.exists() and file.stat().st_size:
-        read_trace(file)  # Before a model is loaded: what is no trace is not appended to.
+        read_trace(file)  # Before a model is loaded: an existing file that is not a trace is left unchanged.
     use_threads(threads)
     loaded = load(model, dtype, device)
     options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed}

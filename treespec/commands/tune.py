@@ -62,7 +62,7 @@ def run(
     if max_latency is not None and not max_latency > 0:
         raise ConfigError(f"--max-latency must be positive, got {max_latency:g}")
     if not os.access(out.parent, os.W_OK):
-        raise ConfigError(f"--out {out} cannot be written: {out.parent} is no folder that you may write to")
+        raise ConfigError(f"--out {out} cannot be written: {out.parent} is not a folder that you may write to")
     use_threads(threads)
     torch.manual_seed(seed)
     texts = PROMPTS if prompts is None else read_prompts(prompts)

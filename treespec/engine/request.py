@@ -56,7 +56,7 @@ def known_seed(seed: int | None) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything one call of `speculate` needs beside the models.
+    """Everything one call of `speculate` needs in addition to the models.
 
     Args:
         prompt_ids: P >= 1, left-padded.

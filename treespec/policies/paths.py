@@ -67,7 +67,7 @@ class KAry(Paths):
 
 
 def check_branching(branching: Sequence[int]) -> tuple[int, ...]:
-    """Raises `ConfigError`: `branching` is no sequence of at least one positive int."""
+    """Raises `ConfigError`: `branching` is not a sequence of positive ints, or is empty."""
     if not isinstance(branching, Sequence) or isinstance(branching, str) or not branching:
         raise ConfigError(f"branching must be a sequence with one positive int per level, got {branching!r}")
     return tuple(check_count("branching", width) for width in branching)

@@ -66,7 +66,7 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
     `num_nodes` includes the root; paths of probability zero are left out. Rows of the table may differ in length. By
     default the tree is as deep as the table, or of any depth where it has one row for all.
 
-    Raises `ConfigError`: numbers that are no probabilities or that rise with rank, or counts that are not positive.
+    Raises `ConfigError`: entries that are not probabilities or that rise with rank, counts that are not positive.
     """
     rows = _read_table(probs, check_count("num_nodes", num_nodes))
     limit = len(rows) if max_depth is None else min(check_count("max_depth", max_depth), len(rows))

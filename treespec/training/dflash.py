@@ -38,7 +38,7 @@ class MarkovMap(nn.Module):
 
 
 class DFlashLearner(HeadLearner[DFlashHead]):
-    """A DSpark head, in float32 and without a Markov head, for `Objective`; a rank of zero is no Markov bias."""
+    """A DSpark head, in float32 and without a Markov head, for `Objective`; with rank zero it learns no Markov bias."""
 
     def __init__(self, head: DFlashHead, num_anchors: int, markov_rank: int) -> None:
         super().__init__(head, head.config.num_depths)

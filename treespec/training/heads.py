@@ -23,7 +23,7 @@ from treespec.training.objective import Learner
 
 DEFAULT_THETA = 10000.0
 SMALL = 0.1
-"""The scale of random weights beside copied ones."""
+"""The scale of random weights relative to copied ones."""
 
 Head = TypeVar("Head", Eagle3Head, DFlashHead)
 

@@ -134,7 +134,7 @@ def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str
         parsed[name] = _parse(name, types[name], text.strip())
     kind = parsed.get("kind", kind)
     for name in sorted(set(parsed) & set(UNUSED.get(kind or "", ()))):
-        raise ConfigError(f"{name} is no setting of a drafter of the kind {kind}: leave it out")
+        raise ConfigError(f"{name} does not apply to a drafter of the kind {kind}: leave it out")
     return parsed
 
 

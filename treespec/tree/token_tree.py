@@ -209,7 +209,7 @@ class TokenTree(TreeArrays):
 
 
 def _as_tokens(tokens: Sequence[int] | Shaped[Tensor, "..."]) -> Int[Tensor, "N"]:
-    """Raises `InvalidTreeError`: `tokens` is no flat list of integers."""
+    """Raises `InvalidTreeError`: `tokens` is not a flat list of integers."""
     try:
         ids = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -166,7 +166,7 @@ def _cut(trees: StepTrees, block_size: int) -> tuple[_Nodes, _Segments]:
 def _plan(trees: StepTrees, nodes: _Nodes, segments: _Segments, block_table: Ids, free: Ids) -> SegmentPlan:
     size, scratch = nodes.block_size, np.flatnonzero(segments.is_scratch)
     blocks = free[: int(segments.num_blocks.sum())]
-    # A request of one sequence keeps all its tokens, those of drafts that are no node of its tree included.
+    # A request of one sequence keeps all its tokens, including those of drafts outside its tree.
     whole = trees.positions[segments.rows] + trees.num_drafts[segments.rows] + 1
     is_alone = np.bincount(segments.rows)[segments.rows] == 1
     lengths = np.where(is_alone, whole, nodes.positions[segments.last] + 1)

@@ -50,11 +50,11 @@ def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):
     text, ids = step.texts[row], plain.target_ids
     with torch.no_grad():
         states = target(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
-    beside = torch.cat([states[i][0, :-1] for i in drafter.hidden_layers], -1)
+    features = torch.cat([states[i][0, :-1] for i in drafter.hidden_layers], -1)
     values = {(): 1.0}
     for depth in range(num_depths):
         for path in product(ids, repeat=depth):
-            probs = plain.logits(beside, text, path).softmax(-1)
+            probs = plain.logits(features, text, path).softmax(-1)
             values |= {(*path, token): values[path] * float(probs[token]) for token in ids}
     del values[()]
     return sorted(values.items(), key=lambda item: -item[1])[:num_nodes]

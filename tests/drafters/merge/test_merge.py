@@ -165,7 +165,7 @@ def test_every_voter_rank_confidence_and_depth_has_its_cell():
 
 
 def test_a_voter_that_is_alone_is_its_own_distribution():
-    """Its remaining probability is that of none of the children; its weight matters only beside other voters."""
+    """Its remaining probability is that of none of the children; its weight matters only together with other voters."""
     group = SiblingGroup([{0: Vote(0, 0.6)}, {0: Vote(1, 0.3)}], [0], 1)
     for weight in (1.0, 0.3):
         assert OpinionPool([weight, 1.0]).probs(group) == pytest.approx([0.6, 0.3])

@@ -35,7 +35,7 @@ def test_tokens_match_by_what_they_spell_special_ones_by_name_or_role():
     assert shared_tokens(TARGET, named).tolist() == [-1, 2, -1, -1, -1, -1, 0, -1], "the name goes before the role"
     twice = ToyCodec(["a", "a", "<s>"])
     assert shared_tokens(twice, TARGET).tolist() == [-1, 1, 0], "no draft token stands for two"
-    assert shared_tokens(ToyCodec(["<a>"]), ToyCodec(["a"])).tolist() == [-1], "a special token is no text"
+    assert shared_tokens(ToyCodec(["<a>"]), ToyCodec(["a"])).tolist() == [-1], "a special token is not text"
 
 
 def test_shared_tokens_translate_one_to_one_and_the_rest_by_spelling():
@@ -44,7 +44,7 @@ def test_shared_tokens_translate_one_to_one_and_the_rest_by_spelling():
     assert translate([4, 5, 6]) == [3, 2, 2, 1, 0], "special tokens have one meaning in both"
     assert translate([5, 4]) == [2, 4, 2], "a run is spelled out as one: b, ca, b"
     assert translate([4, 99]) == [3, 2], "a token beyond the tokenizer spells nothing"
-    assert translate.start([0, 1]) == [3], "the target's beginning is no text"
+    assert translate.start([0, 1]) == [3], "the target's beginning is not text"
     begins = ToyCodec(["<begin>", "a"], {"bos": 0}, [0])
     assert Translator(TARGET, begins, shared_tokens(TARGET, begins)).start([0, 1]) == [0, 1]
     assert Translator(TARGET, begins, shared_tokens(TARGET, begins)).start([1]) == [0, 1]

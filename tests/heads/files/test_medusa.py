@@ -147,7 +147,7 @@ def test_what_is_wrong_is_named(tmp_path, tensors, config, message):
 
 
 @pytest.mark.parametrize("weight", ["x", torch.ones(64), torch.ones(64, 32, dtype=torch.int64)])
-def test_an_output_weight_that_is_no_matrix_of_floats_is_refused(tmp_path, weight):
+def test_an_output_weight_that_is_not_a_matrix_of_floats_is_refused(tmp_path, weight):
     write(tmp_path, authors_tensors(HEADS, has_outputs=False))
     with pytest.raises(ConfigError, match=r"output_weight must be a floating-point tensor \[V, H\], got"):
         load_heads(tmp_path, output_weight=weight)
@@ -172,7 +172,7 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(CheckpointError, match=r"pickled weights.*save_file"):
             load_heads(path)
     write(tmp_path, authors_tensors(HEADS))
-    assert_same(load_heads(tmp_path), HEADS)  # The pickle beside it is left alone.
+    assert_same(load_heads(tmp_path), HEADS)  # The pickle next to it is left alone.
     file = tmp_path / "medusa_lm_head.safetensors"
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(CheckpointError, match="damaged"):

@@ -225,7 +225,7 @@ class TestMisuse:
         with pytest.raises(UnsupportedModelError, match="flash_attention_2"):
             tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "flash_attention_2"))
 
-    def test_layers_that_are_no_attention(self):
+    def test_layers_that_are_not_attention(self):
         with pytest.raises(UnsupportedModelError, match="linear_attention"):
             attention_layout(with_attention(BambaConfig(attn_layer_indices=[1], num_hidden_layers=2), "sdpa"))
 

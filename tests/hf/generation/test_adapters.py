@@ -185,7 +185,7 @@ def test_adapters_that_learn_prompts_are_refused_by_name(kind, inputs):
 
 
 def test_an_adapter_with_a_cache_of_its_own_is_refused_by_name(inputs):
-    """A second model beside the layers: its cache is packed with the model's."""
+    """A second model next to the layers: its cache is packed with the model's."""
     shadowed = adapted_by("ShadowConfig", {})
     with pytest.raises(UnsupportedModelError, match=r"a cache of its own \(ShadowCache\)"):
         shadowed.generate(**inputs, **OPTIONS, custom_generate=TreeSpeculation(TokenRecycling()))

@@ -172,7 +172,7 @@ def test_one_object_decodes_one_call_at_a_time(target, draft):
 
 
 @pytest.mark.parametrize("drafter", [TokenRecycling, [], None, "gpt2", 3])
-def test_an_object_that_is_no_drafter_is_refused(drafter):
+def test_an_object_that_is_not_a_drafter_is_refused(drafter):
     with pytest.raises(ConfigError, match="Drafter"):
         TreeSpeculation(drafter)
 

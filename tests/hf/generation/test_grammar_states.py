@@ -133,7 +133,7 @@ def test_an_enforcer_for_all_calls_keeps_no_texts(tokenizer):
     assert enforcer.prefix_states == {}
 
 
-def test_what_is_no_parser_or_has_no_end_is_refused(tokenizer):
+def test_what_is_not_a_parser_or_has_no_end_is_refused(tokenizer):
     enforcer = pytest.importorskip("lmformatenforcer")
     with pytest.raises(ConfigError, match=r"CharacterLevelParser.*got str"):
         token_enforcer("[a-z]+", tokenizer)
@@ -141,6 +141,6 @@ def test_what_is_no_parser_or_has_no_end_is_refused(tokenizer):
         token_enforcer(enforcer.RegexParser("[a-z]+"), tokenizer, end_tokens=[])
 
 
-def test_an_object_that_is_no_grammar_is_refused():
+def test_an_object_that_is_not_a_grammar_is_refused():
     with pytest.raises(ConfigError, match=r"fork\(\), advance\(token\) and mask\(\), got str"):
         GrammarProcessor("[a-z]+")

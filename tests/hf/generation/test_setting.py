@@ -82,8 +82,8 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
     [
         (None, "must be a setting that treespec tune wrote"),
         ("{", "must be a setting that treespec tune wrote"),
-        ("[]", "is no setting"),
-        ('{"drafters": ["suffix"]}', "is no setting"),
+        ("[]", "is not a setting file"),
+        ('{"drafters": ["suffix"]}', "is not a setting file"),
         ('{"format": "treespec setting", "version": 7}', "has version 7"),
         ('{"format": "treespec setting", "version": 1}', "is damaged: 'drafters'"),
         ('{"format": "treespec setting", "version": 1, "drafters": []}', "drafters must be a list of names"),
@@ -95,7 +95,7 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "machine": 3}', "machine"),
     ],
 )
-def test_what_is_no_setting_is_named(tmp_path, text, words):
+def test_what_is_not_a_setting_file_is_named(tmp_path, text, words):
     if text is not None:
         (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match=r"a\.json") as found:

@@ -127,7 +127,7 @@ def test_re_encoding_of_the_same_model_drafts_the_same():
     permutation = shuffled(size)
     target = tiny_llama(size)
     with torch.no_grad():
-        target.lm_head.weight[0] = 0.0  # <pad>, which is no text, is never among the best.
+        target.lm_head.weight[0] = 0.0  # <pad>, which is not text, is never among the best.
     draft = noisy_copy(target, noise=0.02)
     other = permuted_copy(draft, permutation)
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
@@ -153,7 +153,7 @@ def test_every_text_is_spelled_back(name):
 
 
 @pytest.mark.parametrize("name", ["bytes 300", "byte fallback"])
-def test_bytes_that_are_no_text_are_kept(name):
+def test_bytes_that_are_not_text_are_kept(name):
     codec = Spelling(TOKENIZERS[name]())
     for text in (b"\xe6\x97", b"the \xa5 Work", "日本".encode()[:5] + b"x"):
         assert spell(codec, codec.encode(text)) == text

@@ -74,7 +74,7 @@ def test_prompt_of_one_token_needs_no_prefill(is_static):
     assert Game(model, scorer_for(model, is_static), [0, 0]).play(4) <= TOLERANCE
 
 
-def test_rows_of_one_token_beside_longer_ones():
+def test_rows_of_one_token_with_longer_ones():
     model = build("mistral")
     assert Game(model, scorer_for(model), [0, 12]).play(4) <= TOLERANCE
 

@@ -93,7 +93,7 @@ def test_tree_bound_is_attained_on_chains_and_by_one_node():
 
 
 @pytest.mark.parametrize("parents", [[], [0], [-1, -1], [-1, 1], [-1, 0, 2]])
-def test_a_shape_that_is_no_tree_is_refused(parents):
+def test_a_shape_that_is_not_a_tree_is_refused(parents):
     with pytest.raises(ConfigError, match="parents must begin with -1"):
         shape_inclusion(parents, RandomDistributions(3, seed=1))
 

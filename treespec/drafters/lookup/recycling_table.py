@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
 
 def check_table(table: Table) -> None:
-    """Raises `ConfigError`: it is no table of fitting tensors."""
+    """Raises `ConfigError`: not a `Table`, or its tensors do not fit together."""
     if not isinstance(table, Table) or not all(isinstance(tensor, Tensor) for tensor in table):
         raise ConfigError(f"table must be a Table of tensors, got {type(table).__name__}")
     candidates, hits = table

@@ -132,7 +132,7 @@ class SuffixStore(ShowsOptions):
 
 
 def _as_ids(text: Ids) -> np.ndarray:
-    """Token ids int32 [T]. Raises `ConfigError`: it is no flat list of integers from 0 to 2**31 - 1."""
+    """Token ids int32 [T]. Raises `ConfigError`: not a flat list of integers from 0 to 2**31 - 1."""
     try:
         tokens = np.asarray(text)
     except ValueError as error:

@@ -121,7 +121,7 @@ class WarmStart:
 
 
 def _check_ids(name: str, ids: Tensor, shape: str, least: int, vocab_size: int) -> None:
-    """Raises `ConfigError`: it is no tensor of ids from `least` on, not empty, of a shape like "[T, k]"."""
+    """Raises `ConfigError`: not int64 of a shape like "[T, k]", empty, or an id outside [least, vocab_size)."""
     is_tensor = isinstance(ids, Tensor)
     if not is_tensor or ids.dtype != torch.int64 or ids.ndim != len(shape.split(", ")) or not ids.numel():
         got = f"{ids.dtype} {list(ids.shape)}" if is_tensor else type(ids).__name__

@@ -51,7 +51,7 @@ class Speed:
     """Per row and step."""
     plain_pass: float
     plain_host: float
-    """Per token of plain decoding beside the pass."""
+    """Per token of plain decoding, without the pass."""
 
     @property
     def step(self) -> float:

@@ -1,4 +1,4 @@
-"""Causes in the passes of the target and beside them: trees, batches, prompts, processors, rules, other work."""
+"""Causes in and outside of the target's passes: trees, batches, prompts, processors, rules, other work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def host_work(case: Case) -> Cause | None:
     waits = f"; {run.num_waits / run.num_steps:.1f} waits for the device per step" if run.num_waits else ""
     evidence = (
         f"a step spends {speed.commit:.1f} ms on streamer, stopping criteria, caches and learning drafters (commit) "
-        f"and {speed.other:.1f} ms outside of all phases, beside {speed.target:.1f} ms in the target{waits}"
+        f"and {speed.other:.1f} ms outside of all phases, compared with {speed.target:.1f} ms in the target{waits}"
     )
     change = (
         "a streamer that only queues its tokens, cheaper stopping criteria (stop_strings= instead of one that decodes "

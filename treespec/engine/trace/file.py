@@ -64,7 +64,7 @@ class TraceFile:
     def begin(self, about: Mapping[str, Any]) -> None:
         """Begin a call with the line that describes it.
 
-        Raises `TraceError`: the file exists and is no trace.
+        Raises `TraceError`: the file exists and is not a trace.
         """
         self._call = _last_call(self.path) + 1
         self._stopped = ""

@@ -16,14 +16,14 @@ def read_trace(path: str | PathLike[str]) -> Trace:
 
     An incomplete last line, which an interrupted process leaves, is left out.
 
-    Raises `TraceError`: no such file, an empty one, one that is no trace, or one that is damaged before its end.
+    Raises `TraceError`: no such file, an empty one, one that is not a trace, or one that is damaged before its end.
     """
     if not Path(path).is_file():
         raise TraceError(f"there is no trace {path}" + (": it is a folder" if Path(path).is_dir() else ""))
     try:
         lines = Path(path).read_bytes().decode().splitlines(keepends=True)
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is no trace: it is not UTF-8 text ({error})") from error
+        raise TraceError(f"{path} is not a trace: it is not UTF-8 text ({error})") from error
     if not lines:
         raise TraceError(f"{path} is empty: nothing was recorded")
     is_cut = not lines[-1].endswith("\n")

@@ -32,7 +32,7 @@ class GrammarState(Protocol):
 
 
 def as_grammar_state(grammar: Any) -> GrammarState:
-    """The state at the start of a text. Raises `ConfigError`: `grammar` is no grammar."""
+    """The state at the start of a text. Raises `ConfigError`: `grammar` is not a grammar."""
     package, name = type(grammar).__module__.split(".")[0], type(grammar).__name__
     if (package, name) == ("xgrammar", "CompiledGrammar"):
         matcher = sys.modules["xgrammar"].GrammarMatcher(grammar)

@@ -87,13 +87,13 @@ class Setting:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Setting:
-        """Raises `ConfigError`: there is no such file, or it is no setting of this version."""
+        """Raises `ConfigError`: there is no such file, or it is not a setting file of this version."""
         try:
             data: Any = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{os.fspath(path)} must be a setting that treespec tune wrote: {error}") from error
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-            raise ConfigError(f"{os.fspath(path)} is no setting: treespec tune --out FILE writes one")
+            raise ConfigError(f"{os.fspath(path)} is not a setting file: treespec tune --out FILE writes one")
         if (version := data.pop("version", None)) != VERSION:
             raise ConfigError(f"{os.fspath(path)} has version {version!r}, this treespec reads {VERSION}: tune again")
         try:
@@ -183,7 +183,7 @@ def model_sizes(model: PreTrainedModel) -> dict[str, int]:
 
 
 def machine_facts(model: PreTrainedModel) -> dict[str, Any]:
-    """What a measurement depends on beside the model's sizes."""
+    """What a measurement depends on in addition to the model's sizes."""
     return {
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -1,4 +1,4 @@
-"""What a trace and a diagnosis know of a call beside its steps."""
+"""What a trace and a diagnosis know of a call in addition to its steps."""
 
 from __future__ import annotations
 

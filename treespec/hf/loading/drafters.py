@@ -72,7 +72,7 @@ def make_draft_model(
 
     Raises:
         ConfigError: one tokenizer without the other, both for one and the same, an unknown method, tokenizers that
-            share no token, `compile` without a static cache, or something that is no model.
+            share no token, `compile` without a static cache, or something that is not a model.
         UnsupportedModelError: see `make_scorer`.
     """
     if method not in (INTERSECTION, RE_ENCODING):

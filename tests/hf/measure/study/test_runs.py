@@ -95,11 +95,11 @@ def test_a_baseline_that_was_not_run_there():
         compared(ROWS[1:])
 
 
-def test_what_is_no_table(tmp_path):
+def test_what_is_not_a_table_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_text("no")
-    with pytest.raises(ConfigError, match="is no table of runs"):
+    with pytest.raises(ConfigError, match="is not a table of runs"):
         read_table(tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="is no table of runs"):
+    with pytest.raises(ConfigError, match="is not a table of runs"):
         read_table(tmp_path / "b.parquet")
     with pytest.raises(Exception, match=r".*"):
         write_table([{"a": object()}], tmp_path / "c.parquet")

@@ -63,7 +63,7 @@ def test_policies_have_names(name):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no YAML"),
+        ("{", "is not YAML"),
         ("- 1", "must be a mapping with a grid"),
         ("grid: 3", "must be a mapping with a grid"),
         ("grid: {colour: [red]}", "unknown factors colour; known are drafter, policy"),
@@ -79,7 +79,7 @@ def test_policies_have_names(name):
         ("grid: {processors: [3]}", "processors must be mappings"),
         ("grid: {policy: [plain]}\nmodel: 3", "model must be a hub name"),
         ("grid: {drafter: [3]}", "drafter must be names"),
-        ("grid: {policy: [chain]}", "the baseline {'policy': 'plain'} is no cell"),
+        ("grid: {policy: [chain]}", "the baseline {'policy': 'plain'} is not a cell"),
         ("grid: {policy: [plain]}\nbaseline: 3", "baseline must be levels"),
         ("grid: {policy: [plain]}\nnew_tokens: 0", "new_tokens must be a positive int"),
         ("grid: {policy: [plain]}\nprompts: missing.txt", "no file of prompts"),
@@ -87,7 +87,7 @@ def test_policies_have_names(name):
         ("grid: {policy: [plain], batch: [2]}", "fewer than its smallest batch"),
     ],
 )
-def test_what_is_no_study_is_named(tmp_path, text, words):
+def test_what_is_not_a_study_is_named(tmp_path, text, words):
     with pytest.raises(ConfigError) as found:
         read(tmp_path, text)
     assert words in str(found.value)

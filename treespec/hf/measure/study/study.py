@@ -97,7 +97,7 @@ def read_study(path: Path, read_prompts: ReadPrompts) -> Study:
     try:
         data = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or not isinstance(data.get("grid"), dict):
         raise ConfigError(f"{path} must be a mapping with a grid of factors, such as grid: {{budget: [4, 8]}}")
     if unknown := sorted(map(str, data.keys() - KEYS)):
@@ -117,7 +117,7 @@ def read_study(path: Path, read_prompts: ReadPrompts) -> Study:
     prompts = _prompts(path, data.get("prompts"), read_prompts)
     study = Study(str(data.get("name", path.stem)), model, prompts, cells, baseline, **options)
     if missing := {study.baseline_of(cell) for cell in cells} - set(cells):
-        raise ConfigError(f"{path}: the baseline {dict(baseline)} is no cell of the grid: {next(iter(missing))}")
+        raise ConfigError(f"{path}: the baseline {dict(baseline)} is not a cell of the grid: {next(iter(missing))}")
     if not study.blocks():
         raise ConfigError(f"{path} has {len(prompts)} prompts, fewer than its smallest batch")
     return study

@@ -27,7 +27,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, arrow.ArrowException) as error:
-        raise ConfigError(f"{path} is no table of runs: {error}") from error
+        raise ConfigError(f"{path} is not a table of runs: {error}") from error
 
 
 def _arrow() -> tuple[Any, Any]:
