@@ -1,7 +1,7 @@
 """Milliseconds of one target pass over n nodes of a tree, by context: as transformers runs it, packed, optimised.
 
 Every variant scores the same tree of n nodes behind the same tokens. Rounds are paired and interleaved: each round
-times every variant once for every n, so that another process's work falls on all of them. With them stand the
+times every variant once for every n, so that another process's work falls on all of them. Listed with them are the
 machine's limits, measured in the same run: reading the weights once, and the arithmetic of n rows at the rate of a
 large product.
 

@@ -308,7 +308,7 @@ def test_finalists_fit_their_budgets(tiny_models):
 
 
 def test_same_shape_policies_need_the_text_only(pair, text):
-    """The shortcut for fixed shapes, on its own: the same acceptance with and without passes besides the text's."""
+    """The shortcut for fixed shapes, on its own: the same acceptance with the text's passes alone as with all."""
     model, draft = pair
     counts = []
     for is_text_enough in (True, False):
