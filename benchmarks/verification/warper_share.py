@@ -1,4 +1,4 @@
-"""What the warpers that sort cost of whole steps over 262,144 tokens: transformers' own beside treespec's.
+"""What the warpers that sort cost of whole steps over 262,144 tokens: transformers' own and treespec's.
 
 A random model of Gemma 3 270M's shape, whose head makes each of 64 tokens likely after another one, so that token
 recycling's trees of 16 nodes are partly accepted. Every warper decodes the same text twice per round, once with each
