@@ -86,7 +86,8 @@ def record(
         read_trace(file)  # Before a model is loaded: an existing file that is not a trace is left unchanged.
     use_threads(threads)
     loaded = load(model, dtype, device)
-    options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed}
+    shown = as_json and CONSOLE.is_terminal
+    options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed, "progress": shown}
     speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, **options)
     stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False))
     inputs = encode(loaded, [{"role": "user", "content": text}], text if raw else None)
