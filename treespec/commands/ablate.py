@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -89,11 +90,18 @@ def _about(study: Study, rows: Sequence[Mapping[str, Any]], workers: int, load: 
         f"difference in tokens per pass to the baseline ({baseline}, other factors alike), the speed the geometric "
         "mean of paired ratios of milliseconds per token, both with 95 % bootstrap intervals over prompts and seeds. "
         "Every run starts with new drafters.",
-        f"Command: `{command_line()}`; {workers} processes of {study.threads} threads; {load}.",
+        f"Command: `{command_line()}`; {workers} process{'es' * (workers > 1)} of {study.threads} "
+        f"thread{'s' * (study.threads > 1)}; {load}{_others(rows, workers)}.",
     ]
     if refused:
         lines.append(f"{len(refused)} runs were refused and left out, such as: {refused[0]['refused']}")
     return "\n\n".join(lines)
+
+
+def _others(rows: Sequence[Mapping[str, Any]], workers: int) -> str:
+    """What other processes used, where one process ran all; of several each counts the others."""
+    shares = [row["others_share"] for row in rows if row["others_share"] is not None]
+    return f"; other processes used {median(shares):.0%} of the processors" if shares and workers == 1 else ""
 
 
 def _load_average() -> str:
