@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import treespec
 from treespec.commands import app
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.generation.setting import Setting
@@ -39,18 +38,21 @@ def test_a_setting_is_written_and_read_by_the_other_commands(saved, prompts, tmp
     texts = [json.loads(invoke("generate", saved, *given, *more).stdout) for more in (["--setting", out], [])]
     assert texts[0]["text"] == texts[1]["text"]
     assert set(texts[0]["tokens_by_drafter"]) <= {"SuffixLookup", "target"}
+
+
+@pytest.mark.slow
+def test_the_table_and_settings_of_bench_and_chat(saved, prompts, tmp_path):
+    out = tmp_path / "setting.json"
+    done = invoke("tune", saved, "--prompts", prompts, *SMALL, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "measured in pairs" in done.stdout
+    assert "recommended: " in done.stdout
+    Setting(("suffix",), "tree of 4").save(out)
     done = invoke("bench", saved, "--prompts", prompts, *SMALL[:4], "--setting", out, "--no-auto", "--json")
     assert done.exit_code == 0, done.output
     assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
     done = CliRunner().invoke(app, ["chat", str(saved), "--max-new-tokens", "4", "--setting", str(out)], input="Hi\n")
     assert done.exit_code == 0, done.output
-
-
-def test_the_table(saved, prompts, tmp_path):
-    done = invoke("tune", saved, "--prompts", prompts, *SMALL, "--out", tmp_path / "a.json")
-    assert done.exit_code == 0, done.output
-    assert "measured in pairs" in done.stdout
-    assert "recommended: " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,3 @@ def test_settings_that_cannot_be_read(saved, tmp_path, command):
         found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json", "--tree", "4").exception
         assert "leave out the options" in str(found)
     assert invoke(command, saved, *prompt, "--setting", tmp_path / "no.json").exit_code == 2
-
-
-def test_from_file_is_there():
-    assert callable(treespec.TreeSpeculation.from_file)

@@ -26,8 +26,12 @@ def test_busy_and_quiet(monkeypatch):
     assert not is_busy(0.01)
     assert is_busy(0.5)
     monkeypatch.setattr(load, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(OtherWork, "share", lambda self: 0.5)
-    assert not is_quiet()
+    monkeypatch.setattr(load, "_latest", None)
+    shares = iter([0.5, 0.0])
+    monkeypatch.setattr(OtherWork, "share", lambda self: next(shares))
+    assert [is_quiet(), is_quiet()] == [False, False], "watched once a minute"
+    monkeypatch.setattr(load, "VALID_SECONDS", -1.0)
+    assert is_quiet()
 
 
 def test_this_systems_counters():

@@ -62,7 +62,9 @@ def test_those_predicted_to_be_fastest_are_measured():
     assert {way.tree for way in limited} == {"auto", "chain of 4", "tree of 4"}
 
 
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}])
+@pytest.mark.parametrize(
+    "sampling", [{"do_sample": False}, pytest.param({"do_sample": True, "temperature": 0.7}, marks=pytest.mark.slow)]
+)
 def test_a_whole_search(monkeypatch, sampling):
     monkeypatch.setattr(module, "is_quiet", lambda: False)
     monkeypatch.setattr(module, "is_busy", lambda share: True)

@@ -10,6 +10,10 @@ BUSY_SHARE = 0.15
 """The share of the processors' time that other processes use, above which a machine counts as busy."""
 QUIET_SECONDS = 0.2
 """How long `is_quiet` watches the machine."""
+VALID_SECONDS = 60.0
+
+_latest: tuple[float, bool] | None = None
+"""When the machine was watched last, and whether it was quiet."""
 
 
 class OtherWork:
@@ -32,10 +36,13 @@ def is_busy(share: float | None) -> bool:
 
 
 def is_quiet() -> bool:
-    """Whether the machine is quiet now: watches it for a moment."""
-    work = OtherWork()
-    time.sleep(QUIET_SECONDS)
-    return not is_busy(work.share())
+    """Whether the machine is quiet: watches it for a moment; the answer holds for `VALID_SECONDS`."""
+    global _latest
+    if _latest is None or time.monotonic() - _latest[0] > VALID_SECONDS:
+        work = OtherWork()
+        time.sleep(QUIET_SECONDS)
+        _latest = time.monotonic(), not is_busy(work.share())
+    return _latest[1]
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
