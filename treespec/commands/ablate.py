@@ -13,6 +13,7 @@ from torch import Tensor
 from treespec.commands.bench import PROMPTS
 from treespec.commands.console import CONSOLE, command_line, progress_bar
 from treespec.commands.models import load as load_model
+from treespec.hf.cpu.load import is_busy
 from treespec.hf.measure.study.cells import FACTORS, Cell
 from treespec.hf.measure.study.runs import run_study
 from treespec.hf.measure.study.study import Study, read_study
@@ -101,7 +102,10 @@ def _about(study: Study, rows: Sequence[Mapping[str, Any]], workers: int, load: 
 def _others(rows: Sequence[Mapping[str, Any]], workers: int) -> str:
     """What other processes used, where one process ran all; of several each counts the others."""
     shares = [row["others_share"] for row in rows if row["others_share"] is not None]
-    return f"; other processes used {median(shares):.0%} of the processors" if shares and workers == 1 else ""
+    if not shares or workers > 1:
+        return ""
+    warning = ", so that speeds mislead" if is_busy(median(shares)) else ""
+    return f"; other processes used {median(shares):.0%} of the processors{warning}"
 
 
 def _load_average() -> str:
@@ -119,7 +123,7 @@ def _draw(cells: Sequence[Compared], by: Sequence[str], folder: Path, study: Stu
     group = "rule" if "rule" in factors and len(factors) > 1 else ("policy" if "policy" in factors else factors[-1])
     rest = [name for name in factors if name != group] or [group]
     baseline = ", ".join(shown_level(name, level) for name, level in study.baseline.items())
-    for name, zero, quantity in (("gain", 0.0, "gain in tokens per pass"), ("speed", 1.0, "times as fast")):
+    for name, zero, quantity in (("gain", 0.0, "tokens per pass more than"), ("speed", 1.0, "times as fast as")):
         panels = {
             panel: [
                 Gain(c.label(rest), c.label([group]), *(zero,) if getattr(c, name) is None else getattr(c, name))
@@ -127,7 +131,7 @@ def _draw(cells: Sequence[Compared], by: Sequence[str], folder: Path, study: Stu
             ]
             for panel, mine in panels_of(cells, by).items()
         }
-        plot_gains(panels, folder / f"{name}.png", f"{study.name}: compared with {baseline}", quantity, zero)
+        plot_gains(panels, folder / f"{name}.png", study.name, f"{quantity} {baseline}", zero)
 
 
 def _as_dict(cell: Compared) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import NamedTuple
@@ -62,7 +63,8 @@ def plot_gains(
         plots[-1].plot([], [], "o-", color=COLOURS[number % len(COLOURS)], label=group, markersize=3.5)
     if len(groups) > 1:
         plots[-1].legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(1, 0))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK, weight="bold")
+    heading = textwrap.fill(title, int(10 * figure.get_figwidth()))
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK, weight="bold")
     figure.tight_layout(rect=(0, 0, 1, 0.98))
     return saved(figure, path)
 
