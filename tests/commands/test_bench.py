@@ -9,7 +9,7 @@ from treespec.commands import app, bench
 from treespec.errors import ConfigError
 from treespec.hf.selftest.agreement import Agreement
 
-SMALL = ("--new-tokens", "4", "--rounds", "1", "--drafter", "suffix")
+SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.
 
 
 def invoke(*arguments):

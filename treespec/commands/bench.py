@@ -52,6 +52,9 @@ EXAMPLES = """Examples:
 treespec bench
 
 treespec bench ./my-model --prompts prompts.txt --drafter ./my-draft-model --tree 8 --tree 16 --out results"""
+NewTokensOption = Annotated[
+    int, typer.Option("--new-tokens", "--max-new-tokens", min=2, help="Of each answer, at most.")
+]
 PROMPTS = (
     "What should I see on a first visit to Lisbon? Give me a short list with one sentence each.",
     "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
@@ -63,7 +66,7 @@ PROMPTS = (
 def run(
     model: ModelArgument = None,
     prompts: PromptsOption = None,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 48,
+    new_tokens: NewTokensOption = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Of all prompts.")] = 3,
     chain: Annotated[list[int] | None, typer.Option(min=1, help="Lengths of chains; default: 4.")] = None,
     tree: Annotated[list[int] | None, typer.Option(min=2, help="Budgets of trees; default: 8.")] = None,

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from treespec.commands.bench import PROMPTS, prompt_inputs
+from treespec.commands.bench import PROMPTS, NewTokensOption, prompt_inputs
 from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, command_line, progress_bar, use_threads
 from treespec.commands.generate import TemperatureOption, TopPOption, sampling
 from treespec.commands.models import DeviceOption, DtypeOption, ModelArgument, load
@@ -44,7 +44,7 @@ def run(
     ] = None,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 48,
+    new_tokens: NewTokensOption = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Of all prompts, in pairs.")] = 3,
     out: Annotated[Path, typer.Option(dir_okay=False, help="The setting is written here.")] = Path("setting.json"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the setting as JSON too.")] = False,
