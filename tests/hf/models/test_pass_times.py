@@ -1,6 +1,8 @@
 """Pass times are measured once, kept, and read again; damaged files are replaced."""
 
+import itertools
 import json
+import types
 
 import pytest
 from helpers.tiny import tiny_llama
@@ -13,6 +15,11 @@ from treespec.hf.models.pass_times import pass_times
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
+    """An empty one. The clock goes on by a millisecond whenever it is read, and no other process runs."""
+    clock = itertools.count()
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: next(clock) / 1e3))
+    monkeypatch.setattr(module.OtherWork, "share", lambda self: 0.0)
+    monkeypatch.setattr(module, "is_quiet", lambda: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "NUM_ROUNDS", 1)
     return tmp_path / "treespec" / "passes"
