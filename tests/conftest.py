@@ -9,6 +9,7 @@ from helpers import shape_checks
 
 CHECKED = (
     "treespec.tree",
+    "treespec.heads.modules.kv_cache",
     "treespec.verification",
     "treespec.policies",
     "treespec.hf.attention",

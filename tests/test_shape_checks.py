@@ -19,7 +19,10 @@ from treespec.tree import TokenTree, TreeBatch
 from treespec.verification.optimum import optimum_iid
 
 PACKAGE = Path(__file__).parent.parent / "treespec"
-ROOMS = ("tree", "verification", "policies", "hf/attention/mask.py", "hf/attention/folded.py", "hf/cache", "hf/models")
+ROOMS = (
+    *("tree", "verification", "policies", "heads/modules/kv_cache.py"),
+    *("hf/attention/mask.py", "hf/attention/folded.py", "hf/cache", "hf/models"),
+)
 STATES = torch.ones(2, 1, 3, 1)
 
 
@@ -67,8 +70,8 @@ def _shapeless(node: ast.AST | None) -> bool:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_array_in_a_signature_has_a_shape(room: str) -> None:
-    """Functions inside functions may do without."""
+def test_every_array_in_a_signature_or_a_field_has_a_shape(room: str) -> None:
+    """Functions inside functions may do without. Fields are not checked when they are set."""
     path = PACKAGE / room
     found = []
     for file in [path] if path.suffix else sorted(path.rglob("*.py")):
@@ -79,4 +82,6 @@ def test_every_array_in_a_signature_has_a_shape(room: str) -> None:
                 arguments = [item for item in ast.walk(node.args) if isinstance(item, ast.arg)]
                 hints = {argument.arg: argument.annotation for argument in arguments} | {"return": node.returns}
                 found += [f"{file.name}: {node.name}, {name}" for name, hint in hints.items() if _shapeless(hint)]
+            if isinstance(node, ast.AnnAssign) and _shapeless(node.annotation):
+                found.append(f"{file.name}: {ast.unparse(node)}")
     assert found == []

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from treespec.checks import AUTO
@@ -19,18 +19,17 @@ from treespec.tree.transfer import download, upload
 class Children(NamedTuple):
     """Children of F nodes per row, in verification order: arrays on the host, distributions on the draft's device.
 
-    `tokens` int64, `probs` float (the draft's) and `is_real` bool (False where there is no such child), each [B, F, k];
-    `draft_probs` float [B, F, V], what the first `num_sampled` of a node's children were drawn from; `squares` float
-    [B, F, 1], the sums of the squares of these.
+    `probs` are the draft's, `is_real` is False where there is no such child; `draft_probs` is what the first
+    `num_sampled` of a node's children were drawn from, `squares` the sums of the squares of these.
     """
 
-    tokens: np.ndarray
-    probs: np.ndarray
-    is_real: np.ndarray
-    draft_probs: Tensor | None = None
+    tokens: Int[np.ndarray, "B F k"]
+    probs: Float[np.ndarray, "B F k"]
+    is_real: Bool[np.ndarray, "B F k"]
+    draft_probs: Float[Tensor, "B F V"] | None = None
     num_sampled: int = 0
     is_without_replacement: bool = False
-    squares: np.ndarray | None = None
+    squares: Float[np.ndarray, "B F 1"] | None = None
 
 
 def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> str:

@@ -19,13 +19,13 @@ SAMPLING_GAIN = 0.4
 
 
 class DrawValues(NamedTuple):
-    """`draws` and `nodes`, float [B, F, k]: values of k draws and of the children drawn, their parent's being 1.
+    """`draws` and `nodes`: values of k draws and of the children drawn, their parent's being 1.
 
     The parent's value times `nodes` is the estimate that a child's whole path is accepted.
     """
 
-    draws: np.ndarray
-    nodes: np.ndarray
+    draws: Float[np.ndarray, "B F k"]
+    nodes: Float[np.ndarray, "B F k"]
 
 
 def draw_values(chosen: Children, children: str, ranking: str) -> DrawValues:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
@@ -39,11 +39,11 @@ class TreeArrays:
     Shapes are [N] in one tree and [B, N] in a batch, except for `draft_probs`.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    draft_probs: Tensor | None = None
-    draft_index: Tensor | None = None
-    is_without_replacement: Tensor | None = None
+    tokens: Int[Tensor, "... N"]
+    parents: Int[Tensor, "... N"]
+    draft_probs: Float[Tensor, "R V"] | None = None
+    draft_index: Int[Tensor, "... N"] | None = None
+    is_without_replacement: Bool[Tensor, "... N"] | None = None
     is_width_fixed: bool = True
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
@@ -40,7 +40,7 @@ class TreeBatch(TreeArrays):
     Raises `InvalidTreeError`: wrong shapes or dtypes; values are checked by `is_valid`.
     """
 
-    values: Tensor | None = None
+    values: Float[Tensor, "B N"] | None = None
 
     def __post_init__(self) -> None:
         check_shapes(self, num_axes=2)

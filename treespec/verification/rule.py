@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from treespec.errors import LogitsError, RuleMismatchError
@@ -77,10 +78,10 @@ def _widest_support(trees: TreeBatch) -> int:
 
 @dataclass(frozen=True)
 class GivenUniforms:
-    """Coins and draws in [0, 1), float [N], made beforehand. Raises `LogitsError`: weights without finite mass."""
+    """Coins and draws in [0, 1), one per node, made beforehand. Raises `LogitsError`: weights without finite mass."""
 
-    coins: Sequence[float] | Tensor
-    draws: Sequence[float] | Tensor
+    coins: Sequence[float] | Float[Tensor, "N"]
+    draws: Sequence[float] | Float[Tensor, "N"]
 
     def flip(self, node: int, prob: Any) -> bool:
         """Whether the coin of `node` is below `prob`: strictly, so that probability zero never happens."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from treespec.heads.modules.layers import LayerConfig
@@ -20,7 +21,7 @@ class DraftingCache:
         lengths: committed slots per row.
     """
 
-    def __init__(self, layer: LayerConfig, num_layers: int, num_rows: int, like: Tensor) -> None:
+    def __init__(self, layer: LayerConfig, num_layers: int, num_rows: int, like: Shaped[Tensor, "..."]) -> None:
         """like: any tensor of the dtype and device that the keys have."""
         shape = (num_rows, layer.num_key_heads, FIRST_SLOTS, layer.head_dim)
         # Zeros, not empty: masked values are multiplied by zero, which NaN would survive.
@@ -29,7 +30,7 @@ class DraftingCache:
         self._num_pending = 0
         self._end = 0
         self._start: int | None = None
-        self._scattered: tuple[Tensor, Tensor, Tensor] | None = None
+        self._scattered: tuple[Int[Tensor, "M"], Int[Tensor, "M"], Int[Tensor, "M"]] | None = None
 
     @property
     def num_committed(self) -> int:
@@ -63,7 +64,9 @@ class DraftingCache:
     def drop_pending(self) -> None:
         self._num_pending = 0
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, layer: int, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F d"]
+    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S d"]]:
         """See `KeyValueCache`."""
         for buffer, fresh in zip(self._buffers[layer], (keys, values), strict=True):
             if self._scattered is not None:
@@ -93,7 +96,9 @@ class TrainingCache:
     def __init__(self) -> None:
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, layer: int, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F d"]
+    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S d"]]:
         """See `KeyValueCache`."""
         if layer in self._stored:
             keys, values = (torch.cat(pair, 2) for pair in zip(self._stored[layer], (keys, values), strict=True))

@@ -50,9 +50,9 @@ class TreeAttention:
     """The model's `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float [B, 1, F, K] for eager, a
     BlockMask for flex_attention, a dict of them by layer type where the model's layers differ; None when the model's
     own causal mask is the right one."""
-    position_ids: Tensor  # int64 [B, F]
-    key_positions: Tensor | None = None
-    """int64 [B, K], the position of every slot's token (any number where there is none), for models whose keys need it
+    position_ids: Int[Tensor, "B F"]
+    key_positions: Int[Tensor, "B K"] | None = None
+    """The position of every slot's token (any number where there is none), for models whose keys need it
     (alibi); None where slots are positions or no layer needs them."""
 
 
@@ -60,7 +60,7 @@ class TreeAttention:
 class CachedSlots:
     """The committed part of a cache, as the host knows it."""
 
-    mask: Tensor  # bool [B, S], False on left padding and on holes: slots that other rows of the batch fill.
+    mask: Bool[Tensor, "B S"]  # False on left padding and on holes: slots that other rows of the batch fill.
     is_contiguous: bool = False  # True when `mask` is known to be all True: a slot's number is its position.
     num_slots: int | None = None  # Of a static cache; None for growing ones.
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # Where the model takes its masks.

@@ -8,6 +8,7 @@ from copy import copy
 from typing import Any, Protocol, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
@@ -26,10 +27,10 @@ CacheState = list[dict[str, Any]]
 
 
 class FilledLayer(Protocol):
-    """A cache layer with keys and values [B, heads, S, head size]."""
+    """A cache layer with keys and values; their sizes may differ."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Float[Tensor, "B G S d"]
+    values: Float[Tensor, "B G S _"]
 
 
 def new_cache(num_layers: int, max_cache_len: int | None = None) -> Cache:

@@ -174,9 +174,9 @@ class _EarlyPart(_Part):
 
 
 class _LatePart(_Part):
-    """The layers after the exit, which start from `hidden`, the first layers' hidden states [..., B, N, H]."""
+    """The layers after the exit, which start from `hidden`, the first layers' hidden states."""
 
-    hidden: Tensor
+    hidden: Float[Tensor, "*streams B F H"]
 
     @property
     def _model_cache(self) -> Cache:

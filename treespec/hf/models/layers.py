@@ -30,7 +30,7 @@ class SplitLayers:
         self._late = list(layers)[num_early:]
         self._head = model.get_output_embeddings()
         self._rest: tuple[Any, ...] | None = None
-        self._hidden: Tensor | None = None
+        self._hidden: Float[Tensor, "*streams B F H"] | None = None
 
     @contextmanager
     def early_only(self, has_head: bool) -> Iterator[None]:

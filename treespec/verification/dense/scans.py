@@ -23,22 +23,22 @@ Probs = Float[Tensor, "B N V"]
 class Scan(NamedTuple):
     """What one pass over the nodes finds."""
 
-    accept_probs: Tensor
-    """[B, N], the probability of accepting a node given that all nodes verified before it were rejected."""
-    next_probs: Tensor
-    """[B, N, V], the distribution of the token after a node whose children were all rejected."""
-    drawn_probs: Tensor
-    """[M], the draft's probability of every drawn child's token after its earlier siblings, which must not be zero."""
+    accept_probs: Float[Tensor, "B N"]
+    """The probability of accepting a node given that all nodes verified before it were rejected."""
+    next_probs: Float[Tensor, "B N V"]
+    """The distribution of the token after a node whose children were all rejected."""
+    drawn_probs: Float[Tensor, "M"]
+    """The draft's probability of every drawn child's token after its earlier siblings, which must not be zero."""
 
 
 class _Waves(NamedTuple):
     """The M children of a batch, wave by wave; a node's wave number is `row * N + node`."""
 
     ends: list[int]
-    nodes: np.ndarray
-    parents: np.ndarray
-    tokens: np.ndarray
-    draft_rows: np.ndarray
+    nodes: Int[np.ndarray, "M"]
+    parents: Int[np.ndarray, "M"]
+    tokens: Int[np.ndarray, "M"]
+    draft_rows: Int[np.ndarray, "M"]
     taken: list[tuple[int, int]]
     """(child, token): the tokens of earlier siblings that a child, by its number among the M, was drawn without."""
 
