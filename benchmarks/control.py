@@ -25,6 +25,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.common.drafters import warm_start
+from benchmarks.common.estimates import ratio
+from benchmarks.common.outputs import strip_padding
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spec_bench, spread
 from benchmarks.common.settings import (
@@ -39,9 +41,8 @@ from benchmarks.common.settings import (
 from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.drafters.base import SessionSource
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import bootstrap, ratio
+from treespec.hf.measure.estimates import bootstrap
 from treespec.hf.models.pass_times import pass_times
-from treespec.hf.selftest.agreement import strip_padding
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.viz import ACCEPTED, REFERENCE
 

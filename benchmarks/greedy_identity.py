@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.common import prompts
+from benchmarks.common.outputs import strip_padding
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import (
     RESULTS,
@@ -36,7 +37,7 @@ from benchmarks.common.settings import (
 )
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf.loading import smollm2
-from treespec.hf.selftest.agreement import TIE, Plain, compare, plain_greedy, strip_padding
+from treespec.hf.selftest.agreement import TIE, Plain, compare, plain_greedy
 
 TREE_SIZES, BATCH_SIZES = (8, 32), (1, 4)
 CONFIGURATIONS = [(size, batch) for batch in BATCH_SIZES for size in TREE_SIZES]

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from benchmarks.common.estimates import ratio
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spread
 from benchmarks.common.settings import (
@@ -39,7 +40,7 @@ from benchmarks.common.settings import (
 )
 from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import bootstrap, ratio
+from treespec.hf.measure.estimates import bootstrap
 from treespec.hf.models.pass_times import pass_times
 from treespec.viz import ACCEPTED, REFERENCE
 

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.common.drafters import warm_start
+from benchmarks.common.estimates import quotient, ratio
 from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.settings import (
     RESULTS,
@@ -38,7 +39,7 @@ from benchmarks.common.store import Store, digest
 from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import bootstrap, quotient, ratio
+from treespec.hf.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, REFERENCE
 
 FREE, UNDER = "free text", "JSON schema"

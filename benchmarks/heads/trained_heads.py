@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from benchmarks.common.drafters import warm_start
+from benchmarks.common.outputs import strip_padding
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, by_turns, encode, gsm8k, human_eval, spec_bench, spread
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
@@ -37,7 +38,7 @@ from treespec.hf import make_scorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
-from treespec.hf.selftest.agreement import Plain, compare, plain_greedy, strip_padding
+from treespec.hf.selftest.agreement import Plain, compare, plain_greedy
 
 CHAIN, MERGED, ASSISTED = "chain of 4", "recycling + suffix", "transformers' assisted generation"
 SHAPES: dict[str, Any] = {CHAIN: Chain(4), "tree of 16": 16, "tree of 32": 32}

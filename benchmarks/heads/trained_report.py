@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.common.estimates import quotient, ratio
 from benchmarks.common.settings import markdown_table, settings_lines
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import quotient, ratio
 from treespec.viz import Measured, plot_comparison
 
 PLAIN = "plain generate"

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchmarks.common.drafters import DRAFTERS
+from benchmarks.common.outputs import strip_padding
 from benchmarks.common.prompts import Prompt, PromptSets, encode
 from benchmarks.common.settings import load_average
 from benchmarks.common.store import Store, digest
@@ -30,7 +31,7 @@ from benchmarks.tree_vs_chain.policies import CHAIN, POLICIES
 from treespec import TreeSpeculation
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.hf import TreeScorer, make_scorer
-from treespec.hf.selftest.agreement import Plain, compare, plain_greedy, strip_padding
+from treespec.hf.selftest.agreement import Plain, compare, plain_greedy
 
 BUDGETS, BATCH_SIZES = (8, 32), (1, 4)
 CHAIN_LENGTHS, TREE_SIZES = (2, 4, 8, 16), (4, 8, 16, 32)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.policies import CHAIN
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
-from treespec.hf.measure.estimates import bootstrap, ratio
+from treespec.hf.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 

@@ -13,6 +13,7 @@ import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks.common import drafters, recorded
+from benchmarks.common.estimates import ratio
 from benchmarks.common.prompts import Prompt, PromptSets, disjoint_sets
 from benchmarks.common.recorded import Text
 from benchmarks.tree_vs_chain import acceptance as tree_acceptance
@@ -25,7 +26,7 @@ from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED,
 from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
 from treespec.hf import TreeScorer
-from treespec.hf.measure.estimates import bootstrap, cross_fitted, difference, ratio
+from treespec.hf.measure.estimates import bootstrap, difference
 from treespec.policies import BestFirst, Chain
 
 TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]
@@ -192,12 +193,6 @@ def test_intervals():
     assert difference([3.0, 5.0], [2.0, 4.0]) == (1.0, 1.0, 1.0)
     assert ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]).value == 2.0
     assert difference([1.5], [1.0]).text(sign="+") == "+0.50 (+0.50 to +0.50)"
-
-
-def test_the_best_is_chosen_without_hindsight():
-    values, names = cross_fitted({"a": [9.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0, 1.0]}, num_folds=2)
-    assert names == ["b", "a"]  # Without the first prompt a is the worse one, and with it the better one.
-    assert values == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_prompt_sets_are_disjoint_and_of_all_sources():

@@ -17,7 +17,6 @@ from benchmarks.heads.trained_heads import Bench, FirstStep, held_out
 from benchmarks.heads.trained_report import PLAIN, Measurement, table
 from treespec import Chain, SuffixLookup, TreeSpeculation
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import quotient
 
 NEW_TOKENS = 8
 PROMPTS = [Prompt(f"p{seed}", str(seed)) for seed in (1, 2)]
@@ -130,12 +129,6 @@ def test_wrong_outputs_and_ties_are_named():
     same, tie, wrong = (Measurement(4, 4, 1.0, *flags) for flags in ((True, True), (False, True), (False, False)))
     assert "| 1 of 3, 1 differ after a tie, 1 WRONG |" in table({PLAIN: [same, tie, wrong]})
     assert "identical" not in table({PLAIN: [Measurement(4, 4, 1.0)]})
-
-
-def test_quotients_are_of_sums():
-    estimate = quotient([1, 9], [1, 3])
-    assert estimate.value == 2.5
-    assert (estimate.low, estimate.high) == (1.0, 3.0)
 
 
 def test_prompts_are_of_all_sources_by_turns(tmp_path, monkeypatch):

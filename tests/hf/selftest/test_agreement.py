@@ -1,4 +1,4 @@
-"""When output counts as that of plain greedy decoding: near-ties, lengths, padding."""
+"""When output counts as that of plain greedy decoding: near-ties, lengths."""
 
 import types
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
 
-from treespec.hf.selftest.agreement import Agreement, compare, plain_greedy, strip_padding
+from treespec.hf.selftest.agreement import Agreement, compare, plain_greedy
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,3 @@ def test_a_missing_token_is_wrong(model):
     ids = prompt()
     plain = plain_greedy(model, {"input_ids": ids}, 6)
     assert compare(model, ids[0], plain, plain.tokens[:-1]) == Agreement(5, None, False)
-
-
-def test_strip_padding_keeps_the_end_token():
-    assert strip_padding([4, 5, 2, 2, 2], 2) == [4, 5, 2]
-    assert strip_padding([4, 5, 6], 2) == [4, 5, 6]

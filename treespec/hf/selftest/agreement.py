@@ -70,8 +70,3 @@ def largest_shortfall(model: Any, prompt_ids: Tensor, output: Sequence[int]) -> 
     new = torch.tensor(output, device=prompt_ids.device)
     logits = model(torch.cat([prompt_ids, new])[None], logits_to_keep=len(output) + 1).logits[0, :-1].float()
     return float((logits.amax(-1) - logits.gather(1, new[:, None])[:, 0]).max())
-
-
-def strip_padding(tokens: list[int], end: int) -> list[int]:
-    """The tokens up to the first end-of-sequence token, which pads the rest of a batch's shorter rows here."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
