@@ -23,6 +23,15 @@ def checked(batch, row):
     )
 
 
+def rank_paths(tree):
+    """The tree's shape as rank paths in node order: the inverse of `TokenTree.from_paths`."""
+    paths = [()]
+    for node in range(1, tree.num_nodes):
+        parent = tree.parent_list[node]
+        paths.append((*paths[parent], tree.children_lists[parent].index(node)))
+    return paths[1:]
+
+
 def token_path(tree, node):
     return tuple(tree.token(i) for i in tree.path_to(node))
 

@@ -6,7 +6,15 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers.grown_trees import checked, emitted_probs, g_test, pair_probs, rules_of_sampled_trees, token_path
+from helpers.grown_trees import (
+    checked,
+    emitted_probs,
+    g_test,
+    pair_probs,
+    rank_paths,
+    rules_of_sampled_trees,
+    token_path,
+)
 from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,7 +109,7 @@ def check_distribution(tree, node, source, children):
 def test_paths_keep_their_shape(children):
     batch = Paths(SHAPE, children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
     for tree in batch.trees:
-        assert sorted(tree.to_paths()) == sorted(SHAPE)
+        assert sorted(rank_paths(tree)) == sorted(SHAPE)
         assert tree.sampling_schemes <= {children, IID}
     assert batch.is_width_fixed
     literal = Paths(str(SHAPE), children).grow(TableSource([1, 2], TableLM(6)), max_depth=9)
@@ -111,7 +119,7 @@ def test_paths_keep_their_shape(children):
 def test_selected_paths_take_the_tokens_of_their_ranks():
     source = TableSource([3], TableLM(6), is_sampling=False)
     tree = Paths(SHAPE).grow(source, 9).trees[0]
-    for node, ranks in enumerate(tree.to_paths(), start=1):
+    for node, ranks in enumerate(rank_paths(tree), start=1):
         path = (3,)
         for rank in ranks:
             path = (*path, int(source.probs(path).argsort(descending=True)[rank]))
@@ -121,7 +129,7 @@ def test_selected_paths_take_the_tokens_of_their_ranks():
 def test_k_ary_is_the_full_product():
     batch = KAry((1, 2, 3)).grow(TableSource([0], TableLM(5)), 9)
     expected = [p[:d] for p in product(range(1), range(2), range(3)) for d in (1, 2, 3)]
-    assert sorted(batch.trees[0].to_paths()) == sorted(set(expected))
+    assert sorted(rank_paths(batch.trees[0])) == sorted(set(expected))
     assert KAry((1, 2, 3)).max_nodes == batch.max_nodes == 10
 
 

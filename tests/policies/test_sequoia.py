@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from helpers.grown_trees import rank_paths
 from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,7 +94,7 @@ def test_the_policy_grows_this_tree():
     probs = falling_table(3, 3, 3)
     batch = Sequoia(probs, 9).grow(TableSource([1, 2], TableLM(5)), 9)
     for tree in batch.trees:
-        assert sorted(tree.to_paths()) == sorted(optimal_paths(probs, 9))
+        assert sorted(rank_paths(tree)) == sorted(optimal_paths(probs, 9))
     assert Sequoia(probs, 9).max_nodes == 9
     assert batch.is_width_fixed
     assert batch.sampling_schemes > {"without_replacement"}
@@ -111,8 +112,8 @@ def test_measured_acceptance_counts_children_of_accepted_nodes():
     other = SpeculationStats()
     other.add(stats)
     assert other.acceptance_per_depth_and_rank == stats.acceptance_per_depth_and_rank
-    shape = Sequoia.from_stats(stats, 9).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths()
-    assert sorted(shape) == sorted(KAry((2, 2)).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths())
+    grown = [policy.grow(TableSource([0], TableLM(5)), 9) for policy in (Sequoia.from_stats(stats, 9), KAry((2, 2)))]
+    assert sorted(rank_paths(grown[0].trees[0])) == sorted(rank_paths(grown[1].trees[0]))
     with pytest.raises(ConfigError, match="nothing was drafted"):
         Sequoia.from_stats(SpeculationStats(), 4)
 
@@ -177,6 +178,6 @@ def test_bad_options(name):
 def test_it_beats_a_k_ary_tree_of_its_size():
     probs = falling_table(11, 4, 3)
     for shape in ((3, 1), (2, 2), (1, 1, 1, 1)):
-        fixed = KAry(shape).grow(TableSource([0], TableLM(5)), 9).trees[0].to_paths()
+        fixed = rank_paths(KAry(shape).grow(TableSource([0], TableLM(5)), 9).trees[0])
         best = optimal_paths(probs, len(fixed) + 1)
         assert expected_tokens(best, probs) >= expected_tokens(fixed, probs)

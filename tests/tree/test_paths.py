@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.grown_trees import rank_paths
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def tree_of(parents: list[int]) -> TokenTree:
 @settings(max_examples=60, deadline=None, database=None)
 @given(parent_lists())
 def test_rank_paths_go_in_and_out(parents: list[int]) -> None:
-    paths = tree_of(parents).to_paths()
+    paths = rank_paths(tree_of(parents))
     rebuilt = TokenTree.from_paths(paths, range(100, 100 + len(parents)))
     assert rebuilt.parent_list == parents
     assert TokenTree.from_paths(repr(paths), range(len(parents))).parent_list == parents

@@ -184,14 +184,6 @@ class TokenTree(TreeArrays):
         """One path of node ids, root included, per leaf, in the order of the leaves' ids."""
         return [self.path_to(i) for i, children in enumerate(self.children_lists) if not children]
 
-    def to_paths(self) -> list[Path]:
-        """The tree's shape as rank paths in node order: the inverse of `from_paths`."""
-        paths: list[Path] = [()]
-        for node in range(1, self.num_nodes):
-            parent = self.parent_list[node]
-            paths.append((*paths[parent], self.children_lists[parent].index(node)))
-        return paths[1:]
-
     def ancestor_mask(self) -> Bool[Tensor, "N N"]:
         """True at (i, j) where node j is node i or one of its ancestors."""
         return ancestor_mask(self.parents.unsqueeze(0))[0]
