@@ -31,29 +31,26 @@ class Sequoia(Paths):
         measuring = TreeSpeculation(drafter, tree=KAry((4, 3, 2, 1)))     # ... generate ...
         best = TreeSpeculation(drafter, tree=Sequoia.from_stats(measuring.total_stats, 16))
 
-    Arguments as for `optimal_paths`; measure and use with the same `children`, see `Paths`.
+    `probs` and `num_nodes` as for `optimal_paths`; measure and use with the same `children`, see `Paths`.
+    A tree of limited depth is `Paths(optimal_paths(probs, num_nodes, max_depth))`.
 
     Raises `ConfigError`: see `optimal_paths`; a tree without any child; unknown children.
     """
 
-    def __init__(
-        self, probs: AcceptanceTable, num_nodes: int, max_depth: int | None = None, children: str = AUTO
-    ) -> None:
-        paths = optimal_paths(probs, num_nodes, max_depth)
+    def __init__(self, probs: AcceptanceTable, num_nodes: int, children: str = AUTO) -> None:
+        paths = optimal_paths(probs, num_nodes)
         if not paths:
             raise ConfigError(f"no tree of {num_nodes} nodes has a child that is ever accepted: {probs!r}")
         super().__init__(paths, children)
         self.num_nodes = num_nodes
 
     @classmethod
-    def from_stats(
-        cls, stats: AcceptanceStats, num_nodes: int, max_depth: int | None = None, children: str = AUTO
-    ) -> Self:
+    def from_stats(cls, stats: AcceptanceStats, num_nodes: int, children: str = AUTO) -> Self:
         """From what earlier calls accepted, no rank above an earlier one. Raises `ConfigError`: nothing was drafted."""
         table = [non_increasing(probs) for probs in stats.acceptance_per_depth_and_rank]
         if not table:
             raise ConfigError("nothing was drafted in these statistics: generate with a wide tree first")
-        return cls(table, num_nodes, max_depth, children)
+        return cls(table, num_nodes, children)
 
 
 def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None = None) -> list[Path]:

@@ -58,13 +58,13 @@ class Drafting:
     The drafter's rows are the requests of the last step; one that was not in it joins again with its whole text.
     """
 
-    def __init__(self, options: Options, vocab_size: int, is_sampling: bool = True, seed: int = 0) -> None:
+    def __init__(self, options: Options, vocab_size: int, seed: int = 0) -> None:
         self.drafter = make_drafter(options)
         self.requests: list[str] = []
         self._history = History(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.bool))
         session = Session(
             history=self._history,
-            is_sampling=is_sampling,
+            is_sampling=True,  # Some of the requests may.
             processors=_NO_PROCESSORS,
             generator=torch.Generator().manual_seed(seed),  # Shares nothing with verification; the same on all ranks.
             device=torch.device("cpu"),
