@@ -26,7 +26,10 @@ tokens by their probability and change the output distribution.
 
 @dataclass(frozen=True)
 class LowConfidence:
-    """Stop after a token that the draft gave less than `threshold`, in (0, 1], as `assistant_confidence_threshold`."""
+    """Stop after a token that the draft gave less than `threshold`, in (0, 1].
+
+    transformers' `assistant_confidence_threshold`, for those who come from its assisted generation.
+    """
 
     threshold: float = 0.4
 
@@ -99,14 +102,14 @@ def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor,
 class AdaptiveChain(Chain):
     """A chain that grows by two tokens when all of the last one was accepted, and else shrinks by one, up to `max_k`.
 
-    transformers' "heuristic" schedule (Gante 2023). In a batch it grows when at least half of the rows accepted all.
-    The length stays from one call to the next.
+    transformers' "heuristic" schedule (Gante 2023), for those who come from its assisted generation. In a batch it
+    grows when at least half of the rows accepted all. The length stays from one call to the next.
 
-    Raises `ConfigError`: not 1 <= k <= max_k, or unknown children.
+    Raises `ConfigError`: not 1 <= k <= max_k.
     """
 
-    def __init__(self, k: int = 5, max_k: int = 20, children: str = AUTO) -> None:
-        super().__init__(k, children)
+    def __init__(self, k: int = 5, max_k: int = 20) -> None:
+        super().__init__(k)
         self._max_k = check_count("max_k", max_k)
         if k > max_k:
             raise ConfigError(f"k must not exceed max_k, got k={k} and max_k={max_k}")
