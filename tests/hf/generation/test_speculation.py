@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.medusa_files import random_heads
 from helpers.tiny import padded, prompt
-from transformers import DynamicCache
+from transformers import BartConfig, BartForCausalLM, DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
 from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
-from treespec.errors import UnsupportedModeError
+from treespec.errors import UnsupportedModeError, UnsupportedModelError
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import BestFirst, Chain, KAry
 
@@ -368,3 +368,18 @@ def test_a_conversation_continues_in_its_cache(target, draft):
     assert torch.equal(second.sequences, plain)
     third = target.generate(prompt(2), **options)
     assert third.past_key_values is None
+
+
+@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
+def test_a_model_that_counts_slots_and_takes_no_positions_serves_one_row():
+    """Rows that accept unequally would shift each other: BART's decoder, Whisper's and others of that kind."""
+    sizes = {"d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 48, "decoder_attention_heads": 4, "init_std": 0.3}
+    torch.manual_seed(0)
+    model = BartForCausalLM(BartConfig(vocab_size=64, is_encoder_decoder=False, **sizes)).eval()
+    model.generation_config.pad_token_id = 1
+    speculation = treespec.TreeSpeculation(treespec.TokenRecycling(), tree=8)
+    options = {**OPTIONS, "eos_token_id": None}
+    plain = model.generate(prompt(1), **options)
+    assert torch.equal(model.generate(prompt(1), **options, custom_generate=speculation), plain)
+    with pytest.raises(UnsupportedModelError, match=r"counts the slots of its cache.*one by one"):
+        model.generate(prompt(2), **options, custom_generate=speculation)

@@ -91,12 +91,19 @@ class TreeScorer(ModelScorer):
 
         Raises:
             ContextFullError: the prompt is longer than the position table or the static cache.
-            UnsupportedModelError: a given cache is not one of a prefix of the prompt; see also `drop_last_token`.
+            UnsupportedModelError: a given cache is not one of a prefix of the prompt; several rows, for a model that
+                counts slots and takes no positions; see also `drop_last_token`.
         """
         num_rows = ids.shape[0]
         rows: list[list[bool]] = mask.tolist()
         lengths = [sum(row) for row in rows]
         self._check_positions(max(lengths, default=0))
+        has_positions = "position_ids" in self.facts.arguments or bool(self._patches)
+        if num_rows > 1 and self.capability != Capability.TREE and not has_positions:
+            raise UnsupportedModelError(
+                f"{self.facts.name} takes no position_ids but counts the slots of its cache, which padding and rows of "
+                "different lengths shift: give its prompts one by one"
+            )
         given, self._given_cache = self._given_cache, None
         prompt, self._prompt = self._prompt, None
         self._read, self._first_scores = None, None
