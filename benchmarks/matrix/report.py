@@ -72,5 +72,5 @@ def picture(outcomes: Outcomes, path: Path) -> None:
             axes.axvline(number - 0.5, color="black", linewidth=1)
     axes.set_title("What becomes of a pair of names: different, else own tie, identical, refused, fails plainly")
     patches = [Patch(color=COLOURS[word], label=word) for word in words]
-    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(0, -0.22), ncols=len(words), frameon=False)
+    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(0, -0.27), ncols=len(words), frameon=False)
     figure.savefig(path, dpi=130)
