@@ -11,6 +11,7 @@ round's the mean of its steps.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import deepcopy
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -74,8 +75,9 @@ def measure(model: Any, rounds: int, seed: int) -> list[dict[str, Any]]:
         for turn in range(rounds):
             texts = []
             for form in FORMS if turn % 2 else reversed(FORMS):
-                texts.append(decode(model, speculation, warper, form, seed + turn + 1))
-                stats = speculation.stats
+                twin = deepcopy(speculation)  # What is learned changes the drafts, and sampled texts with them.
+                texts.append(decode(model, twin, warper, form, seed + turn + 1))
+                stats = twin.stats
                 steps = stats.num_target_passes
                 per_step = {
                     phase: 1e3 * seconds / steps for phase, seconds in stats.seconds.items() if phase != "prefill"
