@@ -1,9 +1,8 @@
 """What the warpers that sort cost of whole steps over 262,144 tokens: transformers' own and treespec's.
 
-A random model of Gemma 3 270M's shape, whose head makes each of 64 tokens likely after another one, so that token
-recycling's trees of 16 nodes are partly accepted. Every warper decodes the same text twice per round, once with each
-form, in turns, from the same seed; the texts must be equal. Milliseconds per step are medians over the rounds, each
-round's the mean of its steps.
+A random model of Gemma 3 270M's shape with token recycling's trees of 16 nodes; an acceptance length of 1 means that a
+step visits one node. Every warper decodes the same text twice per round, once with each form, in turns, from the same
+seed; the texts must be equal. Milliseconds per step are medians over the rounds, each round's the mean of its steps.
 
     python -m benchmarks.verification.warper_share
 """
