@@ -6,7 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from treespec.commands import app, bench
+from treespec.commands.models import load
 from treespec.errors import ConfigError
+from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.hf.selftest.agreement import Agreement
 
 SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.
@@ -32,6 +34,14 @@ def test_everything_is_measured_and_written(saved, prompts, tmp_path):
         assert all(run["position"] is None for run in mine.values()), "identical to plain"
     assert json.loads((tmp_path / "results" / "results.json").read_text()) == found
     assert (tmp_path / "results" / "comparison.png").stat().st_size > 1000
+
+
+def test_packed_targets_have_packed_draft_models(saved):
+    name = str(saved)
+    for is_packed in (True, False):
+        loaded = load(name, is_packed=is_packed)
+        loaded.drafters([name, "suffix"])
+        assert has_fast_linears(loaded.model) is has_fast_linears(loaded.parts[name]) is is_packed
 
 
 def test_vllms_configuration_and_the_table(saved, prompts):

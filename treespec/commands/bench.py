@@ -19,6 +19,7 @@ from treespec.commands.models import (
     DtypeOption,
     Loaded,
     ModelArgument,
+    PackOption,
     RuleOption,
     SettingOption,
     load,
@@ -79,6 +80,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    pack: PackOption = True,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -93,7 +95,7 @@ def run(
     if setting is not None and speculative_config is not None:
         raise ConfigError("give --setting or --speculative-config, got both")
     texts = PROMPTS if prompts is None else read_prompts(prompts)
-    loaded = load(model, dtype, device)
+    loaded = load(model, dtype, device, is_packed=pack)
     is_given = speculative_config is not None
     shapes = {"given configuration": ""} if is_given else _shapes(chain or [4], tree or [8], auto)
     ways = {n: (drafter, shape, rule, speculative_config) for n, shape in shapes.items()}

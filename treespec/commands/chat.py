@@ -25,6 +25,7 @@ from treespec.commands.models import (
     DtypeOption,
     Loaded,
     ModelArgument,
+    PackOption,
     RuleOption,
     SettingOption,
     TreeOption,
@@ -57,6 +58,7 @@ def run(
     colours: ColoursOption = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    pack: PackOption = True,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -65,7 +67,7 @@ def run(
     What was said stays in the cache, so that a turn reads its own message only, and the drafters learn from all turns.
     """
     use_threads(threads)
-    loaded = load(model, dtype, device)
+    loaded = load(model, dtype, device, is_packed=pack)
     if getattr(loaded.tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer of {loaded.name} has no chat template: use treespec generate --raw")
     speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, seed=seed)

@@ -18,6 +18,7 @@ from treespec.commands.models import (
     DtypeOption,
     Loaded,
     ModelArgument,
+    PackOption,
     RuleOption,
     SettingOption,
     TreeOption,
@@ -68,6 +69,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print text and statistics as JSON.")] = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    pack: PackOption = True,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -77,7 +79,7 @@ def run(
     """
     text = read_prompt(prompt, file)
     use_threads(threads)
-    loaded = load(model, dtype, device)
+    loaded = load(model, dtype, device, is_packed=pack)
     shown = {"seed": seed, "progress": as_json and CONSOLE.is_terminal}
     speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, **shown)
     stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False), colours)

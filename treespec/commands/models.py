@@ -10,7 +10,7 @@ import torch
 import typer
 
 from treespec.commands.console import CONSOLE
-from treespec.errors import ConfigError
+from treespec.errors import ConfigError, TreespecError
 from treespec.hf import TreeSpeculation, from_config
 from treespec.hf.generation.setting import Setting, tree_policy
 from treespec.hf.loading import smollm2
@@ -42,23 +42,35 @@ DtypeOption = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16; default: the checkpoint's.", show_default=False)
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.", show_default=False)]
+PACK_HELP = (
+    "Float32 models on a CPU: pack the weights, so that a tree costs little more than a node; takes their memory again."
+)
+PackOption = Annotated[bool, typer.Option("--pack/--no-pack", help=PACK_HELP)]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode with its tokenizer and its name, and the drafters' models by name, loaded once."""
+    """A model in evaluation mode with its tokenizer and its name, and the drafters' models by name, loaded once.
+
+    `is_packed`: the drafters' models are packed as the target is.
+    """
 
     model: Any
     tokenizer: Any
     name: str
     parts: dict[str, Any] = field(default_factory=dict)
+    is_packed: bool = False
 
     def drafters(self, names: Sequence[str]) -> list[Any]:
         """New drafters of these names, see `named_drafters`."""
-        return named_drafters(names, self.model, self.tokenizer, self.name, self.parts)
+        known = set(self.parts)
+        drafters = named_drafters(names, self.model, self.tokenizer, self.name, self.parts)
+        for name in self.parts.keys() - known if self.is_packed else ():
+            _pack(getattr(self.parts[name], "head", self.parts[name]))
+        return drafters
 
 
-def load(name: str | None, dtype: str | None = None, device: str | None = None) -> Loaded:
+def load(name: str | None, dtype: str | None = None, device: str | None = None, *, is_packed: bool = False) -> Loaded:
     """The named model, or the embedded SmolLM2. Errors are those of `load_model`."""
     from treespec.commands.console import device_of
     from treespec.hf.loading.models import dtype_of
@@ -73,7 +85,19 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None) 
             model = load_model(name, **options).eval()
             tokenizer = load_tokenizer(name)
     torch.nn.Module.to(model, processor)
-    return Loaded(model, tokenizer, name or smollm2.NAME)
+    if is_packed:
+        _pack(model)
+    return Loaded(model, tokenizer, name or smollm2.NAME, is_packed=is_packed)
+
+
+def _pack(module: Any) -> None:
+    """Pack the weights of what has any to pack; a module packed before stays as it is."""
+    from treespec.hf.cpu import prepack_linears
+
+    try:
+        prepack_linears(module)
+    except TreespecError:
+        return  # On another device, of another dtype, or a drafter that is not a module.
 
 
 def speculation_of(

@@ -26,6 +26,7 @@ from treespec.commands.models import (
     DeviceOption,
     DrafterOption,
     DtypeOption,
+    PackOption,
     RuleOption,
     TreeOption,
     load,
@@ -73,6 +74,7 @@ def record(
     as_json: JsonOption = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    pack: PackOption = True,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -85,7 +87,7 @@ def record(
     if file.exists() and file.stat().st_size:
         read_trace(file)  # Before a model is loaded: an existing file that is not a trace is left unchanged.
     use_threads(threads)
-    loaded = load(model, dtype, device)
+    loaded = load(model, dtype, device, is_packed=pack)
     shown = as_json and CONSOLE.is_terminal
     options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed, "progress": shown}
     speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, **options)

@@ -13,7 +13,7 @@ from rich.table import Table
 from treespec.commands.bench import PROMPTS, NewTokensOption, prompt_inputs
 from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, command_line, progress_bar, use_threads
 from treespec.commands.generate import TemperatureOption, TopPOption, sampling
-from treespec.commands.models import DeviceOption, DtypeOption, ModelArgument, load
+from treespec.commands.models import DeviceOption, DtypeOption, ModelArgument, PackOption, load
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
 from treespec.hf.measure.candidates import Limits
@@ -50,6 +50,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the setting as JSON too.")] = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    pack: PackOption = True,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
@@ -66,7 +67,7 @@ def run(
     use_threads(threads)
     torch.manual_seed(seed)
     texts = PROMPTS if prompts is None else read_prompts(prompts)
-    loaded = load(model, dtype, device)
+    loaded = load(model, dtype, device, is_packed=pack)
     sets = drafter_sets(drafter or (), loaded.name)
     for names in sets:
         loaded.drafters(names)  # What cannot be loaded ends the command before anything is measured.

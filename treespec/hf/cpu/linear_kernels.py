@@ -133,6 +133,11 @@ def fast_linears(model: nn.Module) -> list[nn.Linear]:
     return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
 
 
+def has_fast_linears(model: nn.Module) -> bool:
+    """Whether kernels serve some of the layers."""
+    return any(isinstance(vars(module).get(own_forward(module)), FastForward) for module in model.modules())
+
+
 def own_forward(module: nn.Module) -> str:
     """The attribute with the module's own `forward`: accelerate's hooks, which move inputs, call it by another name."""
     return "_old_forward" if "_old_forward" in vars(module) else "forward"

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from treespec.drafters import Merge, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
+from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.hf.cpu.native import processor
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.named import LOOKUPS, named_drafters
@@ -187,6 +188,7 @@ def machine_facts(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "linear layers": "replaced" if has_fast_linears(model) else "plain",
         "threads": torch.get_num_threads(),
         "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
     }
