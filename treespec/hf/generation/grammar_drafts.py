@@ -42,6 +42,8 @@ class GrammarDrafts:
     def start(self, session: Session) -> None:
         self._session = session
         self._is_asked = False
+        self._has_values = not session.is_sampling
+        """Of the drafter's trees. A control takes selected children with values for all that a drafter proposes."""
         self._gain = FIRST_GAIN
         self._num_prompt = session.history.row(0).shape[0]
         self._drafter.start(session)
@@ -53,12 +55,11 @@ class GrammarDrafts:
         are_enough = [sum(chain.values) >= self._gain for chain in chains]
         self._is_asked = not all(are_enough) or getattr(self._drafter, "num_weights", 0) == 0
         if not self._is_asked:
-            return TreeBatch.from_host_trees(self._with_forced_text(roots, texts, max_depth))
+            return self._batch(self._with_forced_text(roots, texts, max_depth))
         trees = self._drafter.propose(max_depth)
+        self._has_values = trees.draft_probs is None and trees.values is not None
         if trees.draft_probs is None:
-            joined = self._with_forced_text(trees.host_trees(), texts, max_depth)
-            batch = TreeBatch.from_host_trees(joined)
-            return batch if trees.values is not None else replace(batch, values=None)
+            return self._batch(self._with_forced_text(trees.host_trees(), texts, max_depth))
         rows = list(zip(trees.trees, self._session.row_ids, texts, strict=True))
         keep = [self._are_allowed(*row, trees.max_nodes) for row in rows]
         trees = trees if all(map(all, keep)) else trees.keep_nodes(torch.tensor(keep))
@@ -77,6 +78,10 @@ class GrammarDrafts:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._drafter.select_rows(rows)
+
+    def _batch(self, trees: Sequence[HostTree]) -> TreeBatch:
+        batch = TreeBatch.from_host_trees(trees)
+        return batch if self._has_values else replace(batch, values=None)
 
     def _texts(self) -> list[tuple[int, ...]]:
         """What every row has emitted."""
