@@ -8,7 +8,7 @@ dealt out in turns; 0 runs all.
 
     python -m benchmarks.matrix --threads 1
 
-Results: benchmarks/results/matrix.{json,md,png}.
+Results: benchmarks/results/matrix/.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     options = parser(__doc__ or "")
     options.add_argument("--cells", type=int, default=1, help="of every model with its adapter and weights; 0: all")
-    options.add_argument("--output", type=Path, default=RESULTS / "matrix.json")
+    options.add_argument("--output", type=Path, default=RESULTS / "matrix" / "matrix.json")
     return options.parse_args()
 
 

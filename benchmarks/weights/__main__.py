@@ -3,8 +3,8 @@
     python -m benchmarks.weights identity --threads 1  # 50 short prompts, greedy; some minutes per scheme
     python -m benchmarks.weights time                  # milliseconds per token, for a quiet machine
 
-Schemes whose package is not installed are skipped by name. Every scheme is written to benchmarks/results/weights.json
-and weights.md when it is finished; started again, a run does those that are missing there.
+Schemes whose package is not installed are skipped by name. Every scheme is written to benchmarks/results/weights/ when
+it is finished; started again, a run does those that are missing there.
 
 Where the texts differ, plain's gap between the two best logits at the first difference stands next to the model's own
 noise: by how much its logits after the same tokens differ between three ways to read them without treespec, in one
@@ -198,7 +198,7 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--prompts", type=int, help="default: 50 for identity, 4 for time")
     options.add_argument("--new-tokens", type=int, default=16)
     options.add_argument("--again", action="store_true", help="measure what is there already")
-    options.add_argument("--output", type=Path, default=RESULTS / "weights.json")
+    options.add_argument("--output", type=Path, default=RESULTS / "weights" / "weights.json")
     return options.parse_args()
 
 
