@@ -110,14 +110,17 @@ def measure(
 
 
 def num_decodings(num_contestants: int, num_prompts: int, num_rounds: int) -> int:
+    """Calls of `generate` in all, one of each contestant for warming up included."""
     return (num_rounds * num_prompts + 1) * num_contestants
 
 
 def ms_per_token(rounds: Iterable[Run]) -> float:
+    """Milliseconds of the whole call by new token, the median over rounds."""
     return median(run.ms_per_token for run in rounds)
 
 
 def tokens_per_pass(rounds: Iterable[Run]) -> float:
+    """New tokens by pass of the target, the median over rounds."""
     return median(run.tokens_per_pass for run in rounds)
 
 
@@ -134,6 +137,7 @@ def log_speeds(runs: Runs, name: str) -> list[float]:
 
 
 def verdict(agreements: Sequence[Agreement]) -> str:
+    """How many outputs are plain's, near-ties and other differences apart."""
     same, ties = sum(a.is_identical for a in agreements), sum(a.is_excused for a in agreements)
     wrong = len(agreements) - same - ties
     parts = [
