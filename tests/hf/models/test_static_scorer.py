@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.counting_backend import CountingBackend
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 from helpers.toy_models import TableLM, ToyScorer
 
@@ -12,17 +13,6 @@ from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies import BestFirst, Chain, KAry
 
 OPTIONS = {"max_new_tokens": 24, "do_sample": False}
-
-
-class CountingBackend:
-    """What Dynamo calls once per graph that it traces; runs it as it is, as "eager" does."""
-
-    def __init__(self):
-        self.num_graphs = 0
-
-    def __call__(self, graph, inputs):
-        self.num_graphs += 1
-        return graph.forward
 
 
 @pytest.fixture

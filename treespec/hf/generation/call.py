@@ -10,6 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.trace import TraceFile
 from treespec.errors import ConfigError
+from treespec.hf.models.compiled_target import CompiledTarget
 from treespec.hf.models.prompt import PromptInputs
 from treespec.protocols import Drafter, TreePolicy, VerificationRule
 
@@ -32,6 +33,7 @@ class Options:
     record_steps: bool = False
     progress: bool = False
     trace: TraceFile | None = None
+    compiled: CompiledTarget | None = None
 
     def __post_init__(self) -> None:
         seed = self.seed

@@ -11,7 +11,7 @@ from treespec.engine.checks import hidden_layers
 from treespec.engine.loop import speculate
 from treespec.engine.request import Request, Result
 from treespec.engine.trace import Recorder
-from treespec.errors import TreespecError
+from treespec.errors import TreespecError, UnsupportedModeError
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.devices.ranks import AnyRanks
@@ -88,7 +88,8 @@ def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, 
     end = stopping.joint_length
     limit = None if end is None else end - call.input_ids.shape[1]
     emitted = [tokens[:limit] for tokens in result.tokens]
-    cache = final_cache(call, target)
+    # Later calls use a compiled target's cache again.
+    cache = None if options.compiled else final_cache(call, target)
     states = target.stacked(list(map(len, emitted))) if isinstance(target, OutputStates) else None
     return output(call, emitted, scores, cache, states), result
 
@@ -124,6 +125,17 @@ def _path_processors(call: Prepared, processors: Sequence[Any]) -> PathProcessor
     return TreeProcessors(processors, call.num_rows, (~call.mask).sum(1).tolist())
 
 
+def _longest_text(call: Prepared) -> int:
+    """Prompt and new tokens of a compiled target's call. Raises `UnsupportedModeError`: it needs a growing cache."""
+    if call.cache is not None and is_filled(call.cache):
+        raise UnsupportedModeError("compile= keeps a static cache of its own: leave out the filled past_key_values")
+    if call.prompt.has_features:
+        raise UnsupportedModeError("compile= decodes text: for prompts with images or sounds leave it out")
+    if call.config.max_length is None:
+        raise UnsupportedModeError("compile= needs a static cache, whose size is the longest text: give max_new_tokens")
+    return call.config.max_length
+
+
 def _make_target(call: Prepared, options: Options) -> AnyScorer:
     """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
     drafter = options.drafter
@@ -131,12 +143,15 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
     if call.num_rows > 1 and cache is not None and is_filled(cache):
         # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
         cache = twin_cache(cache)
+    layers = tuple({*hidden_layers(drafter), *call.state_layers})
+    if options.compiled is not None:
+        return options.compiled.scorer(call.model, _longest_text(call), options.policy.max_nodes, layers)
     num_slots = None
     if call.config.cache_implementation == "static":
         # The whole text, one tree, and the holes of rows that accept different lengths.
         num_slots = int(call.config.max_length or 0) + 2 * options.policy.max_nodes
     kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "prompt": call.prompt}
-    kwargs["hidden_layers"] = tuple({*hidden_layers(drafter), *call.state_layers})
+    kwargs["hidden_layers"] = layers
     if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
         return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
     return make_scorer(call.model, **kwargs)

@@ -1,6 +1,6 @@
 """The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from treespec.hf.generation.validate import (
 )
 from treespec.hf.introspect import check_model, is_multimodal
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
+from treespec.hf.models.compiled_target import CompiledTarget
 from treespec.policies import as_policy
 from treespec.protocols import TreePolicy, VerificationRule
 from treespec.verification import get_rule
@@ -59,6 +60,9 @@ class TreeSpeculation(SettingFiles):
         trace: a path or a `TraceFile` that every step is appended to, see `read_trace`. Its time is not in
             the times of trace and statistics.
         progress: show a bar of the emitted tokens, with tokens per pass, on the standard error.
+        compile: run the target's passes over new nodes through `torch.compile`, from a static cache that later calls
+            use again; a mapping holds its options, such as {"mode": "reduce-overhead"} for CUDA graphs. There is one
+            compilation per number of rows, power of two up to the widest tree, and of the text's length.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
 
     Attributes:
@@ -80,6 +84,7 @@ class TreeSpeculation(SettingFiles):
         streamer: BaseStreamer | None = None,
         stop_strings: str | Sequence[str] | None = None,
         seed: int | None = None,
+        compile: bool | Mapping[str, Any] = False,
         record_steps: bool = False,
         progress: bool = False,
         trace: TraceFile | str | PathLike[str] | None = None,
@@ -95,6 +100,7 @@ class TreeSpeculation(SettingFiles):
             record_steps=record_steps,
             progress=progress,
             trace=as_trace_file(trace),
+            compiled=CompiledTarget.of(compile),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []

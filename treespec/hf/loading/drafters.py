@@ -12,8 +12,8 @@ from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary
 from treespec.drafters.model.token_map import Translator, shared_tokens
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.loading.tokenizers import Spelling
+from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.models.static_scorer import StaticScorer
 from treespec.protocols import CausalScorer, Drafter
 
 AnyDrafter = Drafter | PreTrainedModel
@@ -21,9 +21,6 @@ AnyDrafter = Drafter | PreTrainedModel
 INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
 SMALL_SHARE = 0.1
 """With a smaller share of the smaller vocabulary a draft model can propose few tokens, which a warning says."""
-
-MAX_SHAPES = 64
-"""A batch whose rows finish one by one soon exceeds PyTorch's own limit of 8, above which passes run uncompiled."""
 
 
 def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
@@ -100,10 +97,7 @@ def _scorer(model: PreTrainedModel, static_cache_len: int | None, compile: bool 
             raise ConfigError("compile=... needs static_cache_len=...: a growing cache has another shape at every pass")
         return make_scorer(model)
     check_count("static_cache_len", static_cache_len)
-    options = {} if isinstance(compile, bool) else compile
-    settings = {"dynamic": False, "recompile_limit": MAX_SHAPES, **options}
-    compiled: Any = model if compile is False else torch.compile(model, **settings)
-    return StaticScorer(make_scorer(compiled, max_cache_len=static_cache_len))
+    return compiled_scorer(model, static_cache_len, compile)
 
 
 def _intersection(draft: Spelling, target: Spelling) -> SharedVocabulary:

@@ -40,14 +40,18 @@ class StaticScorer:
         """See `CausalScorer`; a static cache without room for the padding raises `ContextFullError`."""
         count = tokens.shape[1]
         missing = (1 << max(count - 1, 0).bit_length()) - count
+        if is_replayed := self.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
         scores = self._scorer.extend(
             torch.nn.functional.pad(tokens, (0, missing)),
             torch.nn.functional.pad(self._renumber(parents), (0, missing), value=PADDING_PARENT),
         )
         self._inner_ids += range(self._num_inner, self._num_inner + count)
         self._num_inner += count + missing
-        states = {layer: hidden[:, :count] for layer, hidden in scores.hidden_states.items()}
-        return Scores(scores.logits[:, :count], states)
+        # The next replay of a CUDA graph overwrites what this one returned.
+        outputs = {layer: hidden.clone() if is_replayed else hidden for layer, hidden in scores.hidden_states.items()}
+        logits = scores.logits.clone() if is_replayed else scores.logits
+        return Scores(logits[:, :count], {layer: hidden[:, :count] for layer, hidden in outputs.items()})
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self._scorer.commit([[self._inner_ids[node] for node in path] for path in paths])

@@ -1,0 +1,91 @@
+"""A target whose passes run through torch.compile: the same tokens, few compilations, none as the text grows."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from helpers.counting_backend import CountingBackend
+from helpers.tiny import noisy_copy, prompt, tiny_llama
+from transformers import DynamicCache, MambaConfig, MambaForCausalLM
+
+import treespec
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.errors import ConfigError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
+from treespec.hf.models.compiled_target import CompiledTarget
+
+
+@pytest.fixture
+def backend():
+    torch.compiler.reset()
+    yield CountingBackend()
+    torch.compiler.reset()
+
+
+def test_texts_are_those_without_compilation_and_no_pass_is_compiled_as_they_grow(backend):
+    """Trees of 8 nodes are passes of 1, 2, 4 or 8: four graphs at most, for calls of several lengths."""
+    model = tiny_llama(num_layers=1)
+    draft = noisy_copy(model)
+    speculation = TreeSpeculation(draft, tree=8, compile={"backend": backend, "fullgraph": True}, seed=1)
+    graphs = []
+    for length, new_tokens in ((12, 60), (9, 40), (20, 100), (12, 60)):
+        ids = prompt(1, length, seed=length)
+        options = {"max_new_tokens": new_tokens, "do_sample": False}
+        got = model.generate(ids, **options, custom_generate=speculation)
+        assert got.equal(model.generate(ids, **options))
+        graphs.append(backend.num_graphs)
+    assert speculation.total_stats.mean_acceptance_length > 1.5
+    assert 1 <= graphs[0] <= 4
+    assert graphs[-1] == graphs[-2] <= 4
+
+
+def test_batches_states_and_sampling_are_those_without_compilation():
+    model = tiny_llama()
+    ids, mask = prompt(3, 10), torch.ones(3, 10, dtype=torch.long)
+    ids[1, :4] = mask[1, :4] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 12, "output_hidden_states": True}
+    for is_sampling in (False, True):
+        results = [
+            model.generate(
+                ids,
+                **options,
+                do_sample=is_sampling,
+                return_dict_in_generate=True,
+                custom_generate=TreeSpeculation(noisy_copy(model), tree=6, seed=3, compile=compile),
+            )
+            for compile in ({"backend": "eager"}, False)
+        ]
+        assert results[0].sequences.equal(results[1].sequences)
+        assert results[0].past_key_values is None
+        for got, expected in zip(results[0].hidden_states[-1], results[1].hidden_states[-1], strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def test_the_cache_serves_later_calls_and_copies_compile_for_themselves(backend):
+    model = tiny_llama(num_layers=1)
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=6, compile={"backend": "eager"})
+    model.generate(prompt(1, 8), max_new_tokens=8, custom_generate=speculation)
+    compiled = speculation.options.compiled
+    first = compiled.scorer(model, 16, 6, ())
+    assert first is compiled.scorer(model, 200, 6, ())
+    assert first is not compiled.scorer(model, 2000, 6, ())
+    for again in (copy.deepcopy(speculation), pickle.loads(pickle.dumps(speculation))):
+        assert again.options.compiled.options == {"backend": "eager"}
+        assert again.options.compiled is not compiled
+
+
+def test_what_cannot_be_compiled_is_refused():
+    model = tiny_llama(num_layers=1)
+    with pytest.raises(ConfigError, match="compile must be True"):
+        TreeSpeculation(TokenRecycling(), compile="max-autotune")
+    assert CompiledTarget.of(False) is None
+    speculation = TreeSpeculation(TokenRecycling(), tree=4, compile={"backend": "eager"})
+    cache = DynamicCache()
+    model(prompt(1, 5), past_key_values=cache)
+    with pytest.raises(UnsupportedModeError, match="static cache of its own"):
+        treespec.generate(model, prompt(1, 6), speculation, past_key_values=cache, max_new_tokens=3)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
+    warnings.simplefilter("ignore", TreespecWarning)  # pytest restores filters after the test.
+    with pytest.raises(UnsupportedModelError, match="compile= needs a static cache"):
+        treespec.generate(mamba, prompt(1, 6) % 32, speculation, max_new_tokens=3)
