@@ -1,12 +1,16 @@
 """`treespec ablate`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from treespec.commands import app
+from treespec.commands.ablate import load_subject
 from treespec.errors import CheckpointError, ConfigError
+from treespec.hf.cpu.linear_kernels import has_fast_linears
+from treespec.hf.measure.study.study import read_study
 from treespec.hf.measure.study.table import read_table
 
 STUDY = """
@@ -37,11 +41,22 @@ def test_a_study_is_run_and_resumed(study, tmp_path):
     folder = tmp_path / "trees"
     assert len(read_table(folder / "runs.parquet")) == 12
     assert "## temperature 1" in (folder / "report.md").read_text()
+    assert "weights on a CPU are packed" in (folder / "report.md").read_text()
     for picture in ("gain.png", "speed.png"):
         assert (folder / picture).stat().st_size > 10_000
     before = (folder / "runs.parquet").read_bytes()
     assert invoke(study).exit_code == 0
     assert (folder / "runs.parquet").read_bytes() == before, "nothing was run again"
+
+
+def test_weights_are_packed_by_default_as_elsewhere(saved, study, tmp_path):
+    given = read_study(study, lambda file: [])
+    for is_packed in (True, False):
+        model, _, drafters = load_subject(replace(given, is_packed=is_packed))
+        (draft,) = drafters([str(saved)])
+        assert has_fast_linears(model) == has_fast_linears(draft) == is_packed
+    assert invoke(study, "--no-pack").exit_code == 0
+    assert "no weights are packed" in (tmp_path / "trees" / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -58,6 +73,7 @@ def test_several_processes_run_the_same_cells(study, tmp_path):
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
+        ("dtype: 5\ngrid: {policy: [plain, tree]}", ConfigError, "dtype must be one of"),
         ("grid: {policy: [oak]}", ConfigError, "policy must be one of"),
         ("model: no/such/folder\ngrid: {policy: [plain, chain]}", CheckpointError, "cannot load"),
         ("model: model\ngrid: {policy: [plain], processors: [{colour: red}]}", ConfigError, "cannot be run"),
@@ -69,8 +85,12 @@ def test_wrong_studies_are_named(study, tmp_path, text, error, words):
     found = invoke(study, "--out", tmp_path / "out").exception
     assert isinstance(found, error), found
     assert words in str(found)
-    assert not list(tmp_path.glob("out/*.*"))
+    assert not (tmp_path / "out").exists()
 
 
-def test_files_that_do_not_exist(tmp_path):
+def test_files_that_do_not_exist(study, tmp_path):
+    (tmp_path / "file").touch()
+    found = invoke(study, "--out", tmp_path / "file" / "out").exception
+    assert isinstance(found, ConfigError)
+    assert "is not a folder that you may write to" in str(found)
     assert invoke(tmp_path / "missing.yaml").exit_code == 2

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -11,7 +12,8 @@ import typer
 from torch import Tensor
 
 from treespec.commands.bench import PROMPTS
-from treespec.commands.console import CONSOLE, command_line, progress_bar
+from treespec.commands.console import CONSOLE, check_out_folder, command_line, progress_bar
+from treespec.commands.models import PackOption
 from treespec.commands.models import load as load_model
 from treespec.hf.cpu.load import is_busy
 from treespec.hf.measure.study.cells import FACTORS, Cell
@@ -26,6 +28,7 @@ treespec ablate study.yaml
 
 treespec ablate study.yaml --out results --workers 2"""
 UNITS = ("prompt", "seed")
+PACKED = {True: "; float32 weights on a CPU are packed", False: "; no weights are packed"}
 PANELS = ("temperature", "top_p", "processors", "batch")
 """Factors whose levels are compared within themselves, a table and a plot each."""
 
@@ -37,6 +40,7 @@ def run(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes; each loads the model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    pack: PackOption = True,
 ) -> None:
     """Run a grid of drafters, policies, budgets, depths, rules, temperatures, processors, batches and seeds.
 
@@ -44,8 +48,9 @@ def run(
     interrupted study. Exit code 0: done; 2: wrong use, or something cannot be loaded or written.
     """
     read = read_study(study, lambda file: PROMPTS if file is None else read_prompts(file))
+    read = replace(read, is_packed=pack)
     folder = out or study.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
+    check_out_folder(folder)
     load, blocks = _load_average(), read.blocks()
     with progress_bar() as progress:
         task = progress.add_task(f"{len(read.cells)} cells", total=len(blocks))
@@ -63,13 +68,13 @@ def run(
     CONSOLE.print(f"{folder}: report.md, gain.png, speed.png, runs.parquet", markup=False)
 
 
-def load_subject(study: Study) -> tuple[Any, Any, str]:
-    """The study's model, tokenizer and name, in any process."""
-    loaded = load_model(study.model, study.dtype)
+def load_subject(study: Study) -> tuple[Any, Any, Any]:
+    """The study's model, tokenizer and drafters, in any process."""
+    loaded = load_model(study.model, study.dtype, is_packed=study.is_packed)
     loaded.tokenizer.padding_side = "left"
     if loaded.tokenizer.pad_token is None:
         loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
-    return loaded.model, loaded.tokenizer, loaded.name
+    return loaded.model, loaded.tokenizer, loaded.drafters
 
 
 def encode(tokenizer: Any, prompts: Sequence[str]) -> Mapping[str, Tensor]:
@@ -90,7 +95,7 @@ def _about(study: Study, rows: Sequence[Mapping[str, Any]], workers: int, load: 
         f"{len(study.prompts)} prompts, at most {study.new_tokens} new tokens each. The gain is the mean paired "
         f"difference in tokens per pass to the baseline ({baseline}, other factors alike), the speed the geometric "
         "mean of paired ratios of milliseconds per token, both with 95 % bootstrap intervals over prompts and seeds. "
-        "Every run starts with new drafters.",
+        f"Every run starts with new drafters{PACKED[study.is_packed]}.",
         f"Command: `{command_line()}`; {workers} process{'es' * (workers > 1)} of {study.threads} "
         f"thread{'s' * (study.threads > 1)}; {load}{_others(rows, workers)}.",
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +40,21 @@ def device_of(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError.
         raise ConfigError(f"--device must be an existing cpu, cuda or cuda:NUMBER, got {name!r} ({error})") from error
     return torch.device(name)
+
+
+def check_out_folder(folder: Path) -> None:
+    """Raise `ConfigError`, before anything is measured, for a folder that cannot be made or written to."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written: {existing} is not a folder that you may write to")
+
+
+def check_out_file(path: Path) -> None:
+    """Raise `ConfigError`, before anything is measured, for a file that cannot be written."""
+    if path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: {path.parent} is not a folder that you may write to")
 
 
 def progress_bar() -> bars.Progress:

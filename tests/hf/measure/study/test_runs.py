@@ -7,6 +7,7 @@ import pytest
 from helpers.written import TARGET, TOKENIZER
 
 from treespec.commands.ablate import encode
+from treespec.commands.models import Loaded
 from treespec.errors import ConfigError
 from treespec.hf.measure.study import runs as module
 from treespec.hf.measure.study.cells import FACTORS, Cell
@@ -19,7 +20,7 @@ PLAIN, CHAIN, TREE = (Cell("suffix", policy, budget=4).without_unused() for poli
 
 
 def load(study):
-    return TARGET, TOKENIZER, "toy"
+    return TARGET, TOKENIZER, Loaded(TARGET, TOKENIZER, "toy").drafters
 
 
 def study_of(*cells):

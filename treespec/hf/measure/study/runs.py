@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,27 +18,25 @@ from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
 from treespec.hf.cpu.load import OtherWork
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.loading.named import named_drafters
 from treespec.hf.measure.study.cells import PLAIN, Cell
 from treespec.hf.measure.study.study import Block, Study
 from treespec.hf.measure.study.table import read_table, write_table
 
 Encode = Callable[[Any, Sequence[str]], Mapping[str, Tensor]]
 """A tokenizer and users' messages to arguments of `generate`, left-padded."""
-Load = Callable[[Study], tuple[Any, Any, str]]
-"""The study's model, its tokenizer and its name."""
+Load = Callable[[Study], tuple[Any, Any, Callable[[Sequence[str]], list[Any]]]]
+"""The study's model, its tokenizer, and what makes new drafters of names, see `named_drafters`."""
 
 
 @dataclass
 class Subject:
-    """What a process runs cells on; `parts` are the draft models and heads that it has loaded."""
+    """What a process runs cells on."""
 
     model: Any
     tokenizer: Any
-    name: str
+    drafters: Callable[[Sequence[str]], list[Any]]
     encode: Encode
     new_tokens: int
-    parts: dict[str, Any] = field(default_factory=dict)
     is_warm: bool = False
 
     @classmethod
@@ -59,7 +57,6 @@ def run_study(
         advance: called with the number of blocks done.
     """
     parts = folder / f"blocks-{study.digest()}"
-    parts.mkdir(parents=True, exist_ok=True)
     blocks = study.blocks()
     todo = [block for block in blocks if not _file(parts, block).is_file()]
     done = len(blocks) - len(todo)
@@ -110,11 +107,12 @@ def _file(parts: Path, block: Block) -> Path:
 
 
 def run_block(subject: Subject, block: Block) -> list[dict[str, Any]]:
-    """A row per cell. A process runs its first cell once before, which warms the model up."""
+    """A row per cell. A process first runs one cell of each policy and drafter untimed, which warms the models up."""
     inputs = subject.encode(subject.tokenizer, block.prompts)
     inputs = {name: value.to(subject.model.device) for name, value in inputs.items()}
     if not subject.is_warm:
-        run_cell(subject, block.cells[0], inputs, block.number)
+        for cell in {(cell.policy, cell.drafter): cell for cell in block.cells}.values():
+            run_cell(subject, cell, inputs, block.number)
         subject.is_warm = True
     return [run_cell(subject, cell, inputs, block.number) for cell in block.cells]
 
@@ -127,8 +125,7 @@ def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number:
     counts: dict[str, Any]
     torch.manual_seed(seed)
     if cell.policy != PLAIN:
-        names = cell.drafter.split(" + ")
-        drafters = named_drafters(names, subject.model, subject.tokenizer, subject.name, subject.parts)
+        drafters = subject.drafters(cell.drafter.split(" + "))
         policy, rule = cell.policy_object(), cell.rule
         speculation = TreeSpeculation(drafters, tree=policy, verification=rule, seed=seed)
         arguments["custom_generate"] = speculation

@@ -13,6 +13,7 @@ from typing import Any
 from treespec.checks import check_count
 from treespec.errors import ConfigError
 from treespec.hf.loading import smollm2
+from treespec.hf.loading.models import dtype_of
 from treespec.hf.loading.named import default_drafters
 from treespec.hf.measure.study.cells import FACTORS, PAIRED, Cell, level_of
 
@@ -33,6 +34,7 @@ class Study:
         new_tokens: of each answer, at most.
         threads: PyTorch's, in every process.
         dtype: None: the checkpoint's.
+        is_packed: float32 weights on a CPU are packed, those of draft models and heads too.
     """
 
     name: str
@@ -43,10 +45,11 @@ class Study:
     new_tokens: int = 48
     threads: int = 1
     dtype: str | None = None
+    is_packed: bool = True
 
     def digest(self) -> str:
         """Of all that a run's numbers depend on; what was run with other settings is not reused."""
-        about = [self.model, self.prompts, self.new_tokens, self.threads, self.dtype]
+        about = [self.model, self.prompts, self.new_tokens, self.threads, self.dtype, self.is_packed]
         about += [[cell.as_dict() for cell in self.cells]]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
@@ -84,13 +87,13 @@ class Block:
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
-KEYS = {"name", "model", "prompts", "grid", "baseline", *(f.name for f in fields(Study))} - {"cells"}
+KEYS = {"name", "model", "prompts", "grid", "baseline", *(f.name for f in fields(Study))} - {"cells", "is_packed"}
 
 
 def read_study(path: Path, read_prompts: ReadPrompts) -> Study:
     """A study from a YAML file, whose paths are relative to its folder.
 
-    Raises `ConfigError`: no YAML, unknown keys or factors, or a level that a factor cannot have.
+    Raises `ConfigError`: no YAML, unknown keys or factors, a level that a factor cannot have, or an unknown dtype.
     """
     import yaml
 
@@ -113,6 +116,8 @@ def read_study(path: Path, read_prompts: ReadPrompts) -> Study:
     options = {name: data[name] for name in ("new_tokens", "threads", "dtype") if name in data}
     for name in options.keys() - {"dtype"}:
         check_count(name, options[name])
+    if options.get("dtype") is not None:
+        dtype_of(options["dtype"])
     baseline = _baseline(path, data.get("baseline"))
     prompts = _prompts(path, data.get("prompts"), read_prompts)
     study = Study(str(data.get("name", path.stem)), model, prompts, cells, baseline, **options)

@@ -11,8 +11,12 @@ from treespec.errors import ConfigError
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows of the same names, whole or not at all. Raises `ConfigError`: pyarrow is missing."""
+    """Write rows of the same names, whole or not at all, into a folder that is made if missing.
+
+    Raises `ConfigError`: pyarrow is missing.
+    """
     arrow, parquet = _arrow()
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         parquet.write_table(arrow.Table.from_pylist(list(rows)), scratch)
@@ -27,7 +31,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, arrow.ArrowException) as error:
-        raise ConfigError(f"{path} is not a table of runs: {error}") from error
+        raise ConfigError(f"{path} is not a table of runs (delete it to have it run again): {error}") from error
 
 
 def _arrow() -> tuple[Any, Any]:
