@@ -199,7 +199,7 @@ def picture(data: dict[str, Any], path: Any) -> None:
         plot.set_title(f"{title}: milliseconds per token", fontsize=9, loc="left")
         plot.spines[["top", "right"]].set_visible(False)
     plots[0].invert_yaxis()
-    plots[-1].legend(fontsize=8, frameon=False, loc="lower right")
+    plots[-1].legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     figure.tight_layout()
     figure.savefig(path)
 
