@@ -14,27 +14,18 @@ from treespec import BestFirst, Eagle3, TreeSpeculation, load_drafter, optimize,
 from treespec.drafters import Merge
 from treespec.drafters.merge.merge import read_trees
 from treespec.hf.loading import smollm2
-from treespec.protocols import NodeProbs, RandomSource, Session, VerifiableTree
-from treespec.tree import HostTree, TreeBatch, Verdict
+from treespec.protocols import Session
+from treespec.tree import ROOT_PARENT, HostTree, TreeBatch
 
 NUM_RECORDED = 32
 """Nodes of the recorded trees."""
 
 
-class RootOnly:
-    """Emits the next token and accepts no draft, so that every position is seen."""
-
-    name, is_lossless = "root_only", False  # Lossless in fact; greedy decoding would replace it by the target walk.
-
-    def reason_against(self, trees: TreeBatch) -> None:
-        """None: it verifies every tree."""
-
-    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return Verdict((0,), rng.pick(0, target_probs(0)), is_bonus=False)
-
-
 class Recorder(Merge):
-    """Keeps the trees of its parts, by step and part."""
+    """Keeps the trees of its parts, by step and part.
+
+    It proposes the root alone: every position is seen, and no node of a large tree teaches token recycling.
+    """
 
     def start(self, session: Session) -> None:
         super().start(session)
@@ -43,7 +34,8 @@ class Recorder(Merge):
     def propose(self, max_depth: int) -> TreeBatch:
         parts = [read_trees(drafter, drafter.propose(max_depth))[0] for drafter in self._drafters]
         self.trees.append(parts)
-        return TreeBatch.from_host_trees(parts[:1])
+        root = parts[0].tokens[0]
+        return TreeBatch.from_host_trees([HostTree([root], [ROOT_PARENT], [1.0])])
 
 
 def record(args: argparse.Namespace, prompts: list[Prompt], console: Console) -> list[dict[str, Any]]:
@@ -56,7 +48,7 @@ def record(args: argparse.Namespace, prompts: list[Prompt], console: Console) ->
     head = load_drafter(shipped_head(smollm2.NAME), model)
     assert isinstance(head, Eagle3)
     recorder = Recorder([head, *warm_start().drafters()])
-    speculation = TreeSpeculation(recorder, tree=BestFirst(NUM_RECORDED), verification=RootOnly())
+    speculation = TreeSpeculation(recorder, tree=BestFirst(NUM_RECORDED))
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": 0}
     options = sampling if args.temperature else {"do_sample": False}
     found = []
