@@ -10,6 +10,11 @@ Where the texts differ, plain's gap between the two best logits at the first dif
 noise: by how much its logits after the same tokens differ between three ways to read them without treespec, in one
 pass, the prompt and then token by token, and with the prompt's last token apart too. A gap of at most twice that noise
 (each of the two logits has it) is the model's own tie. `noise` measures it again for the texts that differ.
+
+What rounding does to the text itself, with longer texts:
+
+    python -m benchmarks.weights identity --threads 1 --new-tokens 32 --schemes float32 bfloat16 \\
+        "treespec.optimize, bfloat16" "treespec.optimize, int8" --output benchmarks/results/weights/rounding.json
 """
 
 from __future__ import annotations
@@ -115,6 +120,7 @@ def identity(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str
         output = out[0, inputs["input_ids"].shape[1] :].tolist()
         position = first_difference(output, plain.tokens)
         row: dict[str, Any] = {"prompt": name, "tokens": len(output), "position": position}
+        row |= {"plain": plain.tokens, "gaps": [round(float(gap), 4) for gap in plain.gaps]}
         if position is not None:
             row |= {
                 "gap": plain.gaps[min(position, len(plain.gaps) - 1)],

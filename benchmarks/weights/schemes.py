@@ -22,6 +22,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from treespec import optimize
+
 GROUP_SIZE = 32
 """Of schemes that round in groups: divides the widths of small models."""
 
@@ -84,6 +86,12 @@ def _pytorch_int8(folder: Path) -> PreTrainedModel:
         return torch.ao.quantization.quantize_dynamic(_loaded(folder), {torch.nn.Linear}, dtype=torch.qint8)
 
 
+def _optimized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    model = _loaded(folder)
+    optimize(model, dtype=dtype)
+    return model
+
+
 def _hqq(folder: Path, nbits: int) -> PreTrainedModel:
     """By HQQ itself: transformers 5.23 says that its own way of loading is not available yet."""
     from hqq.core.quantize import BaseQuantizeConfig  # pyright: ignore[reportMissingImports]
@@ -137,6 +145,8 @@ SCHEMES: dict[str, Scheme] = {
     "float32": Scheme(_loaded),
     "float16": Scheme(partial(_loaded, dtype=torch.float16)),
     "bfloat16": Scheme(partial(_loaded, dtype=torch.bfloat16)),
+    "treespec.optimize, bfloat16": Scheme(partial(_optimized, dtype=torch.bfloat16)),
+    "treespec.optimize, int8": Scheme(partial(_optimized, dtype=torch.int8)),
     "PyTorch dynamic int8": Scheme(_pytorch_int8),
     "torchao int8 weights": torchao("Int8WeightOnlyConfig"),
     "torchao int8 weights, int8 per token": torchao("Int8DynamicActivationInt8WeightConfig"),
