@@ -25,7 +25,7 @@ PROMPTS = {
 """Texts for a model, whatever their words."""
 
 FORMER_WORDS = {
-    r"\blaws?\b": "distribution; `probs`, `draft_probs`, `target_probs` in names",
+    r"(?<!in-)\blaws?\b": "distribution; `probs`, `draft_probs`, `target_probs` in names",
     r"\bchoosers?\b": "random source, `rng`",
     r"\badmi(?:ts?|tted|tting|ssions?|ssible)\b|\bobjections?\b": "requirements, supports, reason",
     r"\bpromis(?:e|es|ed|ing)\b|\bdoubt(?:s|ed)?\b": "confidence, smoothing",
