@@ -1,7 +1,8 @@
 """The diagnosis of real runs of SmolLM2-135M-Instruct, each slow by one cause: what it names, and its predictions.
 
 A first call is traced and diagnosed. Then calls without a trace are timed together with plain `generate` with the same
-streamer, processors and length, and the predicted speed is compared with the measured one.
+streamer, processors and length, and the predicted speed is compared with the measured one. Every call has
+new drafters; weights are packed.
 
     python -m benchmarks.diagnosis --threads 1
 """
@@ -13,13 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from rich.progress import track
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from benchmarks.common.drafters import warm_start
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -29,7 +30,8 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
-from treespec import Chain, SuffixLookup, TreeSpeculation, generate, load_drafter, shipped_head
+from treespec import Chain, SuffixLookup, TreeSpeculation, generate
+from treespec.commands.models import Loaded, load
 from treespec.hf.loading import smollm2
 from treespec.hf.models.pass_times import pass_times
 
@@ -62,7 +64,7 @@ class Case:
     """A run. `cause` is what slows it down, None where nothing should."""
 
     cause: str | None
-    drafters: Callable[[Any], Any]
+    drafters: Callable[[Loaded], Any]
     tree: Any = 8
     prompt: str = CODE
     new_tokens: int = 64
@@ -71,23 +73,23 @@ class Case:
     streamer: Any = None
 
 
-def shipped(model: Any) -> list[Any]:
-    return [load_drafter(shipped_head(smollm2.NAME), model), *warm_start().drafters()]
+def shipped(loaded: Loaded) -> list[Any]:
+    return loaded.drafters(["head", "warm"])
 
 
 SAMPLED = {"do_sample": True, "top_k": 0}
 CASES = {
     "shipped drafters, code": Case(None, shipped),
     "shipped drafters, tree='auto', code": Case(None, shipped, "auto"),
-    "the target drafts for itself": Case("draft too expensive", lambda model: model, Chain(4)),
+    "the target drafts for itself": Case("draft too expensive", lambda loaded: loaded.model, Chain(4)),
     "tree of 64 nodes": Case("tree too large", shipped, 64),
-    "12 rows": Case("batch too large", shipped, 8, num_rows=12),
+    "16 rows": Case("batch too large", lambda loaded: loaded.drafters(["warm"]), 8, num_rows=16),
     "prompt of 700 tokens, 16 new ones": Case("prompt longer than the answer", shipped, 8, 25 * FACTS, 16),
     "slow streamer": Case("host work", shipped, streamer=SlowStreamer()),
     "slow logits processor": Case(
         "processors expensive", shipped, options={"logits_processor": LogitsProcessorList([SlowProcessor()])}
     ),
-    "suffix lookup, a story": Case("hardly any drafts", lambda model: SuffixLookup(), 8, STORY),
+    "suffix lookup, a story": Case("hardly any drafts", lambda loaded: SuffixLookup(), 8, STORY),
     "sampled at temperature 2, a story": Case(
         "hostile text", shipped, 8, STORY, options={**SAMPLED, "temperature": 2.0}
     ),
@@ -107,29 +109,29 @@ def decode(case: Case, model: Any, inputs: dict[str, Any], speculation: TreeSpec
     return time.perf_counter() - start
 
 
-def run(case: Case, model: Any, tokenizer: Any, seed: int, rounds: int) -> dict[str, Any]:
+def run(case: Case, loaded: Loaded, seed: int, rounds: int) -> dict[str, Any]:
+    model, tokenizer = loaded.model, loaded.tokenizer
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": case.prompt}], tokenize=False, add_generation_prompt=True
     )
     inputs = tokenizer([text] * case.num_rows, add_special_tokens=False, return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    drafter = case.drafters(model)
     with tempfile.TemporaryDirectory() as folder:
-        traced = TreeSpeculation(drafter, tree=case.tree, seed=seed, trace=Path(folder) / "run.jsonl")
+        traced = TreeSpeculation(case.drafters(loaded), tree=case.tree, seed=seed, trace=Path(folder) / "run.jsonl")
         decode(case, model, inputs, traced, seed)
         found = traced.diagnose()
-    speculation = TreeSpeculation(drafter, tree=case.tree, seed=seed)
-    ratios = []
+    ratios, ordinary = [], []
     for number in range(rounds):
+        speculation = TreeSpeculation(case.drafters(loaded), tree=case.tree, seed=seed)
         plain = decode(case, model, inputs, None, seed + number)
         ratios.append(plain / decode(case, model, inputs, speculation, seed + number))
-    ordinary = speculation.diagnose()
+        ordinary.append(speculation.diagnose())
     return {
         "cause": case.cause,
         "named": [cause.name for cause in found.causes],
-        "named_without_trace": [cause.name for cause in ordinary.causes],
+        "named_without_trace": [cause.name for cause in ordinary[-1].causes],
         "measured_speed": ratios,
-        "predicted_speed": ordinary.speedup,
+        "predicted_speed": [one.speedup for one in ordinary],
         "diagnosis": found.as_dict(),
         "text": str(found),
     }
@@ -138,7 +140,6 @@ def run(case: Case, model: Any, tokenizer: Any, seed: int, rounds: int) -> dict[
 def report(data: dict[str, Any]) -> str:
     rows = []
     for name, found in data["runs"].items():
-        speeds = sorted(found["measured_speed"])
         changed = [cause["speedup"] for cause in found["diagnosis"]["causes"][:1]]
         rows.append(
             [
@@ -146,8 +147,8 @@ def report(data: dict[str, Any]) -> str:
                 found["cause"] or "none",
                 ", ".join(found["named"]) or "none",
                 ", ".join(found["named_without_trace"]) or "none",
-                f"{speeds[len(speeds) // 2]:.2f}",
-                f"{found['predicted_speed']:.2f}",
+                f"{median(found['measured_speed']):.2f}",
+                f"{median(found['predicted_speed']):.2f}",
                 f"{changed[0]:.2f}" if changed else "",
                 f"{found['diagnosis']['perfect_speedup']:.1f}",
             ]
@@ -173,10 +174,10 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     data = settings(seed=args.seed, rounds=args.rounds, runs={})
-    model, tokenizer = smollm2.load()
-    pass_times(model)
+    loaded = load(None, is_packed=True)  # As commands do: with plain layers every tree would have a second cause.
+    pass_times(loaded.model)
     for name, case in track(CASES.items(), description="runs"):
-        data["runs"][name] = run(case, model, tokenizer, args.seed, args.rounds)
+        data["runs"][name] = run(case, loaded, args.seed, args.rounds)
         data["load_average_after"] = load_average()
         write_json(RESULTS / "diagnosis" / "diagnosis.json", data)  # An interrupted run leaves what it has.
     (RESULTS / "diagnosis" / "diagnosis.md").write_text(report(data))

@@ -33,11 +33,11 @@ class Clock:
 
 
 class TimedScorer(ToyScorer):
-    """A toy target whose passes take what `PASS_MS` says."""
+    """A toy target whose passes take what `pass_ms` says."""
 
-    def __init__(self, model, clock, prefill_ms):
+    def __init__(self, model, clock, prefill_ms, pass_ms):
         super().__init__(model)
-        self._clock, self._prefill_ms = clock, prefill_ms
+        self._clock, self._prefill_ms, self._pass_ms = clock, prefill_ms, pass_ms
 
     def prefill(self, ids, mask):
         self._clock.advance(self._prefill_ms * ids.shape[1])
@@ -45,11 +45,11 @@ class TimedScorer(ToyScorer):
 
     def extend(self, tokens, parents):
         count = int((parents != -2).sum())
-        sizes = list(PASS_MS)
+        pass_ms, sizes = self._pass_ms, list(self._pass_ms)
         above = next((n for n in sizes if n >= count), sizes[-1])
         below = max(n for n in sizes if n <= min(count, sizes[-1]))
         share = (count - below) / (above - below) if above > below else 0.0
-        self._clock.advance(PASS_MS[below] + share * (PASS_MS[above] - PASS_MS[below]))
+        self._clock.advance(pass_ms[below] + share * (pass_ms[above] - pass_ms[below]))
         return super().extend(tokens, parents)
 
 
@@ -176,6 +176,7 @@ class Run:
     processor_ms: float = 0.0
     rule_ms: float = 0.0
     is_sampling: bool = False
+    pass_ms: dict | None = None
 
     def decode(self, path, monkeypatch):
         """Decode; the statistics, what is known of the call, and the prompts' lengths."""
@@ -187,7 +188,7 @@ class Run:
         prompts = torch.randint(VOCAB_SIZE, (self.num_rows, self.num_prompt), generator=generator)
         processors = SlowProcessors(clock, self.processor_ms) if self.processor_ms else NoProcessors()
         about = {
-            "pass_ms": {str(nodes): ms for nodes, ms in PASS_MS.items()},
+            "pass_ms": {str(nodes): ms for nodes, ms in (self.pass_ms or PASS_MS).items()},
             "prompt_ids": prompts.tolist(),
             "processors": ["RepetitionPenaltyLogitsProcessor"] if self.processor_ms else [],
         }
@@ -206,7 +207,7 @@ class Run:
             trace=recorder,
         )
         with recorder:
-            result = speculate(TimedScorer(model, clock, self.prefill_ms), drafter, request)
+            result = speculate(TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS), drafter, request)
         return result.stats, about, [self.num_prompt] * self.num_rows
 
 
@@ -257,3 +258,22 @@ ONLY_BY_TRACE = {
     "draft's temperature does not fit",
     "hostile text",
 }
+CONTRIBUTING = {
+    "a large tree, whose drafts are expensive for its size": (
+        replace(HEALTHY, tree=treespec.BestFirst(60, depth=8), draft=guess(level_ms=4.0)),
+        "tree too large",
+    ),
+    "a large batch of trees that one row could afford": (
+        replace(HEALTHY, num_rows=8, tree=treespec.BestFirst(24, depth=4), pass_ms={1: 20.0, 32: 34.0, 256: 240.0}),
+        "batch too large",
+    ),
+    "a long prompt, and drafts that gain little": (
+        replace(SLOW_RUNS["prompt longer than the answer"], draft=guess(accuracy=(0.3,))),
+        "prompt longer than the answer",
+    ),
+    "a hostile text, where no tree is worth its pass": (
+        replace(SLOW_RUNS["hostile text"], tree=treespec.BestFirst(60, depth=4)),
+        "hostile text",
+    ),
+}
+"""Runs whose cause brings others about, which are not to come before it."""

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from helpers.slow_runs import HEALTHY, HEALTHY_RUNS, ONLY_BY_TRACE, SLOW_RUNS
+from helpers.slow_runs import CONTRIBUTING, HEALTHY, HEALTHY_RUNS, ONLY_BY_TRACE, SLOW_RUNS
 
 from treespec.engine.diagnosis import diagnose, of_stats, of_trace
 from treespec.engine.trace import read_trace
@@ -21,6 +21,15 @@ def test_the_cause_of_a_slow_run_comes_first(name, tmp_path, monkeypatch):
     if name not in ONLY_BY_TRACE:
         assert [cause.name for cause in by_stats.causes][:1] == [name], str(by_stats)
     assert by_stats.speedup == pytest.approx(by_trace.speedup, rel=0.02)
+
+
+@pytest.mark.parametrize("name", CONTRIBUTING)
+def test_what_a_cause_brings_about_does_not_come_before_it(name, tmp_path, monkeypatch):
+    run, cause = CONTRIBUTING[name]
+    run.decode(tmp_path / "run.jsonl", monkeypatch)
+    found = diagnose(of_trace(read_trace(tmp_path / "run.jsonl")))
+    assert [cause.name for cause in found.causes][:1] == [cause], str(found)
+    assert "hardly ever right" not in str(found)
 
 
 @pytest.mark.parametrize("name", HEALTHY_RUNS)
@@ -54,6 +63,13 @@ def test_of_a_short_answer_the_share_of_the_prompt_is_named(tmp_path, monkeypatc
     assert [c.name for c in diagnose(of_stats(*run.decode(tmp_path / "run.jsonl", monkeypatch))).causes] == [
         "prompt longer than the answer"
     ]
+
+
+def test_what_a_run_has_already_is_not_advised(tmp_path, monkeypatch):
+    stats, about, lengths = SLOW_RUNS["hardly any drafts"].decode(tmp_path / "run.jsonl", monkeypatch)
+    for drafter, words in (("SuffixLookup()", "TokenRecycling()]"), ("Merge([TokenRecycling()])", "warm-up")):
+        found = diagnose(of_stats(stats, {**about, "drafter": drafter}, lengths))
+        assert words in found.causes[0].change
 
 
 def test_what_is_not_known_is_said(tmp_path, monkeypatch):

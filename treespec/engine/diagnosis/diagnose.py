@@ -73,7 +73,7 @@ def diagnose(run: Evidence) -> Diagnosis:
     mean_nodes = run.num_nodes / run.num_steps
     # Without a profile passes count as flat: one of any size takes what this run's took.
     passes = Passes(run.pass_ms or {1: mean_ms}, mean_nodes, mean_ms)
-    case = Case(run, speed_of(run, passes), passes)
+    case = Case(run, speed_of(run, passes), passes, run.rows_per_step)
     total = sum(run.ms.values()) - run.ms["processors"]
     return Diagnosis(
         causes=_causes(case),
@@ -99,8 +99,8 @@ def _causes(case: Case) -> list[Cause]:
     why = explanation(case) if any(cause.name in EXPLAINED for cause in causes) else temperature_alone(case)
     if why is None:
         return causes
-    # The explanation takes the rank of what it explains.
-    first = min((n for n, cause in enumerate(causes) if cause.name in EXPLAINED), default=0)
+    # The explanation takes the rank of what it explains, and comes before changes that help no more.
+    first = min((n for n, c in enumerate(causes) if c.name in EXPLAINED or c.speedup <= why.speedup), default=0)
     others = [cause for cause in causes if cause.name not in EXPLAINED]
     return [*others[:first], why, *others[first:]]
 

@@ -79,7 +79,7 @@ def one_drafter_wrong(case: Case) -> Cause | None:
         others = max((rate for other, rate in rates.items() if other != name), default=0.0)
         share = count["alone"] / max(run.num_nodes - run.num_rows, 1)
         rate = count["accepted_alone"] / max(count["alone"], 1)
-        if share < 0.3 or rate > 0.05 or others < 4 * rates[name]:
+        if share < 0.3 or rate > 0.05 or others <= 4 * rates[name]:  # Where all are wrong, no one is to blame.
             continue
         nodes = run.nodes_per_row - count["alone"] / run.num_rows
         target = min(case.pass_ms(nodes), speed.target)
@@ -113,6 +113,11 @@ def hardly_any_drafts(case: Case) -> Cause | None:
         "this drafter finds nothing to draft in such texts: merge it with one that always drafts, "
         "TreeSpeculation([it, TokenRecycling()]) or a trained head"
     )
+    if "TokenRecycling" in str(run.about.get("drafter")):
+        change = (
+            "these drafters have not seen such text yet: warm them (treespec warm-up), go on with texts of the same "
+            "kind, or merge them with a trained head"
+        )
     tokens = 1 + max((speed.tokens - 1) / drafted, USUAL_ACCEPTANCE)
     return Cause("hardly any drafts", evidence, change, speed.but(tokens=tokens))
 

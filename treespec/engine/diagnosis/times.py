@@ -6,10 +6,11 @@ from treespec.engine.diagnosis.cause import (
     EXPENSIVE_HOST,
     FLAT,
     LARGE_BATCH,
+    LEAST_GAIN,
     USUAL_HOST,
     Case,
     Cause,
-    speedup_with_nodes,
+    best_size,
 )
 
 
@@ -19,18 +20,17 @@ def tree_too_large(case: Case) -> Cause | None:
     here, one = case.pass_ms(run.nodes_per_row), case.pass_ms(1)
     if here < FLAT * one:
         return None
-    size, speedup = max(
-        ((n, speedup_with_nodes(case, n)) for n in range(1, int(run.nodes_per_row) + 1)), key=lambda x: x[1]
-    )
-    alone = case.passes(run.nodes_per_row) / case.passes(1)
+    size, speedup = best_size(case)
     sizes = f"{run.nodes_per_row:.0f} nodes" + (f" for each of {run.rows_per_step:.0f} rows" * (run.rows_per_step > 1))
     evidence = f"a pass over {sizes} takes {here:.1f} ms, {here / one:.2f} times that over one node per row"
-    if run.rows_per_step >= LARGE_BATCH and alone < FLAT:
+    alone = case.with_one_row()
+    if run.rows_per_step >= LARGE_BATCH and best_size(alone)[1] < LEAST_GAIN * alone.speed.speedup:
         change = (
             f'smaller trees for batches (tree={size}), none at all for large ones, or tree="auto"; fewer rows at a '
             "time where single answers are to be fast"
         )
-        return Cause("batch too large", evidence + f", with one row it would be {alone:.2f} times", change, speedup)
+        evidence += f"; for a single row it would take {alone.speed.target / alone.speed.plain_pass:.2f} times"
+        return Cause("batch too large", evidence, change, speedup)
     change = f'tree={size}, or tree="auto", which knows the times of this machine (Control(max_nodes={size}) bounds it)'
     return Cause("tree too large", evidence, change, speedup)
 
@@ -67,7 +67,8 @@ def prompt_long(case: Case) -> Cause | None:
         "speculation cannot read prompts faster: keep the cache from call to call (past_key_values=, treespec chat), "
         "ask several questions of one text in a row, or ask for longer answers at once"
     )
-    return Cause("prompt longer than the answer", evidence, change, speed.but(prefill=0.0))
+    today = speed.prefill + speed.tokens * speed.plain  # Of plain decoding, which reads the prompt.
+    return Cause("prompt longer than the answer", evidence, change, today / speed.step)
 
 
 def processors_expensive(case: Case) -> Cause | None:
@@ -79,6 +80,7 @@ def processors_expensive(case: Case) -> Cause | None:
     evidence = (
         f"logits processors ({', '.join(names)}) take {spent:.1f} ms of a step's {speed.step:.1f} ms: they run at "
         "every node that the rule visits and, where the draft samples, at every drafted one"
+        f"{'' if case.run.num_waits is not None else '; the time of the rule is part of it, which a trace leaves out'}"
     )
     change = (
         "leave out what the text does not need; write your own without loops over the vocabulary or the text; "
