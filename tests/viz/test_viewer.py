@@ -50,9 +50,11 @@ def test_the_page_holds_the_trace_and_loads_nothing(trace, tmp_path):
 
 def test_text_that_looks_like_html_stays_text(trace, tmp_path):
     (call,) = trace.calls
-    call.texts[1] = "</script><b>$data"
-    write_page(trace, tmp_path / "run.html")
-    assert data_of(tmp_path / "run.html")["calls"][0]["texts"]["1"] == "</script><b>$data"
+    for text in ("</script><b>$data", "<!-- <script>"):
+        call.texts[1] = text
+        write_page(trace, tmp_path / "run.html")
+        assert data_of(tmp_path / "run.html")["calls"][0]["texts"]["1"] == text
+        assert text not in (tmp_path / "run.html").read_text()
 
 
 def test_a_trace_without_steps_has_no_page(trace, tmp_path):

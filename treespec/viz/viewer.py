@@ -34,12 +34,13 @@ def write_page(trace: Trace, path: str | PathLike[str]) -> None:
         OSError: the page cannot be written.
     """
     page = files("treespec.viz") / "page"
-    scripts = "\n".join((page / name).read_text() for name in SCRIPTS)
-    # A script element ends at its first "</".
-    data = json.dumps(_data(trace), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    scripts = "\n".join((page / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # To a parser of HTML "</script" ends the element, and "<!--<script" hides its end.
+    data = json.dumps(_data(trace), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     parts = {"title": _title(trace), "data": data, "scripts": scripts}
-    parts["styles"] = "\n".join((page / name).read_text() for name in STYLES)
-    Path(path).write_text(Template((page / "page.html").read_text()).substitute(parts))
+    parts["styles"] = "\n".join((page / name).read_text(encoding="utf-8") for name in STYLES)
+    template = Template((page / "page.html").read_text(encoding="utf-8"))
+    Path(path).write_text(template.substitute(parts), encoding="utf-8")
 
 
 def _title(trace: Trace) -> str:
