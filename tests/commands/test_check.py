@@ -10,6 +10,7 @@ from treespec.commands import app, main
 from treespec.errors import CheckpointError, ConfigError, InvalidTreeError
 from treespec.hf import make_scorer
 from treespec.hf.cache import slot_cache
+from treespec.hf.generation.setting import Setting
 from treespec.hf.selftest import check as module
 
 QUICK = ["--only", "tree logits", "--only", "greedy texts, given drafter"]
@@ -23,6 +24,10 @@ def test_the_verdict_is_printed(saved):
     done = invoke(saved, *QUICK, "--drafter", "suffix", "--drafter", "recycling", "--tree", "6")
     assert done.exit_code == 0, done.output
     assert "Exact as far as tested: 2 checks passed" in done.output
+    for given in (["--tree", "chain of 3"], ["--setting", saved.parent / "setting.json"]):
+        Setting(("suffix",), "tree of 4").save(saved.parent / "setting.json")
+        done = invoke(saved, *QUICK, *given, "--no-pack")
+        assert "greedy texts, given drafter  ok" in done.output, "what is given is tested, whichever option names it"
 
 
 def test_reports_and_json(saved, tmp_path):
@@ -59,6 +64,8 @@ def test_vllms_configuration(saved):
     ("arguments", "error", "words"),
     [
         (["--report", "check.txt"], ConfigError, "must be a *.md or *.json file"),
+        (["--report", "no/such/folder/check.md"], ConfigError, "is not a folder that you may write to"),
+        (["--tree", "oak"], InvalidTreeError, "rank paths such as"),
         (["--only", "everything"], ConfigError, "no check is called everything"),
         (["--drafter", "head"], ConfigError, "ships for SmolLM2-135M-Instruct only"),
         (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),

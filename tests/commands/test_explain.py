@@ -24,7 +24,11 @@ def test_the_textbooks_round_is_explained():
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
-    [(("a,b", "0.5,0.5", "0,0"), "separated by commas"), (("0.5", "0.5,0.5", "0"), ""), (("2", "0.5", "0"), "")],
+    [
+        (("a,b", "0.5,0.5", "0,0"), "separated by commas"),
+        (("0.5", "0.5,0.5", "0"), "1 in --target, 2 in --draft, 1 in --coins"),
+        (("2", "0.5", "0"), ""),
+    ],
 )
 def test_wrong_numbers_are_named(numbers, words):
     found = invoke(*numbers).exception

@@ -46,7 +46,7 @@ def test_the_text_is_streamed_with_statistics_and_colours(saved):
     done = invoke("generate", saved, "--prompt", "Again and again and", "--raw", *SHORT, "--colours")
     assert done.exit_code == 0, done.output
     assert plain([], raw="Again and again and").strip() in done.stdout
-    assert "per target pass" in done.output
+    assert "tokens per model pass, " in done.output
     assert "tokens by: " in done.output
 
 
@@ -71,6 +71,7 @@ def test_accepted_tokens_have_their_drafter():
     [
         (["--prompt", "a", "--file", __file__], "by --prompt or by --file, got both"),
         (["--prompt", "  "], "the prompt is empty"),
+        (["--prompt", "a", "--speculative-config", "{}", "--tree", "8"], "leave out --drafter and --tree"),
         (["--prompt", "a", "--drafter", "warm"], "ships for SmolLM2-135M-Instruct only"),
     ],
 )
@@ -115,4 +116,6 @@ def test_a_conversation_beyond_the_sliding_window_is_cut_too():
 def test_chat_reads_lines(saved):
     done = invoke("chat", saved, "--max-new-tokens", "6", "--tree", "6", input="Hello\n\n/new\nHello\n/quit\n")
     assert done.exit_code == 0, done.output
-    assert done.stderr.count("per target pass") == 2
+    assert done.stderr.count("per model pass") == 2
+    done = invoke("chat", saved, "--max-new-tokens", "6", "--tree", "6", "--json", input="Hello\nWhy?\n")
+    assert [json.loads(line)["num_tokens"] for line in done.stdout.splitlines()] == [6, 6]

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 import treespec
 from treespec.commands import app, main
 from treespec.errors import ConfigError, TraceError
+from treespec.hf.generation.setting import Setting
 
 SHORT = ("--max-new-tokens", "16", "--tree", "6", "--prompt", "What is this?")
 
@@ -33,8 +34,9 @@ def test_a_run_is_recorded_summed_up_and_shown(saved, tmp_path):
     data = json.loads(invoke("summary", file, "--json").stdout)
     assert data["num_tokens"] == 32
     assert [call["end"] for call in data["calls"]] == ["complete", "complete"]
-    shown = invoke("view", file)
+    shown = invoke("view", file, "--json")
     assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout) == {"page": str(tmp_path / "run.html")}
     assert "treespec trace of model" in (tmp_path / "run.html").read_text()
     assert invoke("graph", file, "--step", 2, "--out", tmp_path / "tree.graphml").exit_code == 0
     assert (tmp_path / "tree.graphml").stat().st_size > 500
@@ -78,6 +80,17 @@ def test_other_files_are_not_written_to(tmp_path, saved):
     page = tmp_path / "run.html"
     page.write_text("x")
     assert isinstance(invoke("view", page).exception, ConfigError)
+
+
+def test_a_setting_is_recorded_and_outputs_have_a_folder(tmp_path, saved):
+    file = tmp_path / "run.jsonl"
+    Setting(("suffix",), "chain of 2").save(tmp_path / "setting.json")
+    done = invoke("record", file, "--model", saved, *SHORT[:2], *SHORT[4:], "--setting", tmp_path / "setting.json")
+    assert done.exit_code == 0, done.output
+    assert "SuffixLookup" in treespec.read_trace(file).calls[0].about["drafter"]
+    for command in (["view"], ["graph", "--step", "1"]):
+        found = invoke(command[0], file, *command[1:], "--out", tmp_path / "none" / "x.json").exception
+        assert "is not a folder that you may write to" in str(found)
 
 
 def test_errors_have_exit_code_2_and_no_traceback(monkeypatch, tmp_path, capfd):

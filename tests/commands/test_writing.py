@@ -94,5 +94,9 @@ def test_errors_are_one_line(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert sum("treespec: cannot load" in line for line in lines) == 1
     assert not any("Traceback" in line for line in lines)
+    for out in (tmp_path, tmp_path / "file" / "x.safetensors"):
+        (tmp_path / "file").touch()
+        refused = CliRunner().invoke(app, ["warm-up", str(tmp_path), "--out", str(out)]).exception
+        assert "cannot be written" in str(refused), "before the model is loaded"
     result = CliRunner().invoke(app, ["warm-up", "--help"])
     assert result.exit_code == 0

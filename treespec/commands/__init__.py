@@ -11,10 +11,8 @@ try:
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
-from treespec.commands import ablate, bench, chat, check, explain, generate, trace, tune
+from treespec.commands import ablate, bench, chat, check, explain, generate, trace, train, tune, writing
 from treespec.commands.console import CONSOLE
-from treespec.commands.train import export, train
-from treespec.commands.writing import warm_up, write
 from treespec.errors import TreespecError, TreespecWarning
 
 app = typer.Typer(
@@ -25,9 +23,10 @@ app = typer.Typer(
 )
 for module in (generate, chat, bench, tune, ablate, check, explain):
     app.command(module.__name__.rpartition(".")[2], epilog=module.EXAMPLES)(module.run)
-for name, command in {"warm-up": warm_up, "write": write, "train": train, "export": export}.items():
-    app.command(name)(command)
-
+for name, command in {"warm-up": writing.warm_up, "write": writing.write}.items():
+    app.command(name, epilog=writing.EXAMPLES)(command)
+for name, command in {"train": train.train, "export": train.export}.items():
+    app.command(name, epilog=train.EXAMPLES)(command)
 
 app.add_typer(trace.app, name="trace")
 

@@ -10,7 +10,15 @@ import torch
 import typer
 from rich.console import Console
 
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, command_line, progress_bar, use_threads
+from treespec.commands.console import (
+    CONSOLE,
+    SeedOption,
+    ThreadsOption,
+    check_out_folder,
+    command_line,
+    progress_bar,
+    use_threads,
+)
 from treespec.commands.generate import encode
 from treespec.commands.models import (
     ConfigOption,
@@ -94,10 +102,12 @@ def run(
         raise ConfigError("--speculative-config names drafter and tree: leave out --drafter, --chain and --tree")
     if setting is not None and speculative_config is not None:
         raise ConfigError("give --setting or --speculative-config, got both")
+    if out is not None:
+        check_out_folder(out)
     texts = PROMPTS if prompts is None else read_prompts(prompts)
     loaded = load(model, dtype, device, is_packed=pack)
     is_given = speculative_config is not None
-    shapes = {"given configuration": ""} if is_given else _shapes(chain or [4], tree or [8], auto)
+    shapes = {"given configuration": "auto"} if is_given else _shapes(chain or [4], tree or [8], auto)
     ways = {n: (drafter, shape, rule, speculative_config) for n, shape in shapes.items()}
     ways |= {} if setting is None else {f"setting {setting.name}": (None, "auto", "auto", None, setting)}
     contestants, work = _contestants(loaded, ways, seed), OtherWork()

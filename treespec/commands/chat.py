@@ -1,5 +1,6 @@
 """`treespec chat`: a conversation whose cache is kept from turn to turn."""
 
+import json
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -56,6 +57,7 @@ def run(
     speculative_config: ConfigOption = None,
     setting: SettingOption = None,
     colours: ColoursOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each answer with its statistics as JSON.")] = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     pack: PackOption = True,
@@ -77,7 +79,9 @@ def run(
         if message == "/new":
             talk = Conversation(loaded, speculation, options, system)
         elif message:
-            talk.answer(message, Console(highlight=False), colours)
+            text = talk.answer(message, None if as_json else Console(highlight=False), colours)
+            if as_json:
+                print(json.dumps({"text": text, **talk.statistics}), flush=True)
 
 
 class Conversation:
@@ -92,6 +96,8 @@ class Conversation:
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         self.num_reused = 0
         """Tokens of the last turn that came from the cache."""
+        self.statistics: dict[str, Any] = {}
+        """Of the last turn."""
         self._ids: list[int] = []
         self._cache = DynamicCache(config=loaded.model.config.get_text_config())
 
@@ -107,9 +113,9 @@ class Conversation:
         out: Any = generate(self._loaded.model, inputs, self._speculation, **streamer, **cache, **self._options)
         self._ids = out[0].tolist()[: self._cache.get_seq_length()]
         self.messages.append({"role": "assistant", "content": stream.text})
+        self.statistics = summary(self._speculation.stats, stream, perf_counter() - start)
         if console is not None:
-            found = summary(self._speculation.stats, stream, perf_counter() - start)
-            CONSOLE.print(statistics_line(found), style="dim", highlight=False)
+            CONSOLE.print(statistics_line(self.statistics), style="dim", highlight=False)
         return stream.text
 
     def _keep_common(self, ids: list[int]) -> None:

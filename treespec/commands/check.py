@@ -8,14 +8,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, progress_bar, use_threads
+from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, check_out_file, progress_bar, use_threads
 from treespec.commands.models import (
     ConfigOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     ModelArgument,
+    PackOption,
     RuleOption,
+    SettingOption,
     TreeOption,
     load,
     speculation_of,
@@ -39,6 +41,7 @@ def run(
     tree: TreeOption = "auto",
     rule: RuleOption = "auto",
     speculative_config: ConfigOption = None,
+    setting: SettingOption = None,
     report: Annotated[Path | None, typer.Option(help="Write the report to this *.md or *.json file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     only: Annotated[
@@ -48,21 +51,23 @@ def run(
     samples: Annotated[int, typer.Option(min=1, help="Continuations per G-test, at most.")] = 2048,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    pack: PackOption = True,
     seed: SeedOption = 0,
     threads: ThreadsOption = None,
 ) -> None:
     """Test whether speculation is exact with a model, here and now.
 
-    With --drafter or --speculative-config the given drafters, tree and rule are tested besides the model. Exit code 0:
-    nothing wrong; 1: a check failed; 2: wrong use, or the model cannot be loaded.
+    With --drafter, --tree, --rule, --setting or --speculative-config what they name is tested besides the model. Exit
+    code 0: nothing wrong; 1: a check failed; 2: wrong use, or the model cannot be loaded.
     """
     use_threads(threads)
     if report is not None:
         check_report_path(report)
-    loaded = load(model, dtype, device)
+        check_out_file(report)
+    loaded = load(model, dtype, device, is_packed=pack)
     given = None
-    if drafter or speculative_config or rule != "auto":
-        given = speculation_of(loaded, drafter, tree, rule, speculative_config)
+    if drafter or speculative_config or setting or (tree, rule) != ("auto", "auto"):
+        given = speculation_of(loaded, drafter, tree, rule, speculative_config, setting)
     with progress_bar() as progress:
         task = progress.add_task("", total=100 * len(only or CHECKS))
         done: set[str] = set()

@@ -26,7 +26,11 @@ def run(
     Numbers are separated by commas or spaces. Exit code 0: done; 2: not probabilities, or not equally many.
     """
     given = {"--target": target, "--draft": draft, "--coins": coins}
-    found = explain_round(*(_numbers(name, text) for name, text in given.items()))
+    numbers = {name: _numbers(name, text) for name, text in given.items()}
+    if len({len(values) for values in numbers.values()}) > 1:
+        counts = ", ".join(f"{len(values)} in {name}" for name, values in numbers.items())
+        raise ConfigError(f"a number per draft token is needed in each option, got {counts}")
+    found = explain_round(*numbers.values())
     if as_json:
         print(json.dumps({**asdict(found), "num_accepted": found.num_accepted}, indent=1))
     else:

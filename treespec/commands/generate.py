@@ -120,6 +120,7 @@ def summary(stats: SpeculationStats, stream: Stream, seconds: float) -> dict[str
         "seconds": round(seconds, 3),
         "tokens_per_second": round(count / seconds, 2),
         "tokens_per_pass": round(stats.block_efficiency, 3),
+        "drafted_per_pass": round(stats.mean_acceptance_length - 1, 3) if stats.num_drafts else 0.0,
         "draft_acceptance_rate": round(stats.draft_acceptance_rate, 3),
         "tokens_by_drafter": dict(stream.counts),
         "seconds_by_phase": {phase: round(total, 3) for phase, total in stats.seconds.items()},
@@ -127,9 +128,11 @@ def summary(stats: SpeculationStats, stream: Stream, seconds: float) -> dict[str
 
 
 def statistics_line(found: dict[str, Any]) -> str:
+    """Of a tree most nodes are alternatives, so that the share of accepted nodes says little."""
+    count = found["num_tokens"]
     return (
-        f"{found['num_tokens']} tokens in {found['seconds']:.1f} s ({found['tokens_per_second']:.1f} per second), "
-        f"{found['tokens_per_pass']:.2f} per target pass, {found['draft_acceptance_rate']:.0%} of the drafts accepted"
+        f"{found['tokens_per_pass']:.2f} tokens per model pass, {found['drafted_per_pass']:.2f} of them drafted; "
+        f"{count} token{'s' * (count > 1)} in {found['seconds']:.1f} s, {found['tokens_per_second']:.1f} per second"
     )
 
 
@@ -140,9 +143,10 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is None and file is None and sys.stdin.isatty():
         raise ConfigError("there is no prompt: give --prompt or --file, or pipe it in")
     try:
-        text = prompt if prompt is not None else (file.read_text() if file is not None else sys.stdin.read())
+        if prompt is None:
+            prompt = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"the prompt must be UTF-8 text: {error}") from error
-    if not text.strip():
+    if not prompt.strip():
         raise ConfigError("the prompt is empty")
-    return text
+    return prompt

@@ -118,6 +118,8 @@ def speculation_of(
         return TreeSpeculation(loaded.drafters(found.drafters), tree=found.policy(), verification=found.rule, **options)
     options["verification"] = rule
     if config is not None:
+        if drafters or tree != "auto":
+            raise ConfigError("--speculative-config names drafter and tree: leave out --drafter and --tree")
         try:
             keys = json.loads(config)
         except json.JSONDecodeError as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, use_threads
+from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, check_out_file, use_threads
 from treespec.commands.generate import (
     LengthOption,
     PromptFileOption,
@@ -28,6 +28,7 @@ from treespec.commands.models import (
     DtypeOption,
     PackOption,
     RuleOption,
+    SettingOption,
     TreeOption,
     load,
     speculation_of,
@@ -67,6 +68,7 @@ def record(
     tree: TreeOption = "auto",
     rule: RuleOption = "auto",
     speculative_config: ConfigOption = None,
+    setting: SettingOption = None,
     distributions: Annotated[
         bool, typer.Option("--distributions", help="Record all distributions, to replay other rules and trees.")
     ] = False,
@@ -90,7 +92,7 @@ def record(
     loaded = load(model, dtype, device, is_packed=pack)
     shown = as_json and CONSOLE.is_terminal
     options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed, "progress": shown}
-    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, **options)
+    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, **options)
     stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False))
     inputs = encode(loaded, [{"role": "user", "content": text}], text if raw else None)
     settings = sampling(temperature, top_p) | {"max_new_tokens": max_new_tokens}
@@ -124,6 +126,7 @@ def summarize(file: FileArgument, as_json: JsonOption = False) -> None:
 def view(
     file: FileArgument,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Default: the trace's name with .html.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one HTML page that shows the run: text, time line, trees, acceptance. It needs no network.
 
@@ -134,7 +137,10 @@ def view(
     page = out or file.with_suffix(".html")
     if page == file:
         raise ConfigError(f"the page would replace the trace: give --out another name than {file}")
+    check_out_file(page)
     write_page(read_trace(file), page)
+    if as_json:
+        print(json.dumps({"page": str(page)}))
     CONSOLE.print(f"{page}: open it in a browser", markup=False)
 
 
@@ -143,6 +149,7 @@ def graph(
     file: FileArgument,
     out: Annotated[Path, typer.Option(dir_okay=False, help="*.graphml, or *.json for node-link JSON.")],
     step: Annotated[int, typer.Option(min=1, help="Which record of the trace, from 1.")] = 1,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one step's tree as a graph, for networkx and other tools.
 
@@ -152,7 +159,10 @@ def graph(
     if step > len(trace.steps):
         raise ConfigError(f"--step must be at most {len(trace.steps)}, the records of {file}, got {step}")
     texts = {token: text for call in trace.calls for token, text in call.texts.items()}
+    check_out_file(out)
     write_graph(to_networkx(trace.steps[step - 1], texts), out)
+    if as_json:
+        print(json.dumps({"graph": str(out), "step": step}))
     CONSOLE.print(f"{out}: the tree of record {step}", markup=False)
 
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from treespec.training.evaluate import Evaluation
     from treespec.training.loop import Run
 
+EXAMPLES = """Examples:
+
+treespec train ./my-model --texts texts --kind eagle3 --minutes 60 --out my-head
+
+treespec export ./my-model my-head --out my-head-complete"""
 NUM_MARKS = 1000  # Of the progress bar.
 
 

@@ -1,7 +1,6 @@
 """`treespec tune`: the drafters, the tree and the rule that are fastest for a model and prompts, as a file."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from treespec.commands.bench import PROMPTS, NewTokensOption, prompt_inputs
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, command_line, progress_bar, use_threads
+from treespec.commands.console import (
+    CONSOLE,
+    SeedOption,
+    ThreadsOption,
+    check_out_file,
+    command_line,
+    progress_bar,
+    use_threads,
+)
 from treespec.commands.generate import TemperatureOption, TopPOption, sampling
 from treespec.commands.models import DeviceOption, DtypeOption, ModelArgument, PackOption, load
 from treespec.commands.writing import PromptsOption
@@ -62,8 +69,7 @@ def run(
     """
     if max_latency is not None and not max_latency > 0:
         raise ConfigError(f"--max-latency must be positive, got {max_latency:g}")
-    if not os.access(out.parent, os.W_OK):
-        raise ConfigError(f"--out {out} cannot be written: {out.parent} is not a folder that you may write to")
+    check_out_file(out)
     use_threads(threads)
     torch.manual_seed(seed)
     texts = PROMPTS if prompts is None else read_prompts(prompts)

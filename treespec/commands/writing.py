@@ -16,11 +16,12 @@ from treespec.commands.console import (
     SeedOption,
     TargetArgument,
     ThreadsOption,
+    check_out_folder,
     command_line,
     progress_bar,
     use_threads,
 )
-from treespec.errors import TreespecError
+from treespec.errors import ConfigError, TreespecError
 
 if TYPE_CHECKING:
     from treespec.training.text.batch import Writing
@@ -34,6 +35,11 @@ OpeningsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False
 BatchSizeOption = Annotated[int, typer.Option(min=1, help="Texts written in one batch.")]
 MaxLengthOption = Annotated[int, typer.Option(min=2, help="The longest text in tokens.")]
 Made = TypeVar("Made")
+EXAMPLES = """Examples:
+
+treespec warm-up ./my-model --tokens 200000 --out warm.safetensors
+
+treespec write ./my-model --tokens 2000000 --prompts prompts.txt --out texts"""
 
 
 def warm_up(
@@ -57,6 +63,9 @@ def warm_up(
     from treespec.training.text.batch import Writing
     from treespec.training.text.writing import warm_up as make
 
+    if out.is_dir():
+        raise ConfigError(f"{out} cannot be written: it is a folder")
+    check_out_folder(out.parent)
     folder = texts or out.with_name(f"{out.stem}-texts")
     writing = Writing(batch_size=batch_size, max_length=max_length, seed=seed)
     start = _let_write(make, threads, model, tokens, folder, writing, prompts=prompts)

@@ -61,9 +61,15 @@ def load_tokenizer(name: str) -> Any:
         raise _failed("a tokenizer", name, error) from error
 
 
+EXPECTED = {
+    "a causal language model": "config.json and whole *.safetensors files; pickled weights such as pytorch_model.bin "
+    "are not opened: save them again with model.save_pretrained(folder)",
+    "a tokenizer": "tokenizer.json or the files of tokenizer.save_pretrained(folder)",
+}
+
+
 def _failed(what: str, name: str, error: Exception | str) -> CheckpointError:
     return CheckpointError(
         f"cannot load {what} from {name!r}: {' '.join(str(error).split())} "
-        "(expected a hub name, or a folder with config.json and whole *.safetensors files; pickled weights such as "
-        "pytorch_model.bin are not opened: save them again with model.save_pretrained(folder))"
+        f"(expected a hub name, or a folder with {EXPECTED[what]})"
     )
