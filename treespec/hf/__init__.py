@@ -1,5 +1,6 @@
 """All that treespec does with transformers: models, caches, masks, `generate`; and `cpu`, faster passes on a CPU."""
 
+from treespec.heads.files.fitting import shipped_head
 from treespec.hf import cpu
 from treespec.hf.attention.mask import tree_attention_mask
 from treespec.hf.cache.caches import new_cache
@@ -11,7 +12,7 @@ from treespec.hf.generation.grammar_states import GrammarState, token_enforcer
 from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.generation.vllm_config import from_config
 from treespec.hf.loading.drafters import make_draft_model
-from treespec.hf.loading.heads import load_drafter, load_head, shipped_head
+from treespec.hf.loading.heads import load_drafter, load_head
 from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.selftest.check import check

@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
 from treespec.heads.files.export import save_head
+from treespec.heads.files.fitting import fused_layers
 from treespec.heads.modules.dflash import DFlashHead, MarkovHead
-from treespec.hf.loading.heads import fused_layers, load_head, vocabulary_weights
+from treespec.hf.loading.heads import load_head, vocabulary_weights
 
 
 def export_head(
@@ -34,7 +35,7 @@ def export_head(
     """
     # Not in the target's dtype, which may be coarser than the file's.
     head = load_head(name, target, torch.float32)
-    layers = fused_layers(head.config, target, name)
+    layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers)
     if markov_rank is not None:
         if not isinstance(head, DFlashHead) or not 0 < markov_rank <= head.config.markov_rank:
             raise ConfigError(f"markov_rank must be from 1 to the rank of a DSpark head's bias, got {markov_rank}")

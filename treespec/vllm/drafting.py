@@ -6,12 +6,14 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import ConfigError
+from treespec.policies.control import StoppedBestFirst
 from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
@@ -19,6 +21,7 @@ from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
 from treespec.vllm.drafts import depth_first
+from treespec.vllm.heads import ServedHead
 from treespec.vllm.options import Options
 
 
@@ -58,19 +61,20 @@ class Drafting:
     The drafter's rows are the requests of the last step; one that was not in it joins again with its whole text.
     """
 
-    def __init__(self, options: Options, vocab_size: int, seed: int = 0) -> None:
-        self.drafter = make_drafter(options)
+    def __init__(self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None) -> None:
+        """head: with its pages."""
+        self.drafter, self._head, self._policy = make_drafter(options, head), head, options.policy
         self.requests: list[str] = []
         self._history = History(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.bool))
         session = Session(
             history=self._history,
-            is_sampling=True,  # Some of the requests may.
+            is_sampling=":" in options.drafter,  # Trees of drawn children could not be cut to sizes.
             processors=_NO_PROCESSORS,
             generator=torch.Generator().manual_seed(seed),  # Shares nothing with verification; the same on all ranks.
             device=torch.device("cpu"),
             vocab_size=vocab_size,
             row_ids=[],
-            policy=options.policy,
+            policy=self._policy,
         )
         self.drafter.start(session)
 
@@ -91,16 +95,27 @@ class Drafting:
             self.drafter.add_rows(len(joined))
         self.requests = [row.request for row in (*kept, *joined)]
 
-    def propose(self, rows: Sequence[ServedRow]) -> TreeBatch:
+    def propose(
+        self, rows: Sequence[ServedRow], tables: np.ndarray | None = None, tokens_per_ms: float = 0.0
+    ) -> TreeBatch:
         """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
 
         No tree is deeper than its request has room for: a path of depth d emits d + 1 tokens.
+
+        Args:
+            tables: the batch's block tables, by `tree_row`; a head needs them.
+            tokens_per_ms: what time is worth, per request: a head drafts no levels that cost more than they bring.
         """
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
             roots = torch.tensor([[row.emitted[-1]] for row in rows])
             return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
         number = {request: row for row, request in enumerate(self.requests)}
+        if self._head is not None and tables is not None:
+            numbers = {row.request: row.tree_row for row in rows}
+            self._head.pages.tables = tables[[numbers[request] for request in self.requests]]
+            if isinstance(self._policy, StoppedBestFirst):
+                self._policy.least_gain = tokens_per_ms * self._head.level_ms
         trees = self.drafter.propose(max(rooms)).select_rows([number[row.request] for row in rows])
         if trees.max_nodes > 1 + min(rooms):
             trees = trees.limit_depth(rooms)
@@ -112,8 +127,8 @@ class Drafting:
             self.drafter.select_rows(rows)
 
 
-def make_drafter(options: Options) -> ServingDrafter:
-    """The drafter of these options, with the tables of the warm start.
+def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDrafter:
+    """The drafter of these options, with the tables of the warm start, and with this head.
 
     Raises:
         ConfigError: a class that cannot be imported, or one whose objects are no `ServingDrafter`.
@@ -130,8 +145,8 @@ def make_drafter(options: Options) -> ServingDrafter:
     warm = None if options.warm_start is None else _warm_start(options.warm_start)
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
-    single = {"recycling": recycling, "suffix": suffix}
-    return single[options.drafter] if options.drafter in single else Merge([recycling, suffix])
+    single = {"recycling": recycling, "suffix": suffix, "head": head}
+    return single.get(options.drafter) or Merge([recycling, suffix] if head is None else [head, recycling, suffix])
 
 
 def _warm_start(name: str) -> WarmStart:

@@ -9,12 +9,15 @@ from typing import Any
 from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
 from treespec.policies import BestFirst, Paths
+from treespec.policies.best_first import CHILD_SHARE
+from treespec.policies.control import StoppedBestFirst
 from treespec.protocols import TreePolicy
 from treespec.tree import parse_paths
 from treespec.verification.registry import RULES
 
 METHOD = "treespec"
-DRAFTERS = ("recycling", "suffix", "merge")
+HEAD = "head"
+DRAFTERS = ("recycling", "suffix", "merge", HEAD)
 NUM_SPECULATIVE_TOKENS = 15
 
 
@@ -24,8 +27,9 @@ class Options:
 
     Args:
         num_speculative_tokens: the most draft tokens of a request in one step.
-        drafter: "recycling", "suffix", "merge" (both), or "module:Class" for a `ServingDrafter` of your own, which is
-            made without arguments.
+        drafter: "recycling", "suffix", "head", "merge" (both lookups, and the head if there is one), or "module:Class"
+            for a `ServingDrafter` of your own, which is made without arguments.
+        head: a folder with an EAGLE-3 head, or the name of one that ships with treespec.
         tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to so
             many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
         verification: "auto" or the name of a lossless rule.
@@ -39,6 +43,7 @@ class Options:
     tree: int | str | Sequence[Sequence[int]] = AUTO
     verification: str = AUTO
     warm_start: str | None = None
+    head: str | None = None
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
@@ -47,8 +52,15 @@ class Options:
         if self.verification != AUTO and not (self.verification in RULES and RULES[self.verification].is_lossless):
             lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
             raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
-        if self.warm_start is not None and not isinstance(self.warm_start, str):
-            raise ConfigError(f"warm_start must be a file or a model's name, got {self.warm_start!r}")
+        for name, value in (("warm_start", self.warm_start), ("head", self.head)):
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} must be files or a model's name, got {value!r}")
+        if self.drafter == HEAD and self.head is None:
+            raise ConfigError("drafter='head' needs head=, a folder or the name of one that ships with treespec")
+        if self.head is not None and self.drafter not in (HEAD, "merge"):
+            raise ConfigError(
+                f"a head drafts with drafter='head' or 'merge', got {self.drafter!r}: leave out one of them"
+            )
         most = self.num_speculative_tokens + 1
         if self.policy.max_nodes > most:
             raise ConfigError(
@@ -83,9 +95,9 @@ class Options:
     def policy(self) -> TreePolicy:
         """How trees are grown, before any is cut to what it is worth."""
         if self.tree == AUTO:
-            return BestFirst(self.num_speculative_tokens + 1)
+            return StoppedBestFirst(self.num_speculative_tokens + 1, None)
         if isinstance(self.tree, int):
-            return BestFirst(check_count("tree", self.tree))
+            return BestFirst(check_count("tree", self.tree), child_share=CHILD_SHARE)
         return Paths(self.tree)
 
 

@@ -16,6 +16,7 @@ from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.vllm.attention import CurrentStep
 from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.drafts import Draft, as_drafts, first_chains, scheduled_trees
+from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
@@ -33,6 +34,7 @@ class Step:
 
     trees: TreeBatch
     plan: SegmentPlan
+    flat: StepTrees
     began: float
     num_prompt: int
     num_cut: int
@@ -51,12 +53,22 @@ class TreeRunner:
         """Once, when the runner is built."""
         options, seed = options_of(self.vllm_config), self.model_config.seed or 0
         self._tree_options = options
-        self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed=seed)
+        self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed) if options.head is None else None
+        self._head: ServedHead | None = None
         self._verifier = StepVerifier(options.verification, Streams(seed), self.sampler)
         self._sizes = TreeSizes() if options.is_measured else None
         self._drafts: dict[str, Draft] = {}
         self._step: Step | None = None
         self.stats = ServingStats()
+
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        """vLLM's; then the head, which tells the model which hidden states to return."""
+        super().load_model(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        name = self._tree_options.head
+        if name is not None:
+            self._head = load_served_head(name, self.get_model(), self.model_config.model)
+            self.use_aux_hidden_state_outputs = True
+            self.get_model().set_aux_hidden_state_layers(self._head.hidden_layers)
 
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """vLLM's; then the last blocks are the scratch blocks."""
@@ -65,6 +77,10 @@ class TreeRunner:
         num_blocks = self.kv_cache_config.num_blocks
         num_scratch = num_scratch_blocks(self.vllm_config, num_blocks)
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
+        if self._head is not None:
+            self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
+            sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
+            self._drafting = Drafting(self._tree_options, *sizes, self._head)
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
@@ -102,7 +118,7 @@ class TreeRunner:
         num_cut = int((sizes < trees.num_nodes.numpy()).sum())
         if num_cut:
             trees = trees.keep_nodes(torch.arange(trees.max_nodes) < torch.from_numpy(sizes).unsqueeze(1))
-        return Step(trees, plan, began, int((counts - 1 - num_drafts).sum()), num_cut)
+        return Step(trees, plan, flat, began, int((counts - 1 - num_drafts).sum()), num_cut)
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """In place of vLLM's verification of chains."""
@@ -139,13 +155,22 @@ class TreeRunner:
         return common_attn_metadata is not None
 
     def propose_draft_token_ids(
-        self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any
+        self: Any,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: Any,
+        sample_hidden_states: Any,
+        aux_hidden_states: Any,
+        *args: Any,
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
         step, began = self._step, time.perf_counter()
         rows = self._served_rows(step, sampled_token_ids)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         self._forget()
+        if self._head is not None:
+            self._keep_features(step, aux_hidden_states)
         if not rows:
             return drafts
         self._drafting.update(rows, step.trees, step.logits, step.starts)
@@ -180,7 +205,9 @@ class TreeRunner:
         return rows
 
     def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
-        trees = self._drafting.propose(rows)
+        tables = self.input_batch.block_table[0].get_numpy_array()
+        rate = 0.0 if self._sizes is None else self._sizes.tokens_per_ms
+        trees = self._drafting.propose(rows, tables, rate)
         params = [self.requests[row.request].sampling_params for row in rows]
         has_grammar = [param.structured_outputs is not None for param in params]
         if any(has_grammar):  # vLLM's masks are those of chains.
@@ -190,6 +217,21 @@ class TreeRunner:
         if trees.max_nodes > most_nodes:
             trees = trees.keep_nodes((trees.parents != PADDING_PARENT) & (torch.arange(trees.max_nodes) < most_nodes))
         return trees
+
+    def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
+        """Write what the head reads of all tokens of the step that stay in the texts."""
+        flat, columns, positions, rows = step.flat, [], [], []
+        for row, verdict in enumerate(step.verdicts):
+            first, root = int(flat.first_tokens[row]), int(flat.roots[row])
+            kept = np.concatenate([np.arange(first, root), root + np.array(verdict.path)])
+            columns.append(kept)
+            positions.append(flat.positions[row] - (root - first) + np.arange(len(kept)))
+            rows.append(np.full(len(kept), row))
+        index = torch.from_numpy(np.concatenate(columns)).to(self.device)
+        layers = sorted(set(self._head.hidden_layers))  # vLLM's order.
+        chosen = torch.cat([states[layers.index(layer)][index] for layer in self._head.hidden_layers], -1)
+        tables = self.input_batch.block_table[0].get_numpy_array()[np.concatenate(rows)]
+        self._head.pages.write(chosen, tables, np.concatenate(positions))
 
     def _forget(self: Any) -> None:
         """Drop what belongs to requests that have left."""

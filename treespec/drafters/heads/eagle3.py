@@ -12,8 +12,9 @@ from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
 from treespec.drafters.heads.base import HeadDrafter
-from treespec.drafters.heads.unread_features import take_columns
+from treespec.drafters.heads.unread_features import Pairs, take_columns
 from treespec.heads.modules.eagle3 import Eagle3Head, Eagle3Output
+from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
 from treespec.policies.truncated import shape_of
@@ -52,26 +53,29 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     def _catch_up(self) -> Eagle3Output:
         """The head's output after the roots: `logits` [B, 1, W], `features` [B, 1, H]."""
         roots: Tensor | None = None
-        for states, tokens, counts in self._unread.take():
-            outputs = self._read_committed(states, tokens, counts)
-            last = torch.tensor(counts).to(outputs.device, non_blocking=True).unsqueeze(1) - 1
+        for pairs in self._unread.take():
+            outputs = self._read_committed(pairs, self._keys, self._unread.offsets)
+            last = torch.tensor(pairs.counts).to(outputs.device, non_blocking=True).unsqueeze(1) - 1
             ends = take_columns(outputs, last.clamp(min=0))
             roots = ends if roots is None else torch.where(last.unsqueeze(-1) >= 0, ends, roots)
         assert roots is not None
         return self.head.read(roots)
 
-    def _read_committed(
-        self, states: Float[Tensor, "B M Y"], tokens: Int[Tensor, "B M"], counts: list[int]
-    ) -> Float[Tensor, "B M H"]:
-        """Outputs of a pass over committed tokens, whose keys are kept."""
+    def _read_committed(self, pairs: Pairs, keys: DraftingCache, offsets: list[int]) -> Float[Tensor, "B M H"]:
+        """Outputs of a pass over committed tokens, whose keys are kept; `offsets`: see `UnreadFeatures`."""
         device = self.head.fc.weight.device
+        states, tokens, counts = pairs
         num_columns = tokens.shape[1]
-        first = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
-        num_slots = self._keys.begin_commit(counts, num_columns)
+        first = torch.tensor([keys.lengths, offsets]).to(device, non_blocking=True)
+        num_slots = keys.begin_commit(counts, num_columns)
         own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
         mask = self._sees(own_slots, torch.arange(num_slots, device=device).expand(len(counts), -1))
-        features = self.head.fuse(states.to(device))
-        return self.head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, self._keys)
+        features = self._fuse(states.to(device))
+        return self.head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, keys)
+
+    def _fuse(self, states: Float[Tensor, "B M Y"]) -> Float[Tensor, "B M H"]:
+        """The head's features of the target's states."""
+        return self.head.fuse(states)
 
     def _read_level(self, frontier: Frontier) -> Eagle3Output:
         """The head's output after nodes below the root. Padding reads the root's feature."""

@@ -1,6 +1,8 @@
 """Key-value caches of draft heads: one for drafting, one for training."""
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -78,9 +80,30 @@ class DraftingCache:
         return stored_keys[:, :, : self._end], stored_values[:, :, : self._end]
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        index = torch.tensor(list(rows), device=self._buffers[0][0].device)
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self._buffers[0][0].device)
         self._buffers = [(keys[index], values[index]) for keys, values in self._buffers]
         self.lengths = [self.lengths[row] for row in rows]
+
+    def add_rows(self, num_rows: int) -> None:
+        """Empty rows behind the others."""
+        pad = (0, 0, 0, 0, 0, 0, 0, num_rows)
+        padded = torch.nn.functional.pad
+        self._buffers = [(padded(keys, pad), padded(values, pad)) for keys, values in self._buffers]
+        self.lengths += [0] * num_rows
+
+    def copy_row(self, row: int) -> Self:
+        """A cache of this row alone."""
+        alone = copy(self)
+        alone.select_rows([row])
+        return alone
+
+    def replace_row(self, row: int, alone: Self) -> None:
+        """Take over a cache of `copy_row` that has grown since."""
+        (self.lengths[row],) = alone.lengths
+        self._reserve(self.lengths[row])
+        for own, others in zip(self._buffers, alone._buffers, strict=True):
+            for buffer, other in zip(own, others, strict=True):
+                buffer[row, :, : self.lengths[row]] = other[0, :, : self.lengths[row]]
 
     def _reserve(self, num_slots: int) -> None:
         capacity = self._buffers[0][0].shape[2]

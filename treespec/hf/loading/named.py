@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.drafters import make_draft_model
-from treespec.hf.loading.heads import load_drafter, shipped_head
+from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
 
 LOOKUPS = ("recycling", "suffix")

@@ -1,0 +1,200 @@
+"""EAGLE-3 heads in vLLM: features lie in pages beside vLLM's cache, keys in a batched cache of the head's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from treespec.drafters.heads.eagle3 import Eagle3
+from treespec.drafters.heads.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
+from treespec.errors import ConfigError
+from treespec.heads.files.build import build_head
+from treespec.heads.files.checkpoint import read_checkpoint
+from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
+from treespec.heads.modules.eagle3 import Eagle3Head, Eagle3Output
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.tree import TreeBatch, pad_rows
+
+MOST_READ = 2048
+"""Of a request that joins with a longer text the head reads so many tokens before the end."""
+SHORT = 32
+"""A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
+TIME_MEMORY = 0.9
+
+
+class FeaturePages:
+    """The head's features of every position in vLLM's cache, by the cache's own slots.
+
+    They are written with every pass. So they are there for prompts read in chunks, for blocks of the prefix cache, and
+    for requests that come back after a preemption.
+
+    Attributes:
+        tables: int64 [B, columns], the block tables of the drafter's rows.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, head: Eagle3Head) -> None:
+        weight = head.fc.weight
+        self._features = weight.new_zeros(num_blocks * block_size, weight.shape[0])
+        self._block_size, self._head = block_size, head
+        self.tables = np.zeros((0, 1), dtype=np.int64)
+
+    def write(self, states: Float[Tensor, "M Y"], tables: np.ndarray, positions: np.ndarray) -> None:
+        """Keep what the head reads of M tokens, each with its request's block table, int64 [M, columns]."""
+        with torch.no_grad():
+            features = self._head.fuse(states.to(self._features))
+        self._features[self._as_tensor(self._slots(tables, positions))] = features
+
+    def read(self, rows: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> list[Float[Tensor, "M H"]]:
+        """Of these rows the features of all positions from `firsts` up to before `ends`."""
+        counts = [end - first for first, end in zip(firsts, ends, strict=True)]
+        positions = np.concatenate([np.arange(*bounds) for bounds in zip(firsts, ends, strict=True)])
+        slots = self._slots(self.tables[np.repeat(rows, counts)], positions)
+        return list(self._features[self._as_tensor(slots)].split(counts))
+
+    def _slots(self, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        blocks = tables[np.arange(len(positions)), positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+    def _as_tensor(self, numbers: np.ndarray) -> Int[Tensor, "M"]:
+        return torch.from_numpy(numbers).to(self._features.device, non_blocking=True)
+
+
+class PagedFeatures(UnreadFeatures):
+    """Which positions a head has not read yet, of rows that join and leave; see `UnreadFeatures`."""
+
+    def __init__(self, session: Session, pages: FeaturePages) -> None:
+        super().__init__(session, ())
+        self._pages = pages
+        self._next: list[int] = []
+        """The first unread position of every row."""
+
+    @property
+    def counts(self) -> list[int]:
+        """Unread pairs of every row; the last token has no feature yet."""
+        lengths = self._session.history.lengths
+        return [length - 1 - first for length, first in zip(lengths, self._next, strict=True)]
+
+    @property
+    def reaches_roots(self) -> bool:
+        return min(self.counts, default=0) > 0
+
+    def add(self, step: VerifiedStep) -> None:
+        """The pages have the features already."""
+
+    def take(self) -> list[Pairs]:
+        return self._take(list(range(len(self._next))), [length - 1 for length in self._session.history.lengths])
+
+    def take_row(self, row: int) -> list[Pairs]:
+        """One row's pairs but the last, as a batch of one."""
+        return self._take([row], [self._session.history.lengths[row] - 2])
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._next = [self._next[row] for row in rows]
+        self.offsets = [self.offsets[row] for row in rows]
+
+    def add_rows(self, num_rows: int) -> None:
+        """The history's last rows are new."""
+        lengths = self._session.history.lengths[len(self._next) :]
+        firsts = [max(length - 1 - MOST_READ, 0) for length in lengths[-num_rows:]] if num_rows else []
+        self._next += firsts
+        self.offsets += firsts
+
+    def _take(self, rows: Sequence[int], ends: Sequence[int]) -> list[Pairs]:
+        firsts = [self._next[row] for row in rows]
+        states = pad_sequence(self._pages.read(rows, firsts, ends), batch_first=True)
+        texts = [self._session.history.row(row) for row in rows]
+        tokens = [text[a + 1 : b + 1].tolist() for text, a, b in zip(texts, firsts, ends, strict=True)]
+        padded = torch.tensor(pad_rows(tokens, 0))
+        for row, end in zip(rows, ends, strict=True):
+            self._next[row] = end
+        parts = []
+        for start in range(0, padded.shape[1], MAX_COLUMNS):
+            columns = slice(start, start + MAX_COLUMNS)
+            counts = [min(max(len(row) - start, 0), MAX_COLUMNS) for row in tokens]
+            parts.append(Pairs(states[:, columns], padded[:, columns], counts))
+        return parts
+
+
+class ServedHead(Eagle3):
+    """`Eagle3` for rows that join and leave, on features that are fused already.
+
+    Attributes:
+        pages: where the features are; set before `start`.
+        level_ms: the mean time of a level of its trees below the first one, 0 before there was one.
+    """
+
+    pages: FeaturePages
+    level_ms = 0.0
+    _unread: PagedFeatures  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def start(self, session: Session) -> None:
+        super().start(session)
+        self._unread = PagedFeatures(session, self.pages)
+
+    def add_rows(self, num_rows: int) -> None:
+        """See `ServingDrafter`."""
+        self._keys.add_rows(num_rows)
+        self._unread.add_rows(num_rows)
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        self._num_levels, self._began = 0, 0.0
+        trees = super().propose(max_depth)
+        if self._num_levels > 1:
+            ms = 1e3 * (time.perf_counter() - self._began) / (self._num_levels - 1)
+            known = self.level_ms or ms
+            self.level_ms = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(ms, 3 * known)
+        return trees
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        proposal = super().expand(frontier)
+        self._num_levels += 1
+        if self._num_levels == 1:
+            self._began = time.perf_counter()
+        return proposal
+
+    def _catch_up(self) -> Eagle3Output:
+        counts = self._unread.counts
+        if len(counts) > 1:
+            for row in np.flatnonzero(np.array(counts) > SHORT).tolist():
+                keys = self._keys.copy_row(row)
+                for pairs in self._unread.take_row(row):
+                    self._read_committed(pairs, keys, [self._unread.offsets[row]])
+                self._keys.replace_row(row, keys)
+        return super()._catch_up()
+
+    def _fuse(self, states: Float[Tensor, "B M H"]) -> Float[Tensor, "B M H"]:
+        return states
+
+
+def load_served_head(name: str, model: torch.nn.Module, target: str) -> ServedHead:
+    """The head of a folder, or one that ships with treespec, for vLLM's model `target`; without its pages.
+
+    Raises:
+        CheckpointError: nothing there, it cannot be read, or it is the head of another model.
+        ConfigError: a head of another kind than EAGLE-3, or a model that does not return hidden states.
+    """
+    if not hasattr(model, "set_aux_hidden_state_layers"):
+        raise ConfigError(f"vLLM's {type(model).__name__} does not return hidden states, which a head reads")
+    folder = Path(name) if Path(name).is_dir() else shipped_head(name)
+    language = model.get_language_model() if hasattr(model, "get_language_model") else model  # pyright: ignore[reportCallIssue]
+    layers = language.model  # pyright: ignore[reportAttributeAccessIssue]
+    embedding = _weight(layers.embed_tokens)
+    lm_head = _weight(getattr(language, "lm_head", layers.embed_tokens))
+    head = build_head(read_checkpoint(folder), embedding, lm_head, embedding.dtype, embedding.device)
+    check_target(head.config, name, target, embedding.shape[1], [len(embedding)])
+    if not isinstance(head, Eagle3Head):
+        raise ConfigError(f"{name} is a {type(head).__name__}: EAGLE-3 heads are served in vLLM")
+    return ServedHead(head, fused_layers(head.config, name, len(layers.layers)))
+
+
+def _weight(module: torch.nn.Module) -> Float[Tensor, "V H"]:
+    """Without the rows that vLLM pads the vocabulary with; of a LoRA layer the layer below it."""
+    module = getattr(module, "base_layer", module)
+    return module.weight[: module.org_vocab_size].detach()  # pyright: ignore[reportIndexIssue, reportCallIssue]
