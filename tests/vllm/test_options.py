@@ -40,6 +40,9 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
         ({"tree": 9, "num_speculative_tokens": 7}, "num_speculative_tokens=8"),
         ({"tree": 9, "speculative_token_tree": "[(0,)]"}, "not both"),
         ({"warm_start": 1}, "warm_start"),
+        ({"head": 1}, "head must be"),
+        ({"drafter": "head"}, "needs head="),
+        ({"head": "SmolLM2-135M-Instruct", "drafter": "suffix"}, "drafter='head' or 'merge'"),
     ],
 )
 def test_errors_say_what_came_and_what_was_expected(config: dict[str, Any], message: str) -> None:

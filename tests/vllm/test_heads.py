@@ -1,0 +1,236 @@
+"""EAGLE-3 heads in vLLM: rows that join and leave are drafted as one text alone is; the output stays vLLM's."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import eagle3_files
+from helpers.head_files import SPECULATORS
+from helpers.vllm_churn import random_requests
+from helpers.vllm_jobs import MODEL, PROMPTS, run_jobs
+from helpers.vllm_models import tiny_llama
+
+from treespec import BestFirst, TokenTree, Verdict
+from treespec.drafters import Eagle3
+from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads.modules.layers import LayerConfig
+from treespec.protocols import Session
+from treespec.sampling import NoProcessors
+from treespec.tree import TreeBatch
+from treespec.tree.history import History
+from treespec.vllm import heads
+from treespec.vllm.drafting import Drafting, ServedRow
+from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
+from treespec.vllm.options import Options
+
+VOCAB, SIZE, BLOCK, NUM_BLOCKS = 11, 16, 4, 2000
+
+
+def random_head() -> Eagle3Head:
+    torch.manual_seed(0)
+    config = Eagle3Config(LayerConfig(SIZE, 24, 2, 1, 8), VOCAB, VOCAB, SIZE, num_features=1)
+    head = Eagle3Head(config, torch.randn(VOCAB, SIZE), torch.arange(VOCAB)).double()
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.4)
+    return head.requires_grad_(False)
+
+
+def states_of(text: list[int]) -> torch.Tensor:
+    """Hidden states [n, H] of a pretended target: they depend on the tokens so far."""
+    tokens = torch.tensor(text, dtype=torch.float64)
+    sums = torch.stack([tokens.cumsum(0), tokens], 1)
+    return torch.sin(sums @ torch.linspace(0.1, 2, 2 * SIZE, dtype=torch.float64).view(2, SIZE))
+
+
+class Server:
+    """Requests that come, pause and leave; a request's pages are written as its tokens are computed."""
+
+    def __init__(self, head: Eagle3Head, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.head, self.texts, self.tables = ServedHead(head, [0]), {}, {}
+        self.head.pages = self.pages = FeaturePages(NUM_BLOCKS, BLOCK, head)
+        self.drafting = Drafting(Options(7, "head", 8, head="given"), VOCAB, head=self.head)
+        self.blocks = list(range(NUM_BLOCKS))
+        self.rng.shuffle(self.blocks)
+
+    def step(self) -> tuple[list[ServedRow], TreeBatch]:
+        for _ in range(int(self.rng.integers(0, 3))):
+            name = f"r{len(self.tables)}"
+            self.texts[name] = self.rng.integers(0, VOCAB, int(self.rng.integers(1, 60))).tolist()
+            self.tables[name] = [self.blocks.pop() for _ in range(40)]
+        for name in [name for name in self.texts if self.rng.random() < 0.1]:
+            self.blocks += self.tables[name]
+            del self.texts[name]
+        active = [name for name in self.texts if self.rng.random() < 0.8]
+        if not active:
+            return self.step()
+        self.rng.shuffle(active)
+        rows, tables = [], np.array([self.tables[name] for name in active])
+        for number, name in enumerate(active):
+            emitted = self.rng.integers(0, VOCAB, int(self.rng.integers(1, 4))).tolist()
+            text = self.texts[name] = self.texts[name] + emitted
+            known = np.arange(len(text) - 1)
+            self.pages.write(states_of(text[:-1]), tables[[number] * len(known)], known)
+            verdict = Verdict(tuple(range(len(emitted))), emitted[-1], False)
+            rows.append(ServedRow(name, number, verdict, emitted, lambda text=text: list(text), 50))
+        trees = TreeBatch(torch.zeros(len(rows), 3, dtype=torch.int64), torch.tensor([[-1, 0, 1]] * len(rows)))
+        logits = torch.zeros(3 * len(rows), VOCAB)
+        self.drafting.update(rows, trees, logits, list(range(0, 3 * len(rows), 3)))
+        return rows, self.drafting.propose(rows, tables) if self.rng.random() < 0.7 else trees
+
+
+def alone(head: Eagle3Head, text: list[int]) -> TreeBatch:
+    """The draft of the transformers engine's drafter for one text."""
+    drafter, ids = Eagle3(head, [0]), torch.tensor([text])
+    session = Session(
+        History(ids, torch.ones_like(ids, dtype=torch.bool)), False, NoProcessors(), torch.Generator(),
+        torch.device("cpu"), VOCAB, [0], BestFirst(8, child_share=0.4), {0: states_of(text[:-1]).unsqueeze(0)},
+    )  # fmt: skip
+    drafter.start(session)
+    return drafter.propose(49)
+
+
+def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
+    return sorted(tuple(tree.token(node) for node in tree.path_to(leaf)) for leaf in range(tree.num_nodes))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_row_is_drafted_as_if_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "SHORT", 8)
+    head, num_compared = random_head(), 0
+    server = Server(head, seed)
+    for _ in range(25):
+        rows, trees = server.step()
+        for row, tree in zip(rows, trees.trees, strict=True):
+            if trees.values is None:
+                continue
+            (expected,) = alone(head, server.texts[row.request]).trees
+            assert paths_of(tree) == paths_of(expected)
+            num_compared += 1
+    assert num_compared > 30
+
+
+def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "MOST_READ", 10)
+    server = Server(random_head(), 5)
+    for _ in range(5):
+        server.step()
+    assert max(server.head._unread.offsets) > 0
+    assert max(server.head._keys.lengths) < 10 + 3 * 5
+
+
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "max_model_len": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "enable_prefix_caching": True,
+}
+SMALL = 40
+"""The vocabulary of the tiny model: a random head is right now and then."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A tiny model and a random head for it, which reads two of its layers, the later one first."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_llama(folder / "model", SMALL)
+    layers = {"eagle_aux_hidden_state_layer_ids": [1, 0]}
+    made = eagle3_files.shape(
+        vocab=SMALL, draft_vocab=30, hidden=64, target_hidden=64, hidden_layers=(1, 0), flags=layers
+    )
+    eagle3_files.write(folder / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
+    return str(folder / "model"), str(folder / "head")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"tree": 8, "drafter": "head"}, {}], ids=["head, trees of 8", "merged, auto"])
+def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any]) -> None:
+    pytest.importorskip("vllm.config")
+    model, head = folders
+    jobs = {"churn": {"churn": random_requests(150, SMALL, seed=1), "has_aborts": False}}
+    engine = {**ENGINE, "model": model}
+    plain = run_jobs({**engine, "num_gpu_blocks_override": 10}, jobs)
+    speculation = {"method": "treespec", "num_speculative_tokens": 7, "head": head, **options}
+    trees = run_jobs({**engine, "num_gpu_blocks_override": 13, "speculative_config": speculation}, jobs)
+    assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
+    assert trees["metrics"]["vllm:num_preemptions"] > 0
+    assert trees["stats"]["num_accepted_tokens"] > 10
+
+
+@pytest.mark.slow
+def test_samples_of_one_token_after_another_follow_the_models_distribution(folders: tuple[str, str]) -> None:
+    pytest.importorskip("vllm.config")
+    stats = pytest.importorskip("scipy.stats")
+    from transformers import AutoModelForCausalLM
+
+    model, head = folders
+    number, prompt = 3000, [1, 3, 0, 2, 4, 1]
+    params = {"temperature": 0.6, "top_k": 4, "max_tokens": 3, "ignore_eos": True, "detokenize": False}
+    speculation = {"method": "treespec", "tree": 8, "drafter": "head", "head": head}
+    engine = {**ENGINE, "model": model, "max_num_seqs": 32, "speculative_config": speculation}
+    found = run_jobs(engine, {"sampled": {"prompts": [prompt] * number, "params": params}})
+    assert found["stats"]["num_accepted_tokens"] > number / 20
+    probs = exact(AutoModelForCausalLM.from_pretrained(model), prompt, 3)
+    counts = dict.fromkeys(probs, 0)
+    for one in found["sampled"]:
+        counts[tuple(one["ids"])] += 1
+    g = 2 * sum(seen * math.log(seen / (number * probs[output])) for output, seen in counts.items() if seen)
+    assert stats.chi2.sf(g, len(probs) - 1) > 1e-4
+
+
+def exact(model: Any, prompt: list[int], num_new: int) -> dict[tuple[int, ...], float]:
+    """The probabilities of all outputs at temperature 0.6 and top-k 4."""
+    probs: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(num_new):
+        outputs = list(probs)
+        with torch.no_grad():
+            scores = model(torch.tensor([prompt + list(output) for output in outputs])).logits[:, -1].double()
+        top = (scores / 0.6).topk(4)
+        rows = zip(outputs, top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True)
+        probs = {(*out, token): probs[out] * p for out, *row in rows for token, p in zip(*row, strict=True)}
+    return probs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo")
+def test_the_head_that_ships_drafts_for_its_model() -> None:
+    pytest.importorskip("vllm.config")
+    params = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    jobs = {"greedy": {"prompts": PROMPTS, "params": params}}
+    engine = {"model": str(MODEL), "max_model_len": 256, "max_num_seqs": 4}
+    speculation = {"method": "treespec", "tree": 16, "drafter": "head", "head": "SmolLM2-135M-Instruct"}
+    trees = run_jobs({**engine, "speculative_config": speculation}, jobs)
+    assert trees["greedy"] == run_jobs(engine, jobs)["greedy"]
+    assert trees["stats"]["mean_acceptance_length"] > 2
+
+
+class Pretended(torch.nn.Module):
+    """A model of vLLM's as far as a head asks."""
+
+    def __init__(self, hidden: int = 64) -> None:
+        super().__init__()
+        self.embed_tokens, self.layers = torch.nn.Embedding(SMALL, hidden), [None] * 2
+        self.embed_tokens.org_vocab_size = SMALL
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None: ...
+
+
+def test_heads_of_other_models_and_models_without_states_are_refused(tmp_path: Path, folders: tuple[str, str]) -> None:
+    assert load_served_head(folders[1], Pretended(), "tiny").hidden_layers == (1, 0)
+    with pytest.raises(CheckpointError, match="another model"):
+        load_served_head(folders[1], Pretended(32), "tiny")
+    with pytest.raises(CheckpointError, match="no head for"):
+        load_served_head("nothing", Pretended(), "tiny")
+    with pytest.raises(ConfigError, match="Embedding does not return hidden states"):
+        load_served_head(folders[1], torch.nn.Embedding(1, 1), "tiny")
