@@ -24,14 +24,17 @@ from typing import Any
 from benchmarks.common.prompts import DEMO, mixed
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
 
-MODEL = Path.home() / ".cache" / "treespec" / "SmolLM2-135M-Instruct-float32"
+NAME = "SmolLM2-135M-Instruct"
+MODEL = Path.home() / ".cache" / "treespec" / f"{NAME}-float32"
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
-    "treespec": {"method": "treespec", "num_speculative_tokens": 15, "warm_start": "SmolLM2-135M-Instruct"},
+    "treespec": {"method": "treespec", "num_speculative_tokens": 15, "warm_start": NAME},
+    "treespec head": {"method": "treespec", "num_speculative_tokens": 15, "drafter": "head", "head": NAME},
+    "treespec head + warm": {"method": "treespec", "num_speculative_tokens": 15, "head": NAME, "warm_start": NAME},
     "treespec cold": {"method": "treespec", "num_speculative_tokens": 15},
-    "treespec 16": {"method": "treespec", "tree": 16, "warm_start": "SmolLM2-135M-Instruct"},
+    "treespec 16": {"method": "treespec", "tree": 16, "warm_start": NAME},
 }
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
