@@ -217,7 +217,7 @@ class Pretended(torch.nn.Module):
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.embed_tokens, self.layers = torch.nn.Embedding(SMALL, hidden), [None] * 2
-        self.embed_tokens.org_vocab_size = SMALL
+        vars(self.embed_tokens)["org_vocab_size"] = SMALL
 
     @property
     def model(self) -> torch.nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,7 +174,7 @@ class ServedHead(Eagle3):
         return states
 
 
-def load_served_head(name: str, model: torch.nn.Module, target: str) -> ServedHead:
+def load_served_head(name: str, model: Any, target: str) -> ServedHead:
     """The head of a folder, or one that ships with treespec, for vLLM's model `target`; without its pages.
 
     Raises:
@@ -183,8 +184,8 @@ def load_served_head(name: str, model: torch.nn.Module, target: str) -> ServedHe
     if not hasattr(model, "set_aux_hidden_state_layers"):
         raise ConfigError(f"vLLM's {type(model).__name__} does not return hidden states, which a head reads")
     folder = Path(name) if Path(name).is_dir() else shipped_head(name)
-    language = model.get_language_model() if hasattr(model, "get_language_model") else model  # pyright: ignore[reportCallIssue]
-    layers = language.model  # pyright: ignore[reportAttributeAccessIssue]
+    language = model.get_language_model() if hasattr(model, "get_language_model") else model
+    layers = language.model
     embedding = _weight(layers.embed_tokens)
     lm_head = _weight(getattr(language, "lm_head", layers.embed_tokens))
     head = build_head(read_checkpoint(folder), embedding, lm_head, embedding.dtype, embedding.device)
@@ -194,7 +195,7 @@ def load_served_head(name: str, model: torch.nn.Module, target: str) -> ServedHe
     return ServedHead(head, fused_layers(head.config, name, len(layers.layers)))
 
 
-def _weight(module: torch.nn.Module) -> Float[Tensor, "V H"]:
+def _weight(module: Any) -> Float[Tensor, "V H"]:
     """Without the rows that vLLM pads the vocabulary with; of a LoRA layer the layer below it."""
     module = getattr(module, "base_layer", module)
-    return module.weight[: module.org_vocab_size].detach()  # pyright: ignore[reportIndexIssue, reportCallIssue]
+    return module.weight[: module.org_vocab_size].detach()
