@@ -25,6 +25,7 @@ from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch
 from treespec.tree.history import History
 from treespec.vllm import heads
+from treespec.vllm.cpu_products import pack_products
 from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.options import Options
@@ -209,6 +210,23 @@ def test_the_head_that_ships_drafts_for_its_model() -> None:
     trees = run_jobs({**engine, "speculative_config": speculation}, jobs)
     assert trees["greedy"] == run_jobs(engine, jobs)["greedy"]
     assert trees["stats"]["mean_acceptance_length"] > 2
+
+
+def test_packed_products_are_those_of_the_module_up_to_rounding() -> None:
+    torch.manual_seed(0)
+    head, inputs = (
+        torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.Linear(48, 16, bias=False)),
+        torch.randn(2, 3, 32),
+    )
+    with torch.no_grad():
+        expected = head(inputs)
+        pack_products(head)
+        torch.testing.assert_close(head(inputs), expected, atol=0.05, rtol=0.05)
+        assert head(inputs).dtype == torch.float32
+    assert "forward" in vars(head[0])
+    exact = torch.nn.Linear(4, 4).double()
+    pack_products(exact)
+    assert "forward" not in vars(exact)
 
 
 class Pretended(torch.nn.Module):

@@ -22,6 +22,7 @@ from treespec.heads.files.fitting import check_target, fused_layers, shipped_hea
 from treespec.heads.modules.eagle3 import Eagle3Head, Eagle3Output
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch, pad_rows
+from treespec.vllm.cpu_products import pack_products
 
 MOST_READ = 2048
 """Of a request that joins with a longer text the head reads so many tokens before the end."""
@@ -192,6 +193,7 @@ def load_served_head(name: str, model: Any, target: str) -> ServedHead:
     check_target(head.config, name, target, embedding.shape[1], [len(embedding)])
     if not isinstance(head, Eagle3Head):
         raise ConfigError(f"{name} is a {type(head).__name__}: EAGLE-3 heads are served in vLLM")
+    pack_products(head)
     return ServedHead(head, fused_layers(head.config, name, len(layers.layers)))
 
 
