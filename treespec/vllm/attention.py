@@ -53,7 +53,7 @@ def with_segments(backend: Any) -> Any:
         def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
             if CurrentStep.plan is not None:
                 source, target = CurrentStep.block_copies
-                kv_cache[target] = kv_cache[source]
+                kv_cache.index_copy_(0, target, kv_cache.index_select(0, source))
                 tokens, again = CurrentStep.rewrites
                 super().do_kv_cache_update(layer, key[tokens], value[tokens], kv_cache, again)
             super().do_kv_cache_update(layer, key, value, kv_cache, slots)
