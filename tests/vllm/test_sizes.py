@@ -57,6 +57,15 @@ def test_values_that_rise_along_a_path_keep_it_whole() -> None:
     assert kept.trees[0].parent_list == list(range(-1, kept.trees[0].num_nodes - 1))
 
 
+def test_what_time_is_worth_is_counted_in_the_drafts_values() -> None:
+    sizes, batch = learned(50, 0, 0.01), trees([[0.5, 0.5], [0.5, 0.5]])
+    sizes.cut(batch)
+    assert sizes.value_per_ms == pytest.approx(2 / 50, rel=0.02)  # Two tokens per request and step.
+    sizes._hits = 2 * sizes._predicted
+    sizes.cut(batch)
+    assert sizes.value_per_ms == pytest.approx(3 / 50 / 2, rel=0.02)
+
+
 def test_drafting_stops_while_it_does_not_pay() -> None:
     sizes = learned(1, 0, 20)
     sizes.cut(trees([[0.5, 0.2, 0.1]]))

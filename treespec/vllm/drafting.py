@@ -96,7 +96,7 @@ class Drafting:
         self.requests = [row.request for row in (*kept, *joined)]
 
     def propose(
-        self, rows: Sequence[ServedRow], tables: np.ndarray | None = None, tokens_per_ms: float = 0.0
+        self, rows: Sequence[ServedRow], tables: np.ndarray | None = None, value_per_ms: float = 0.0
     ) -> TreeBatch:
         """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
 
@@ -104,7 +104,7 @@ class Drafting:
 
         Args:
             tables: the batch's block tables, by `tree_row`; a head needs them.
-            tokens_per_ms: what time is worth, per request: a head drafts no levels that cost more than they bring.
+            value_per_ms: see `TreeSizes`: a head drafts no levels that cost more than they bring.
         """
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
@@ -115,7 +115,7 @@ class Drafting:
             numbers = {row.request: row.tree_row for row in rows}
             self._head.pages.tables = tables[[numbers[request] for request in self.requests]]
             if isinstance(self._policy, StoppedBestFirst):
-                self._policy.least_gain = tokens_per_ms * self._head.level_ms
+                self._policy.least_gain = value_per_ms * self._head.level_ms
         trees = self.drafter.propose(max(rooms)).select_rows([number[row.request] for row in rows])
         if trees.max_nodes > 1 + min(rooms):
             trees = trees.limit_depth(rooms)

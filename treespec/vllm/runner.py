@@ -206,7 +206,7 @@ class TreeRunner:
 
     def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
         tables = self.input_batch.block_table[0].get_numpy_array()
-        rate = 0.0 if self._sizes is None else self._sizes.tokens_per_ms
+        rate = 0.0 if self._sizes is None else self._sizes.value_per_ms
         trees = self._drafting.propose(rows, tables, rate)
         params = [self.requests[row.request].sampling_params for row in rows]
         has_grammar = [param.structured_outputs is not None for param in params]

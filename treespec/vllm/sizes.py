@@ -70,8 +70,8 @@ class TreeSizes:
         self._wait = FIRST_WAIT
         self._hits, self._predicted = 4.0, 4.0
         self._expected = 0.0
-        self.tokens_per_ms = 0.0
-        """Predicted for the last step with a draft, per request."""
+        self.value_per_ms = 0.0
+        """What drafted nodes must be worth together, per request, to be drafted in a millisecond more."""
 
     def wants_draft(self) -> bool:
         """Whether a draft is to be made for the next step; call it once per step."""
@@ -92,7 +92,7 @@ class TreeSizes:
         times = self.passes.predict(num_rows, num_rows + np.arange(len(expected))) + self._draft_ms
         rates = expected / times
         best = int(rates.argmax())
-        self.tokens_per_ms = float(rates[best]) / num_rows
+        self.value_per_ms = float(rates[best]) / num_rows * self._predicted / self._hits
         self._decide(rates[best] * (times[0] - self._draft_ms) / num_rows)
         if self._steps % EXPLORED_EVERY == 0:
             best //= 2
