@@ -62,7 +62,7 @@ class TreeRunner:
         self.stats = ServingStats()
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; then the head, which tells the model which hidden states to return."""
+        """vLLM's; then the head, whose hidden states the model is to return."""
         super().load_model(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         name = self._tree_options.head
         if name is not None:
