@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in vLLM: features lie in pages beside vLLM's cache, keys in a batched cache of the head's own."""
+"""EAGLE-3 heads in vLLM: features lie in pages beside vLLM's cache, the head's keys in one batched cache."""
 
 from __future__ import annotations
 
