@@ -37,3 +37,11 @@ def test_busy_and_quiet(monkeypatch):
 def test_this_systems_counters():
     share = OtherWork().share()
     assert share is None or 0 <= share <= 1
+
+
+def test_processors_that_this_process_may_not_use_do_not_count(monkeypatch):
+    lines = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu0 100 0 0 300 100 0 0 0 0 0\ncpu1 900 0 0 0 0 0 0 0 0 0\nctxt 7\n"
+    monkeypatch.setattr(load.Path, "read_text", lambda path: lines)
+    monkeypatch.setattr(load.os, "sched_getaffinity", lambda process: {0}, raising=False)
+    monkeypatch.setattr(load.os, "sysconf", lambda name: 100, raising=False)
+    assert load._processor_seconds()[:2] == (5.0, 4.0)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 BUSY_SHARE = 0.15
-"""The share of the processors' time that other processes use, above which a machine counts as busy."""
+"""The share of its processors' time that other processes use, above which a machine counts as busy."""
 QUIET_SECONDS = 0.2
 """How long `is_quiet` watches the machine."""
 VALID_SECONDS = 60.0
@@ -17,7 +17,10 @@ _latest: tuple[float, bool] | None = None
 
 
 class OtherWork:
-    """Watches, from its creation on, how much of the machine other processes use; on Linux only."""
+    """Watches, from its creation on, how much of its processors other processes use; on Linux only.
+
+    Its processors are those that this process may run on (`taskset` limits them).
+    """
 
     def __init__(self) -> None:
         self._start = _processor_seconds()
@@ -46,10 +49,13 @@ def is_quiet() -> bool:
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Of all processors since the system's start: all seconds, idle ones, and this process's."""
+    """Of the processors that this process may use, since the system's start: all seconds, idle ones, and its own."""
     try:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
+        lines = [line.split() for line in Path("/proc/stat").read_text().split("\n") if line.startswith("cpu")]
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        fields = [[int(field) for field in line[1:9]] for line in lines if line[0] in usable]
+    except (OSError, ValueError, AttributeError):  # No such file, no such call: not Linux.
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    return sum(fields) / ticks, (fields[3] + fields[4]) / ticks, time.process_time()
+    all_, idle = sum(map(sum, fields)) / ticks, sum(times[3] + times[4] for times in fields) / ticks
+    return all_, idle, time.process_time()
