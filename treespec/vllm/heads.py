@@ -104,7 +104,7 @@ class PagedFeatures(UnreadFeatures):
     def add_rows(self, num_rows: int) -> None:
         """The history's last rows are new."""
         lengths = self._session.history.lengths[len(self._next) :]
-        firsts = [max(length - 1 - MOST_READ, 0) for length in lengths[-num_rows:]] if num_rows else []
+        firsts = [max(length - 1 - MOST_READ, 0) for length in lengths]
         self._next += firsts
         self.offsets += firsts
 
