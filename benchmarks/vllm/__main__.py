@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks.common.prompts import DEMO, mixed
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
+from benchmarks.vllm.engine import ENVIRONMENT, MODEL
 
 NAME = "SmolLM2-135M-Instruct"
-MODEL = Path.home() / ".cache" / "treespec" / f"{NAME}-float32"
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
@@ -35,13 +35,6 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "treespec head + warm": {"method": "treespec", "num_speculative_tokens": 15, "head": NAME, "warm_start": NAME},
     "treespec cold": {"method": "treespec", "num_speculative_tokens": 15},
     "treespec 16": {"method": "treespec", "tree": 16, "warm_start": NAME},
-}
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
 }
 
 

@@ -1,4 +1,7 @@
-"""Hundreds of requests with random arrivals, lengths, aborts and preemptions: nothing leaks, nothing differs."""
+"""Requests with random arrivals, lengths, aborts and preemptions: nothing leaks, nothing differs.
+
+`python -m benchmarks.vllm.churn` runs 2,000.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +9,24 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.vllm_churn import random_requests
-from helpers.vllm_jobs import run_jobs
-from helpers.vllm_models import tiny_llama
+
+from benchmarks.vllm.churn import VOCAB, run_part
+from benchmarks.vllm.engine import run_jobs
+from benchmarks.vllm.models import tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
 
-NUM_REQUESTS = int(os.environ.get("TREESPEC_VLLM_REQUESTS", "400"))
-VOCAB = 40
+NUM_REQUESTS = int(os.environ.get("TREESPEC_VLLM_REQUESTS", "120"))
 
 
 def test_requests_come_and_go(tmp_path: Path) -> None:
-    tiny_llama(tmp_path, VOCAB)
-    requests = random_requests(NUM_REQUESTS, VOCAB)
-    engine = {
-        "model": str(tmp_path),
-        "skip_tokenizer_init": True,
-        "max_model_len": 64,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "enable_prefix_caching": True,
-    }
-    speculation = {"method": "treespec", "tree": 8}
-    plain = run_jobs({**engine, "num_gpu_blocks_override": 10}, {"churn": {"churn": requests, "has_aborts": False}})
-    trees = run_jobs(
-        {**engine, "num_gpu_blocks_override": 13, "speculative_config": speculation},
-        {"churn": {"churn": requests, "has_aborts": True}},
-    )
-    found, expected = trees["churn"], plain["churn"]
-    assert {name: value for name, value in found.items() if name != "outputs"} == {
-        "blocks": 0, "requests": 0, "drafts": 0, "streams": 0
-    }  # fmt: skip
-    for request, one, other in zip(requests, found["outputs"], expected["outputs"], strict=True):
-        assert one == other[: len(one)]
-        assert request["abort_after"] is not None or len(one) == request["max_tokens"]
-    assert trees["metrics"]["vllm:num_preemptions"] > 0
-    assert trees["stats"]["num_trees"] > NUM_REQUESTS / 10
+    found = run_part(tmp_path, NUM_REQUESTS, seed=0)
+    assert found["left"] == {"blocks": 0, "requests": 0, "drafts": 0, "streams": 0}
+    assert found["identical"] == NUM_REQUESTS
+    assert found["preemptions"] > 0
+    assert found["aborted"] > NUM_REQUESTS / 20
+    assert found["trees"] > NUM_REQUESTS / 10
 
 
 def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.vllm_jobs import ENVIRONMENT, MODEL, PROMPTS, run_jobs
-from helpers.vllm_models import tiny_llama
+
+from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
+from benchmarks.vllm.models import tiny_lora, tiny_smollm2
 
 pytest.importorskip("vllm.config")
 pytestmark = [
@@ -26,14 +26,14 @@ pytestmark = [
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 ENGINE = {
     "max_model_len": 96,
-    "max_num_seqs": 3,
+    "max_num_seqs": 5,
     "max_num_batched_tokens": 64,
     "enable_prefix_caching": True,
 }
 """More requests than seats, prompts read in chunks, a cache so small that requests are preempted."""
-NUM_BLOCKS = 7
+NUM_BLOCKS = 12
 JOBS: dict[str, dict[str, Any]] = {
-    "many requests, chunks, preemption": {"prompts": PROMPTS, "params": {**GREEDY, "max_tokens": 40}},
+    "many requests, chunks, preemption": {"prompts": PROMPTS, "params": {**GREEDY, "max_tokens": 70}},
     "prefix cache": {"prompts": PROMPTS[:4], "params": GREEDY},
     "end of the context": {"prompts": PROMPTS[:2], "params": {**GREEDY, "max_tokens": 1000}},
     "logprobs": {"prompts": PROMPTS[:3], "params": {**GREEDY, "logprobs": 3, "prompt_logprobs": 1}},
@@ -51,6 +51,7 @@ JOBS: dict[str, dict[str, Any]] = {
         ],
     },
     "min tokens": {"prompts": PROMPTS[:4], "params": {**GREEDY, "ignore_eos": False, "min_tokens": 10}},
+    "stop tokens": {"prompts": PROMPTS[:4], "params": {**GREEDY, "stop_token_ids": list(range(0, 49152, 7))}},
     "stop string": {"prompts": PROMPTS[:4], "params": {**GREEDY, "ignore_eos": False, "stop": ["\n", " and"]}},
     "grammar for every other request": {
         "prompts": PROMPTS[:4],
@@ -63,11 +64,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_llama(folder, 49152)
-    for file in MODEL.glob("*token*"):
-        shutil.copy(file, folder)
-    return str(folder)
+    return str(tiny_smollm2(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +75,28 @@ def plain(model: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def trees(model: str) -> dict[str, Any]:
     speculation = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12}
-    engine = {**ENGINE, "model": model, "num_gpu_blocks_override": NUM_BLOCKS + 3}
+    engine = {**ENGINE, "model": model, "num_gpu_blocks_override": NUM_BLOCKS + 4}
     return run_jobs({**engine, "speculative_config": speculation}, JOBS)
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_tokens_reasons_and_logprobs_are_those_of_plain_vllm(plain: dict, trees: dict, job: str) -> None:
     assert trees[job] == plain[job]
+
+
+def test_adapters_of_requests(model: str, tmp_path: Path) -> None:
+    adapters = [str(tiny_lora(tmp_path / str(seed), seed)) for seed in (4, 5)]
+    engine = {**ENGINE, "model": model, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    chosen = [*adapters, None, adapters[0]]
+    jobs = {
+        "adapters": {"prompts": [PROMPTS[0]] * 4, "params": {**GREEDY, "max_tokens": 24}, "adapters": chosen},
+        "others": {"prompts": PROMPTS[1:5], "params": {**GREEDY, "max_tokens": 24}, "adapters": chosen[::-1]},
+    }
+    plain = run_jobs(engine, jobs)
+    trees = run_jobs({**engine, "speculative_config": {"method": "treespec", "tree": 8}}, jobs)
+    assert all(trees[name] == plain[name] for name in jobs)
+    assert len({tuple(answer["ids"]) for answer in plain["adapters"]}) == 3
+    assert trees["stats"]["num_trees"] > 0
 
 
 def test_trees_were_verified(trees: dict) -> None:

@@ -43,6 +43,8 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
         ({"head": 1}, "head must be"),
         ({"drafter": "head"}, "needs head="),
         ({"head": "SmolLM2-135M-Instruct", "drafter": "suffix"}, "drafter='head' or 'merge'"),
+        ({"verification": "block"}, "chains only"),
+        ({"verification": "token", "tree": [[0], [1]]}, "chains only"),
     ],
 )
 def test_errors_say_what_came_and_what_was_expected(config: dict[str, Any], message: str) -> None:

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.vllm_jobs import ENVIRONMENT, MODEL, PROMPTS
+
+from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS
 
 pytest.importorskip("vllm.config")
 openai = pytest.importorskip("openai")

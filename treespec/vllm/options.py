@@ -35,7 +35,8 @@ class Options:
         verification: "auto" or the name of a lossless rule.
         warm_start: a file of `treespec warm-up`, or the name of a set that ships with treespec.
 
-    Raises `ConfigError`: a value of the wrong type or out of range, or a tree larger than `num_speculative_tokens`.
+    Raises `ConfigError`: a value of the wrong type or out of range, a tree larger than `num_speculative_tokens`, or a
+    rule for chains with another tree.
     """
 
     num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
@@ -60,6 +61,11 @@ class Options:
         if self.head is not None and self.drafter not in (HEAD, "merge"):
             raise ConfigError(
                 f"a head drafts with drafter='head' or 'merge', got {self.drafter!r}: leave out one of them"
+            )
+        if self.verification != AUTO and RULES[self.verification].requirements.is_chain_only and not self._is_chain:
+            raise ConfigError(
+                f"rule {self.verification!r} verifies chains only: give a tree of one path, such as "
+                "[(0,), (0, 0), (0, 0, 0)], or another rule"
             )
         most = self.num_speculative_tokens + 1
         if self.policy.max_nodes > most:
@@ -90,6 +96,10 @@ class Options:
     def is_measured(self) -> bool:
         """Whether the sizes of trees follow measured times."""
         return self.tree == AUTO
+
+    @property
+    def _is_chain(self) -> bool:
+        return isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
 
     @property
     def policy(self) -> TreePolicy:

@@ -6,6 +6,7 @@ import functools
 from dataclasses import asdict
 from typing import Any
 
+from treespec.errors import UnsupportedModeError
 from treespec.vllm.options import METHOD, Options
 
 PROPOSER = "treespec.vllm.Proposer"
@@ -74,9 +75,17 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_served_params(original: Any, self: Any, speculative_config: Any) -> Any:
-    """vLLM refuses min-p and logit bias with drafts; trees serve them, and refuse others."""
+    """vLLM refuses min-p and logit bias with drafts; trees serve them, and refuse others.
+
+    With vLLM's own error: servers answer others with status 500.
+    """
     if getattr(speculative_config, "model", None) != PROPOSER:
         return original(self, speculative_config)
+    from vllm.exceptions import VLLMValidationError
+
     from treespec.vllm.supported import check_params
 
-    return check_params(self)
+    try:
+        check_params(self)
+    except UnsupportedModeError as error:
+        raise VLLMValidationError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Drafters for tests in a real vLLM: children drawn from a table of distributions, and one that lies about them."""
+"""Drafters for proofs in a real vLLM: children drawn from a table of distributions, and one that lies about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from treespec import TreeBatch
+from treespec import KAry, TreeBatch
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
 VOCAB = 5
@@ -35,6 +35,13 @@ class Bigram:
     def select_rows(self, rows: list[int]) -> None: ...
 
     def add_rows(self, num_rows: int) -> None: ...
+
+
+class Independent(Bigram):
+    """Draws two children of every node independently, to depth two."""
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        return KAry((2, 2), children="iid").grow(self, max_depth)
 
 
 class Liar(Bigram):

@@ -1,0 +1,170 @@
+"""Do requests that come and go leave anything behind, and is every output that of plain vLLM?
+
+2,000 requests of a tiny random model arrive at random, with random lengths and prefixes that some of them share; one in
+five is aborted within six steps, and the cache is so small that requests are preempted. All outputs are compared with
+those of plain vLLM, where nothing is aborted; an aborted request's output must be a beginning. In the end no block of
+the cache, no request, draft or random stream may be left.
+
+    python -m benchmarks.vllm.churn [--requests 2000]
+
+Runs in the environment of `make test-vllm`. Requests run in parts, each an engine of its own with other random numbers;
+parts that are done are kept. Results: benchmarks/results/vllm/churn.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common.progress import progress_bar
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
+from benchmarks.vllm.engine import run_jobs
+from benchmarks.vllm.models import tiny_llama
+
+VOCAB = 40
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "max_model_len": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "enable_prefix_caching": True,
+}
+TREES = {"method": "treespec", "tree": 8}
+NUM_BLOCKS, NUM_SCRATCH = 10, 3
+PART = 500
+"""Requests of one engine."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--output", type=Path, default=RESULTS / "vllm" / "churn.json")
+    args = parser.parse_args()
+    console, cache, rows = Console(), args.output.parent / ".churn", []
+    with progress_bar(console) as progress:
+        task = progress.add_task("requests that come and go", total=2 * args.requests)
+        for part in range(-(-args.requests // PART)):
+            size = min(PART, args.requests - part * PART)
+            rows.append(run_part(cache, size, part, lambda _, size=size: progress.advance(task, size)))
+            data = settings(requests=sum(row["requests"] for row in rows), load_average=load_average(), parts=rows)
+            write_json(args.output, data)
+            args.output.with_suffix(".md").write_text(report(data))
+    console.print(args.output.with_suffix(".md").read_text())
+
+
+def run_part(cache: Path, number: int, seed: int, on_done: Any = lambda name: None) -> dict[str, Any]:
+    """Some requests in plain vLLM and with trees: how many are the same, and what is left."""
+    folder = cache / "tiny"
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        tiny_llama(folder, VOCAB)
+    requests, answers = random_requests(number, VOCAB, seed), {}
+    for method in ("plain", "trees"):
+        engine = {**ENGINE, "model": str(folder), "num_gpu_blocks_override": NUM_BLOCKS}
+        if method == "trees":
+            engine |= {"speculative_config": TREES, "num_gpu_blocks_override": NUM_BLOCKS + NUM_SCRATCH}
+        kept = cache / f"{method} {number} {seed}.json"
+        if kept.exists():
+            on_done(method)
+        jobs = {"churn": {"churn": requests, "has_aborts": method == "trees"}}
+        answers[method] = run_jobs(engine, jobs, seconds=1200, kept=kept, on_done=on_done)
+    found, expected = dict(answers["trees"]["churn"]), answers["plain"]["churn"]
+    pairs = list(zip(requests, found.pop("outputs"), expected["outputs"], strict=True))
+    stats, metrics = answers["trees"]["stats"], answers["trees"]["metrics"]
+    return {
+        "requests": number,
+        "aborted": sum(len(one) < request["max_tokens"] for request, one, _ in pairs),
+        "identical": sum(is_right(*pair) for pair in pairs),
+        "preemptions": int(metrics["vllm:num_preemptions"]),
+        "from the cache": int(metrics["vllm:prefix_cache_hits"]),
+        "trees": int(stats["num_trees"]),
+        "accepted": int(stats["num_accepted_tokens"]),
+        "left": found,
+    }
+
+
+def is_right(request: dict[str, Any], found: list[int], expected: list[int]) -> bool:
+    """Whether the output is plain vLLM's, or a beginning of it where the request was aborted."""
+    is_whole = len(found) == request["max_tokens"]
+    return found == expected[: len(found)] and (is_whole or request["abort_after"] is not None)
+
+
+def report(data: dict[str, Any]) -> str:
+    """Markdown."""
+    header = ["requests", "aborted", "identical", "preemptions", "from the cache", "trees", "accepted"]
+    cells = [
+        [str(row[name]) for name in header] + [", ".join(f"{v} {k}" for k, v in row["left"].items())]
+        for row in data["parts"]
+    ]
+    title = """# Requests that come and go in vLLM
+
+Identical to plain vLLM's output, or a beginning of it where the request was aborted. Preemptions, prompt tokens of the
+prefix cache, trees with a branch and accepted draft tokens are those of the runs with trees. `left`: what is there when
+all requests have gone.
+
+"""
+    return title + markdown_table([*header, "left"], cells) + "\n" + settings_lines(data)
+
+
+def random_requests(number: int, vocab: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Prompts and parameters; `abort_after`: steps after its arrival, or None; `arrives`: at which step."""
+    rng, requests, step = random.Random(seed), [], 0
+    shared = [rng.randrange(vocab) for _ in range(40)]  # Prefixes that are cached.
+    for _ in range(number):
+        step += rng.choice([0, 0, 0, 1, 2])
+        length = rng.randrange(1, 40)
+        prompt = shared[:length] if rng.random() < 0.3 else [rng.randrange(vocab) for _ in range(length)]
+        requests.append(
+            {
+                "prompt": prompt,
+                "max_tokens": rng.randrange(1, 24),
+                "presence_penalty": rng.choice([0.0, 0.0, 0.5]),
+                "arrives": step,
+                "abort_after": rng.randrange(0, 6) if rng.random() < 0.2 else None,
+            }
+        )
+    return requests
+
+
+def churn(llm: Any, requests: list[dict[str, Any]], has_aborts: bool) -> dict[str, Any]:
+    """Every request's tokens, and what is left when all have gone."""
+    from vllm import SamplingParams
+
+    engine, outputs, left, aborts = llm.llm_engine, {}, list(enumerate(requests)), {}
+    step = 0
+    while left or engine.has_unfinished_requests():
+        while left and left[0][1]["arrives"] <= step:
+            number, request = left.pop(0)
+            params = SamplingParams(
+                temperature=0, max_tokens=request["max_tokens"], ignore_eos=True, detokenize=False,
+                presence_penalty=request["presence_penalty"],
+            )  # fmt: skip
+            engine.add_request(str(number), {"prompt_token_ids": request["prompt"]}, params)
+            if has_aborts and request["abort_after"] is not None:
+                aborts[str(number)] = step + request["abort_after"]
+        leaving = [name for name, when in aborts.items() if when <= step]
+        engine.abort_request(leaving)
+        aborts = {name: when for name, when in aborts.items() if name not in leaving}
+        for answer in engine.step():
+            outputs[answer.request_id.split("-")[0]] = list(answer.outputs[0].token_ids)
+        step += 1
+    return {"outputs": [outputs.get(str(number), []) for number in range(len(requests))], **_left(engine)}
+
+
+def _left(engine: Any) -> dict[str, Any]:
+    core = engine.engine_core.engine_core
+    pool, runner = core.scheduler.kv_cache_manager.block_pool, core.model_executor.driver_worker.worker.model_runner
+    engine.step()
+    found = {"blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "requests": len(runner.requests)}
+    if hasattr(runner, "_drafts"):
+        found["drafts"] = len([name for name in runner._drafts if name in runner.requests])
+        found["streams"] = len(runner._verifier.streams._own)
+    return found
+
+
+if __name__ == "__main__":
+    main()

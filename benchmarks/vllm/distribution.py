@@ -1,0 +1,207 @@
+"""Does sampling with trees in vLLM keep the model's distribution? G-tests of the joint distribution of four tokens.
+
+The model is a tiny random one with five tokens, so that all 625 outputs have known probabilities: those of uncached
+passes in transformers, under vLLM's order of processors. Every lossless rule is tried at T = 1 and with temperature,
+filters, penalties and logit bias, on selected children, on children drawn without replacement and independently, on
+trees and on chains; then every planted mistake, which must be found.
+
+    python -m benchmarks.vllm.distribution [--samples 20000]
+
+Runs in the environment of `make test-vllm`. Cases that are done are kept; started again with the same number of
+samples, the run goes on where it stopped. Results: benchmarks/results/vllm/distribution.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.common.progress import progress_bar
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
+from benchmarks.vllm.drafters import VOCAB
+from benchmarks.vllm.engine import run_jobs
+from benchmarks.vllm.models import tiny_llama
+from benchmarks.vllm.planted_bugs import PLANTED_BUGS
+
+PROMPT, NUM_NEW = [1, 3, 0, 2, 4, 1], 4
+PARAMS: dict[str, dict[str, Any]] = {
+    "T = 1": {},
+    "filtered": {"temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.8},
+    "mixed": {"temperature": 1.3, "min_p": 0.1, "logit_bias": {"2": 0.7}, "top_k": 4},
+}
+BIGRAM, INDEPENDENT, LIAR = (f"benchmarks.vllm.drafters:{name}" for name in ("Bigram", "Independent", "Liar"))
+CHAIN = [[0], [0, 0], [0, 0, 0]]
+PAIRS = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
+BUG_SHARE = 5
+"""Samples of a planted mistake are one in so many."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine: its speculation, the names of the sampling parameters, and the planted mistake if there is one."""
+
+    name: str
+    speculation: dict[str, Any]
+    params: tuple[str, ...] = ("T = 1", "filtered")
+    bug: str | None = None
+    rule: str = field(default="")
+
+
+CASES = [
+    Case("selected children", {"tree": 8}, tuple(PARAMS), rule="target_walk"),
+    Case("selected children", {"tree": 8, "verification": "recursive"}, rule="recursive"),
+    Case("selected children", {"tree": 8, "verification": "traversal"}, rule="traversal"),
+    Case("drawn children", {"drafter": BIGRAM, "verification": "target_walk"}, rule="target_walk"),
+    Case("drawn children", {"drafter": BIGRAM, "verification": "recursive"}, rule="recursive"),
+    Case("drawn children", {"drafter": BIGRAM}, tuple(PARAMS), rule="traversal"),
+    Case("drawn chains", {"drafter": BIGRAM, "verification": "token", "tree": CHAIN}, rule="token"),
+    Case("drawn chains", {"drafter": BIGRAM, "verification": "block", "tree": CHAIN}, rule="block"),
+    *(
+        Case("independent pairs", {"drafter": INDEPENDENT, "verification": rule, "tree": PAIRS}, rule=rule)
+        for rule in ("k_seq", "optimal_transport", "transport_traversal")
+    ),
+]
+BUGS = [
+    Case("drawn children", {"drafter": LIAR}, ("T = 1",), "draft probabilities are not those drawn from", "traversal"),
+    *(
+        Case(
+            "selected children", {"tree": 8}, ("filtered",) if "process" in bug or "filter" in bug else ("T = 1",), bug
+        )
+        for bug in PLANTED_BUGS
+    ),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=20_000)
+    parser.add_argument("--output", type=Path, default=RESULTS / "vllm" / "distribution.json")
+    args = parser.parse_args()
+    console, cache, rows = Console(), args.output.parent / ".distribution", []
+    cache.mkdir(parents=True, exist_ok=True)
+    model = tiny_llama(cache / "tiny", VOCAB)
+    total = sum(len(case.params) for case in CASES + BUGS)
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=total)
+        for case in CASES + BUGS:
+            number = args.samples if case.bug is None else args.samples // BUG_SHARE
+            progress.update(task, description=f"{case.name}, {case.bug or case.rule}")
+            rows += run_case(cache, model, case, number)
+            progress.advance(task, len(case.params))
+            data = settings(samples=args.samples, load_average=load_average(), of=total, rows=rows)
+            write_json(args.output, data)
+            args.output.with_suffix(".md").write_text(report(data))
+    console.print(report(data))
+
+
+def run_case(cache: Path, model: Any, case: Case, number: int) -> list[dict[str, Any]]:
+    """The rows of one case's parameters, kept in a file."""
+    key = f"{case.name} {case.rule} {case.bug} {number}.json"
+    if (cache / key).exists():
+        return json.loads((cache / key).read_text())
+    params = {name: PARAMS[name] for name in case.params}
+    found = sample(cache / "tiny", case.speculation, params, number, case.bug if case.bug in PLANTED_BUGS else None)
+    rows = [
+        {
+            "children": case.name,
+            "rule": case.rule or "target_walk",
+            "parameters": name,
+            "bug": case.bug,
+            "samples": number,
+            "p": p_value(exact(model, values), [one["ids"] for one in found[name]]),
+            "accepted": int(found["counts"][name]["num_accepted_tokens"]),
+            "trees": int(found["counts"][name]["num_trees"]),
+        }
+        for name, values in params.items()
+    ]
+    write_json(cache / key, rows)  # pyright: ignore[reportArgumentType]
+    return rows
+
+
+def sample(
+    folder: Path, speculation: dict[str, Any], params: dict[str, dict[str, Any]], number: int, bug: str | None = None
+) -> dict[str, Any]:
+    """Answers to `number` requests with the same prompt, by the name of their parameters; see `run_jobs`."""
+    engine = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "max_model_len": 64,
+        "max_num_seqs": 64,
+        "kv_cache_memory_bytes": 64 << 20,
+        "speculative_config": {"method": "treespec", "num_speculative_tokens": 7, **speculation},
+    }
+    base = {"temperature": 1.0, "max_tokens": NUM_NEW, "ignore_eos": True, "detokenize": False}
+    jobs = {name: {"prompts": [PROMPT] * number, "params": {**base, **p}} for name, p in params.items()}
+    return run_jobs(engine, jobs, planted=bug, seconds=1800)
+
+
+def exact(model: Any, params: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """The probability of every output, under vLLM's order of processors."""
+    probs: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(NUM_NEW):
+        outputs = list(probs)
+        with torch.no_grad():
+            scores = model(torch.tensor([PROMPT + list(output) for output in outputs])).logits[:, -1].double()
+        for row, output in enumerate(outputs):
+            for token, bias in params.get("logit_bias", {}).items():
+                scores[row, int(token)] += bias
+            scores[row, list(set(output))] -= params.get("presence_penalty", 0.0)
+        found = filtered((scores / params.get("temperature", 1.0)).softmax(-1), params)
+        rows = zip(outputs, found.tolist(), strict=True)
+        probs = {(*output, token): probs[output] * p for output, row in rows for token, p in enumerate(row)}
+    return probs
+
+
+def filtered(probs: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
+    """Min-p, top-k, top-p."""
+    probs = torch.where(probs < params.get("min_p", 0.0) * probs.amax(-1, keepdim=True), 0.0, probs)
+    order = probs.sort(-1)
+    is_out = torch.arange(VOCAB) < VOCAB - params.get("top_k", VOCAB)
+    kept = torch.where(is_out, 0.0, order.values)
+    kept /= kept.sum(-1, keepdim=True)
+    kept[kept.cumsum(-1) <= 1 - params.get("top_p", 1.0)] = 0
+    probs = kept.gather(-1, order.indices.argsort(-1))
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def p_value(probs: dict[tuple[int, ...], float], outputs: list[list[int]]) -> float:
+    """The G-test's; outcomes with fewer than five expected samples are one. Zero if one of probability zero came."""
+    stats: Any = importlib.import_module("scipy.stats")
+    counts = Counter(map(tuple, outputs))
+    if any(probs[output] == 0 for output in counts):
+        return 0.0
+    cells = [(counts[cell], len(outputs) * prob) for cell, prob in probs.items()]
+    small = [cell for cell in cells if cell[1] < 5]
+    pooled = [cell for cell in cells if cell[1] >= 5] + ([tuple(map(sum, zip(*small, strict=True)))] if small else [])
+    g = 2 * sum(seen * math.log(seen / expected) for seen, expected in pooled if seen)
+    return float(stats.chi2.sf(g, len(pooled) - 1))
+
+
+def report(data: dict[str, Any]) -> str:
+    """Markdown."""
+    header = ["children", "rule", "parameters", "samples", "trees", "accepted", "p"]
+    right, wrong = ([row for row in data["rows"] if (row["bug"] is None) == is_right] for is_right in (True, False))
+
+    def cells(rows: list[dict[str, Any]], names: list[str]) -> list[list[str]]:
+        return [[f"{row[name]:.3g}" if name == "p" else str(row[name]) for name in names] for row in rows]
+
+    text = (
+        "# Sampling with trees in vLLM\n\nG-tests of four tokens, 625 outcomes. `trees`: verified trees with a branch; "
+    )
+    text += f"`accepted`: draft tokens. {len(data['rows'])} of {data['of']} cases.\n\n"
+    text += markdown_table(header, cells(right, header)) + "\n## Planted mistakes\n\n"
+    header = ["bug", "parameters", "samples", "p"]
+    return text + markdown_table(header, cells(wrong, header)) + "\n" + settings_lines(data)
+
+
+if __name__ == "__main__":
+    main()
