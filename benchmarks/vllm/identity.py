@@ -30,7 +30,12 @@ MOST_PROMPT = 112
 """Tokens: with them the end of the context comes within 16 new ones, see `CONTEXT`."""
 CONTEXT = 128
 REGEX = r"[A-Z][a-z]+( [a-z]+){3,12}\."
-TREES = {"method": "treespec", "num_speculative_tokens": 11, "tree": 8}
+TREES = {
+    "method": "treespec",
+    "drafter": "recycling",
+    "tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]],
+}
+"""Many branches: what suffix lookup remembers of an earlier feature set would make chains of most trees."""
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": {"max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 1000},
     "tight": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 16},
