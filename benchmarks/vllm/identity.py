@@ -29,7 +29,8 @@ GREEDY = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 MOST_PROMPT = 112
 """Tokens: with them the end of the context comes within 16 new ones, see `CONTEXT`."""
 CONTEXT = 128
-REGEX = r"[A-Z][a-z]+( [a-z]+){3,12}\."
+CAPITALS = "A-Z"
+REGEX = rf"[{CAPITALS}][a-z]+( [a-z]+){{3,12}}\."
 TREES = {
     "method": "treespec",
     "drafter": "recycling",

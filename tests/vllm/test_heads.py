@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers import eagle3_files
 from helpers.head_files import SPECULATORS
-from helpers.vllm_churn import random_requests
-from helpers.vllm_jobs import MODEL, PROMPTS, run_jobs
-from helpers.vllm_models import tiny_llama
+from benchmarks.vllm.churn import random_requests
+from benchmarks.vllm.engine import MODEL, PROMPTS, run_jobs
+from benchmarks.vllm.models import tiny_llama
 
 from treespec import BestFirst, TokenTree, Verdict
 from treespec.drafters import Eagle3
