@@ -14,6 +14,7 @@ parts that are done are kept. Results: benchmarks/results/vllm/churn.{json,md}.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 from pathlib import Path
 from typing import Any
@@ -132,14 +133,14 @@ def random_requests(number: int, vocab: int, seed: int = 0) -> list[dict[str, An
 
 def churn(llm: Any, requests: list[dict[str, Any]], has_aborts: bool) -> dict[str, Any]:
     """Every request's tokens, and what is left when all have gone."""
-    from vllm import SamplingParams
+    vllm: Any = importlib.import_module("vllm")
 
     engine, outputs, left, aborts = llm.llm_engine, {}, list(enumerate(requests)), {}
     step = 0
     while left or engine.has_unfinished_requests():
         while left and left[0][1]["arrives"] <= step:
             number, request = left.pop(0)
-            params = SamplingParams(
+            params = vllm.SamplingParams(
                 temperature=0, max_tokens=request["max_tokens"], ignore_eos=True, detokenize=False,
                 presence_penalty=request["presence_penalty"],
             )  # fmt: skip

@@ -100,7 +100,7 @@ def main() -> None:
             data = settings(samples=args.samples, load_average=load_average(), of=total, rows=rows)
             write_json(args.output, data)
             args.output.with_suffix(".md").write_text(report(data))
-    console.print(report(data))
+    console.print(args.output.with_suffix(".md").read_text())
 
 
 def run_case(cache: Path, model: Any, case: Case, number: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ folder of a LoRA adapter or None per prompt), or requests for `churn`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -105,9 +106,8 @@ def serve() -> None:
     left = {name: job for name, job in asked["jobs"].items() if name not in answers}
     if not left:
         return
-    from vllm import LLM
-
-    llm = LLM(**asked["engine"])
+    vllm: Any = importlib.import_module("vllm")
+    llm = vllm.LLM(**asked["engine"])
     before: dict[str, float] = {}
     for name, job in left.items():
         answers[name] = _run(llm, job)
@@ -137,23 +137,20 @@ def _run(llm: Any, job: Mapping[str, Any]) -> Any:
 
 def _adapters(folders: Sequence[str | None] | None) -> list[Any] | None:
     """Requests for LoRA adapters, one per prompt."""
-    from vllm.lora.request import LoRARequest
-
     if folders is None:
         return None
-    return [path and LoRARequest(path, 1 + sorted(set(filter(None, folders))).index(path), path) for path in folders]
+    make: Any = importlib.import_module("vllm.lora.request").LoRARequest
+    return [path and make(path, 1 + sorted(set(filter(None, folders))).index(path), path) for path in folders]
 
 
 def _as_params(values: Mapping[str, Any]) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
-
+    module: Any = importlib.import_module("vllm.sampling_params")
     values = dict(values)
     if "regex" in values:
-        values["structured_outputs"] = StructuredOutputsParams(regex=values.pop("regex"))
+        values["structured_outputs"] = module.StructuredOutputsParams(regex=values.pop("regex"))
     if "logit_bias" in values:  # Keys were strings in the file.
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
-    return SamplingParams(**values)
+    return module.SamplingParams(**values)
 
 
 def _result(request: Any, output: Any) -> dict[str, Any]:

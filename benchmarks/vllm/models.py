@@ -17,7 +17,12 @@ def tiny_llama(folder: Path, vocab: int, seed: int = 3) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config = LlamaConfig(
         vocab_size=vocab, num_key_value_heads=1, head_dim=32, initializer_range=0.12, max_position_embeddings=128,
         bos_token_id=None, eos_token_id=None, **sizes,
