@@ -96,3 +96,15 @@ def test_requests_are_refused_by_name(name: str) -> None:
     check_params(SimpleNamespace())
     with pytest.raises(UnsupportedModeError, match=name):
         check_params(SimpleNamespace(**{name: [3]}))
+
+
+def test_servers_answer_refused_requests_as_the_clients_error() -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError
+
+    from treespec.vllm.plugin import PROPOSER, _with_served_params
+
+    speculation = SimpleNamespace(model=PROPOSER)
+    with pytest.raises(VLLMClientError, match="thinking_token_budget"):
+        _with_served_params(None, SamplingParams(thinking_token_budget=3), speculation)
+    assert _with_served_params(None, SamplingParams(min_p=0.1, logit_bias={1: 2.0}), speculation) is None
