@@ -7,9 +7,10 @@ Schemes whose package is not installed are skipped by name. Every scheme is writ
 it is finished; started again, a run does those that are missing there.
 
 Where the texts differ, plain's gap between the two best logits at the first difference stands next to the model's own
-noise: by how much its logits after the same tokens differ between three ways to read them without treespec, in one
-pass, the prompt and then token by token, and with the prompt's last token apart too. A gap of at most twice that noise
-(each of the two logits has it) is the model's own tie. `noise` measures it again for the texts that differ.
+noise: by how much its logits after the same tokens differ between six ways to read them without treespec, in one
+pass, the prompt and then token by token, and with the prompt's last one to four tokens apart too. A gap of at most
+twice that noise (each of the two logits has it) is the model's own tie. `noise` measures it again for the texts that
+differ.
 
 What rounding does to the text itself, with longer texts:
 
@@ -45,6 +46,7 @@ from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.selftest.agreement import plain_greedy
 
 NUM_NODES = 8
+NUM_APART = 4
 Prompts = list[tuple[str, dict[str, Tensor]]]
 
 
@@ -157,10 +159,13 @@ def noises(model: PreTrainedModel, prompts: dict[str, dict[str, Tensor]], num_ne
 
 @torch.no_grad()
 def noise(model: PreTrainedModel, inputs: dict[str, Tensor], tokens: list[int]) -> float:
-    """The largest difference of a logit after the last of `tokens` but one between three ways to read the text."""
+    """The largest difference of a logit after the last of `tokens` but one between several ways to read the text.
+
+    Also right after the prompt these are five different ones: fewer may agree by luck.
+    """
     ids, new = inputs["input_ids"], torch.tensor([tokens[:-1]], dtype=torch.int64)
     ways = [[torch.cat([ids, new], dim=1)], [ids, *new.split(1, dim=1)]]
-    ways.append([ids[:, :-1], ids[:, -1:], *new.split(1, dim=1)])
+    ways += [[ids[:, :-last], ids[:, -last:], *new.split(1, dim=1)] for last in range(1, NUM_APART + 1)]
     logits = torch.stack([read(model, [part for part in parts if part.numel()]) for parts in ways])
     return float((logits.amax(0) - logits.amin(0)).max())
 

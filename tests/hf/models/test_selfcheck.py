@@ -14,10 +14,12 @@ from torch import nn
 from treespec.errors import LogitsError, TreespecWarning, UnsupportedModelError
 from treespec.hf import TreeScorer, make_scorer
 from treespec.hf.attention.mask import TreeAttention, pending_attention
+from treespec.hf.introspect import model_facts
 from treespec.hf.models import capability as capability_module
 from treespec.hf.models import selfcheck
+from treespec.hf.models.capability import Detection
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
-from treespec.hf.models.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, self_check
+from treespec.hf.models.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, root_tolerance, self_check
 from treespec.protocols import Capability
 
 MODES = (Capability.TREE, Capability.CHAIN)
@@ -295,3 +297,12 @@ def test_noise_does_not_loosen_the_tolerance_beyond_what_a_wrong_mask_does(monke
     hook.remove()
     assert (result.capability, result.tolerance) == (Capability.TREE, LARGEST_TOLERANCE)
     assert max(LEAST_TOLERANCE.values()) < LARGEST_TOLERANCE
+
+
+def test_a_root_may_differ_by_what_the_self_check_takes_for_rounding(monkeypatch):
+    """Activations of 8 bits: the same token read with its prompt and alone differs by more than in full precision."""
+    facts = model_facts(build("llama"))
+    assert root_tolerance(facts) == pytest.approx(10 * LEAST_TOLERANCE[torch.float32])
+    for tolerance, expected in ((0.1, LARGEST_TOLERANCE), (0.45, 0.45)):
+        monkeypatch.setitem(selfcheck._results, facts.model, {(): Detection(Capability.TREE, tolerance=tolerance)})
+        assert root_tolerance(facts) == expected

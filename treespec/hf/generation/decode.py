@@ -27,6 +27,7 @@ from treespec.hf.generation.progress import Progress
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
 from treespec.hf.introspect import model_facts
+from treespec.hf.models.generate_check import check_like_generate
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.policies.control.contract import StepControl
@@ -37,8 +38,8 @@ from treespec.sampling import NoProcessors
 def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     """Decode until every row has stopped; what `generate` returns, and the engine's result.
 
-    Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `TreeProcessors` and `speculate`; a
-    `RanksDisagreeError` where processes that run the model together make other calls.
+    Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `check_like_generate`, `TreeProcessors` and
+    `speculate`; a `RanksDisagreeError` where processes that run the model together make other calls.
     """
     ranks = model_facts(call.model).ranks
     with ranks.together("call", lambda: what_ranks_share(call, options)):
@@ -48,6 +49,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
 def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, Result]:
     scores = OutputScores(call.config, *call.input_ids.shape)
     target: Any = _make_target(call, options)
+    check_like_generate(target.facts, target.capability, is_padded=not bool(call.mask.all()))
     if call.state_layers:
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)

@@ -29,12 +29,12 @@ from treespec.hf.generation.validate import (
     check_mode,
     check_positions,
     prompt_arguments,
-    prompt_inputs,
     prompt_mask,
 )
 from treespec.hf.introspect import check_model, is_multimodal
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
 from treespec.hf.models.compiled_target import CompiledTarget
+from treespec.hf.models.prompt import prompt_inputs
 from treespec.policies import as_policy
 from treespec.protocols import TreePolicy, VerificationRule
 from treespec.verification import get_rule

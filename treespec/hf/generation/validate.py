@@ -10,13 +10,11 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.introspect import check_model, input_device, is_multimodal
-from treespec.hf.models.prompt import PromptInputs, placeholder_ids
+from treespec.hf.models.prompt import CACHE_ARGUMENTS, OUTPUTS, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
-_CACHE_ARGUMENTS = {"past_key_values", "cache_params"}
-_OUTPUTS = {"output_attentions", "output_hidden_states"}
-_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"} | _CACHE_ARGUMENTS | _OUTPUTS
+_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"} | CACHE_ARGUMENTS | OUTPUTS
 _CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 
 
@@ -87,12 +85,6 @@ def check_mode(
     if unknown and (not is_multimodal(model) or "inputs_embeds" in unknown):
         raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")
     check_ids(model, input_ids)
-
-
-def prompt_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> PromptInputs:
-    """What plain `generate` reads the prompt with."""
-    arguments = {name: value for name, value in model_kwargs.items() if name not in _CACHE_ARGUMENTS | _OUTPUTS}
-    return PromptInputs(input_ids, arguments)
 
 
 def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

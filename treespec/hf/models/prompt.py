@@ -19,6 +19,8 @@ from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 
 _BY_TOKEN = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"}
 """Arguments with one entry per token of the prompt in their last dimension."""
+CACHE_ARGUMENTS = {"past_key_values", "cache_params"}
+OUTPUTS = {"output_attentions", "output_hidden_states"}
 _TEXT_ARGUMENTS = _BY_TOKEN | {"logits_to_keep", "use_cache"}
 
 
@@ -95,6 +97,12 @@ class ReadPrompt:
 
     def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
         return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
+
+
+def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: dict[str, Any]) -> PromptInputs:
+    """What plain `generate` reads the prompt with."""
+    arguments = {name: value for name, value in model_kwargs.items() if name not in CACHE_ARGUMENTS | OUTPUTS}
+    return PromptInputs(input_ids, arguments)
 
 
 def position_offsets(

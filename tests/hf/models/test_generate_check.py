@@ -1,0 +1,102 @@
+"""Models whose own `generate` has other logits than their passes: refused by name, never silently different."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import tiny_llama
+from helpers.zoo import SIZES
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+
+from treespec import TokenRecycling, TreeSpeculation, UnsupportedModelError
+from treespec.hf import make_scorer
+from treespec.hf.models import generate_check
+from treespec.hf.models.generate_check import check_like_generate
+from treespec.protocols import Capability
+
+PROMPTS = torch.arange(3, 27).reshape(2, 12)
+PADDED = (torch.arange(12) >= torch.tensor([[0], [3]])).long()
+
+SMALL_IMAGES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "hc_mult": 2}
+SMALL_ATTENTION = {"head_dim": 16, "q_lora_rank": 16, "o_lora_rank": 16, "o_groups": 2, "sliding_window": 8}
+SMALL_INDEX = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 256, "num_key_value_heads": 1}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "git": {"vision_config": SMALL_IMAGES | {"image_size": 8, "patch_size": 4}},
+    "deepseek_v4": {
+        **SMALL_EXPERTS,
+        **SMALL_ATTENTION,
+        **SMALL_INDEX,
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+        "mlp_layer_types": ["moe", "moe"],
+    },
+    "moshi": {"ffn_dim": 48, "num_key_value_heads": 4, "sliding_window": 8, "head_dim": 8},
+}
+
+
+def tiny(model_type: str) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES | OPTIONS[model_type])).eval()
+    with torch.no_grad():
+        spread = model(input_ids=PROMPTS, use_cache=False).logits.std()
+        model.get_output_embeddings().weight.mul_(1.5 / spread)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def decoded(model: Any, num_rows: int, speculation: Any = None) -> torch.Tensor:
+    prompts = {"input_ids": PROMPTS[:num_rows], "attention_mask": PADDED[:num_rows]}
+    options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    return model.generate(**prompts, **options, custom_generate=speculation)
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+@pytest.mark.parametrize("model_type", ["git", "deepseek_v4"])
+def test_padding_that_generate_reads_otherwise(model_type):
+    model = tiny(model_type)
+    speculation = TreeSpeculation(TokenRecycling(), tree=4)
+    assert torch.equal(decoded(model, 1, speculation), decoded(model, 1))
+    with pytest.raises(UnsupportedModelError, match="of padded batches here: give its prompts one by one"):
+        decoded(model, 2, speculation)
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+def test_a_model_whose_single_tokens_differ_from_its_chains():
+    with pytest.raises(UnsupportedModelError, match="MoshiForCausalLM has logits in its own generate"):
+        decoded(tiny("moshi"), 1, TreeSpeculation(TokenRecycling(), tree=4))
+
+
+@pytest.mark.parametrize("method", ["_prefill", "_sample"])
+def test_methods_that_speculation_replaces(method):
+    class Own(LlamaForCausalLM):
+        pass
+
+    setattr(Own, method, lambda self, *args, **kwargs: getattr(LlamaForCausalLM, method)(self, *args, **kwargs))
+    model = Own(tiny_llama(96).config).eval()
+    with pytest.raises(UnsupportedModelError, match=f"Own decodes by a {method} of its own"):
+        decoded(model, 1, TreeSpeculation(TokenRecycling(), tree=4))
+
+
+class Shifting(LlamaForCausalLM):
+    """Puts every generated token somewhere else, as no pass over several tokens does."""
+
+    def prepare_inputs_for_generation(self, *args, is_first_iteration=False, **kwargs):
+        inputs = super().prepare_inputs_for_generation(*args, is_first_iteration=is_first_iteration, **kwargs)
+        if not is_first_iteration:
+            inputs["position_ids"] = inputs["position_ids"] + 7
+        return inputs
+
+
+def test_tokens_that_generate_prepares_otherwise():
+    with pytest.raises(UnsupportedModelError, match=r"Shifting has logits.*: use its own generate"):
+        decoded(Shifting(tiny_llama(96).config).eval(), 1, TreeSpeculation(TokenRecycling(), tree=4))
+
+
+def test_an_ordinary_model_is_measured_at_its_first_padded_batch(monkeypatch):
+    measured = []
+    difference = generate_check._difference
+    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(args) or difference(*args))
+    facts = make_scorer(tiny_llama(96)).facts
+    for is_padded in (False, True, True):
+        check_like_generate(facts, Capability.TREE, is_padded)
+    assert [is_padded for _, is_padded in measured] == [True]

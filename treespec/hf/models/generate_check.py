@@ -1,0 +1,109 @@
+"""Whether a scorer has the logits of the model's own `generate`, for single texts and for padded batches.
+
+The self-check compares passes of the model with each other, so it cannot see what `generate` does between them: models
+that prepare every token in a way of their own (moshi's sounds), that mask other slots than the padding (git), or whose
+states take padding for text (DeepSeek-V4). Here a few tokens that plain `generate` emits are scored again.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedModel
+
+from treespec.errors import UnsupportedModelError
+from treespec.hf.introspect import ModelFacts
+from treespec.hf.models.capability import undisturbed
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.prompt import PromptInputs, prompt_inputs
+from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, root_tolerance
+from treespec.protocols import Capability
+
+NUM_NEW, NUM_PADDING = 3, 3
+LEAST_TOLERANCE = 0.01
+"""In standard deviations of the logits: chains of recurrent models add up in another order than single tokens."""
+_REPLACED = ("_sample", "_prefill")
+_OF_GENERATE = ("logits_processor", "stopping_criteria", "generation_config")
+_PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+_differences: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], float]] = WeakKeyDictionary()
+
+
+def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bool) -> None:
+    """Raise `UnsupportedModelError` where a model's `generate` has other logits than its scorer.
+
+    Measured once per model, dtype, adapters and kinds of weights: for the first padded batch, and for single texts
+    where the model prepares its passes by methods of its own or does not verify trees.
+    """
+    for method in _REPLACED:
+        if _is_own(facts.model, method):
+            raise UnsupportedModelError(
+                f"{facts.name} decodes by a {method} of its own, which speculation replaces: use its own generate"
+            )
+    is_ordinary = capability == Capability.TREE and not any(_is_own(facts.model, method) for method in _PREPARING)
+    if is_ordinary and not is_padded:
+        return
+    known = _differences.setdefault(facts.model, {})
+    key = (facts.dtype, facts.adapters, facts.weights, is_padded)
+    if key not in known:
+        with undisturbed(facts):
+            known[key] = _difference(facts, is_padded)
+    tolerance = max(LEAST_TOLERANCE, root_tolerance(facts))
+    if known[key] > tolerance:
+        found = f"has logits in its own generate that differ by {known[key]:.2g} standard deviations, more than"
+        advice = "give its prompts one by one" if is_padded else "use its own generate"
+        what = " of padded batches" if is_padded else ""
+        raise UnsupportedModelError(f"{facts.name} {found} {tolerance:.2g}, from those{what} here: {advice}")
+
+
+def _is_own(model: PreTrainedModel, method: str) -> bool:
+    return getattr(type(model), method, None) is not getattr(GenerationMixin, method, None)
+
+
+def _difference(facts: ModelFacts, is_padded: bool) -> float:
+    """The largest token's difference; zero where plain `generate` fails too."""
+    model: Any = facts.model
+    ids, mask = _prompts(facts, is_padded)
+    options: dict[str, Any] = {"max_new_tokens": NUM_NEW, "min_new_tokens": NUM_NEW, "do_sample": False, "num_beams": 1}
+    options |= {"input_ids": ids, "attention_mask": mask.long(), "pad_token_id": 0}
+    try:
+        plain = model.generate(**options, output_logits=True, return_dict_in_generate=True)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError):
+        return 0.0
+    emitted = plain.sequences[:, ids.shape[1] - 1 : -1]
+    found: list[Tensor] = []
+
+    def score(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        arguments = {name: value for name, value in kwargs.items() if name not in _OF_GENERATE}
+        found.append(_scored(facts, prompt_inputs(input_ids, arguments), mask, emitted))
+        return input_ids
+
+    model.generate(**options, custom_generate=score)
+    expected = torch.stack(plain.logits, dim=1)
+    return max(float(largest_difference(*rows)) for rows in zip(found[0], expected, strict=True))
+
+
+def _prompts(facts: ModelFacts, is_padded: bool) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
+    """One prompt, or two of which one is shorter, and their mask."""
+    ids = check_prompt(facts)
+    if not is_padded:
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    ids = torch.cat([ids, check_tokens(facts, ids.shape[1], seed=1)])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, :NUM_PADDING] = False
+    return ids.masked_fill(~mask, 0), mask
+
+
+def _scored(
+    facts: ModelFacts, prompt: PromptInputs, mask: Bool[Tensor, "B P"], tokens: Int[Tensor, "B N"]
+) -> Float[Tensor, "B N V"]:
+    """The logits after the prompts' last tokens and those that follow."""
+    scorer = make_scorer(facts, prompt=prompt)
+    scorer.prefill(prompt.ids[:, :-1], mask[:, :-1])
+    width = 1 if scorer.capability == Capability.PLAIN else tokens.shape[1]
+    logits = []
+    for part in tokens.split(width, dim=1):
+        logits.append(scorer.extend(part, torch.arange(-1, width - 1).expand(len(part), -1)).logits)
+        scorer.commit([range(width)] * len(part))
+    return torch.cat(logits, dim=1)
