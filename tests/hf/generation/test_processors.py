@@ -1,6 +1,8 @@
 """Processors on trees: stacked paths get what single ones get."""
 
+import pytest
 import torch
+from helpers.tiny import tiny_llama
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -8,8 +10,10 @@ from transformers import (
 )
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
+from treespec import TokenRecycling, TreeSpeculation
 from treespec.engine.target_probs import TargetProbs
-from treespec.hf.generation.processors import TreeProcessors
+from treespec.errors import UnsupportedModeError
+from treespec.hf.generation.processors import TreeProcessors, check_follows_text
 from treespec.protocols import History
 from treespec.tree import TokenTree, TreeBatch
 
@@ -58,3 +62,43 @@ def test_an_unknown_processor_sees_its_own_row():
         is_forbidden = processors(ids, logits, row).isinf()
         assert is_forbidden.nonzero().tolist() == [[0, row + 1], [1, row + 1]]
     assert logits.eq(0).all(), "the model's logits must not be written to"
+
+
+class Counting:
+    """Forces the next token of its own text at every call, as processors that follow one text do."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.num_calls += 1
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, 10 + self.num_calls % 7] = 0
+        return forced
+
+
+class Remembering:
+    """A function of the text that keeps what it has found."""
+
+    def __init__(self):
+        self.known = {}
+
+    def __call__(self, input_ids, scores):
+        key = tuple(input_ids[:, -1].tolist())
+        return scores + self.known.setdefault(
+            key, torch.randn(scores.shape, generator=torch.Generator().manual_seed(3))
+        )
+
+
+def test_a_processor_that_follows_its_calls_is_refused():
+    ids = torch.tensor([[3, 4, 5]])
+    with pytest.raises(UnsupportedModeError, match=r"Counting gives the same text other .*GrammarProcessor"):
+        check_follows_text(Counting(), ids, vocab_size=40)
+    options = {"max_new_tokens": 6, "logits_processor": LogitsProcessorList([Counting()])}
+    with pytest.raises(UnsupportedModeError, match="Counting gives the same text other scores"):
+        tiny_llama().generate(ids, **options, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
+
+
+@pytest.mark.parametrize("processor", [RowDependent(), Remembering()], ids=lambda processor: type(processor).__name__)
+def test_a_function_of_the_text_is_not(processor):
+    check_follows_text(processor, torch.tensor([[3, 4, 5], [6, 7, 8]]), vocab_size=40)

@@ -8,7 +8,8 @@ from helpers.tiny import tiny_llama
 from helpers.zoo import SIZES
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from treespec import TokenRecycling, TreeSpeculation, UnsupportedModelError
+from treespec import TokenRecycling, TreeSpeculation
+from treespec.errors import UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.models import generate_check
 from treespec.hf.models.generate_check import check_like_generate

@@ -22,7 +22,7 @@ from treespec.hf.generation.output import Output, final_cache, output
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.output_states import OutputStates
 from treespec.hf.generation.prefix_function import along_branches
-from treespec.hf.generation.processors import TreeProcessors
+from treespec.hf.generation.processors import TreeProcessors, check_follows_text
 from treespec.hf.generation.progress import Progress
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
@@ -56,6 +56,8 @@ def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, 
     stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
     bar = Progress(call.most_tokens, options.progress)
     constrained = along_branches(call.processors, call.input_ids)
+    for processor in call.processors:
+        check_follows_text(processor, call.input_ids, target.vocab_size)
     processors = _path_processors(call, constrained)
     trace = _recorder(call, options, processors, ranks)
     request = Request(

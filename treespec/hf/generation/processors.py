@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation import logits_process as library
 
@@ -119,6 +121,42 @@ def _check_has_no_state(processor: library.LogitsProcessor) -> None:
     raise UnsupportedModeError(
         f"{name} keeps state between calls and cannot be applied along the branches of a tree; {instead}"
     )
+
+
+def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P"], vocab_size: int) -> None:
+    """Ask a processor of the caller's own about one text before and after others.
+
+    One that follows its calls, instead of the text that it is given, cannot follow branches. A state that does not show
+    within two tokens is not found.
+
+    Raises `UnsupportedModeError`: other scores for the same text, or an error.
+    """
+    kind = type(processor)
+    if kind.__module__.split(".")[0] in ("transformers", "treespec"):
+        return
+
+    def ask(*tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+        text: Any = torch.cat([ids, *(token.unsqueeze(1) for token in tokens)], dim=1)
+        scores: Any = torch.zeros(len(ids), vocab_size, device=ids.device)
+        return processor(text, scores).nan_to_num()
+
+    first = ask()
+    if first.shape != (len(ids), vocab_size):
+        return  # An error by name where it is applied.
+    best, other = first.topk(2).indices.unbind(1)
+    after = ask(best)
+    try:
+        if bool((first.gather(1, other.unsqueeze(1)) > torch.finfo(first.dtype).min).all()):
+            ask(other)
+        is_same = torch.equal(ask(), first) and torch.equal(ask(best), after)
+    except Exception:  # Whatever it raises, the same text was no error before.
+        is_same = False
+    if not is_same:
+        raise UnsupportedModeError(
+            f"{kind.__module__}.{kind.__name__} gives the same text other scores after other calls: it cannot be "
+            "applied along the branches of a tree; make it a function of (input_ids, scores), or give its state as "
+            "fork(), advance(token) and mask() to treespec.hf.GrammarProcessor"
+        )
 
 
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
