@@ -26,7 +26,7 @@ from treespec.hf.generation.processors import TreeProcessors, check_follows_text
 from treespec.hf.generation.progress import Progress
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
-from treespec.hf.introspect import model_facts
+from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.generate_check import check_like_generate
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
@@ -41,24 +41,25 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `check_like_generate`, `TreeProcessors` and
     `speculate`; a `RanksDisagreeError` where processes that run the model together make other calls.
     """
-    ranks = model_facts(call.model).ranks
-    with ranks.together("call", lambda: what_ranks_share(call, options)):
-        return _decode(call, options, ranks)
+    facts = model_facts(call.model)
+    with facts.ranks.together("call", lambda: what_ranks_share(call, options)):
+        return _decode(call, options, facts)
 
 
-def _decode(call: Prepared, options: Options, ranks: AnyRanks) -> tuple[Output, Result]:
+def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output, Result]:
+    ranks = facts.ranks
     scores = OutputScores(call.config, *call.input_ids.shape)
     target: Any = _make_target(call, options)
-    check_like_generate(target.facts, target.capability, is_padded=not bool(call.mask.all()))
+    check_like_generate(facts, target.capability, is_padded=not bool(call.mask.all()))
     if call.state_layers:
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)
     stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
     bar = Progress(call.most_tokens, options.progress)
     constrained = along_branches(call.processors, call.input_ids)
+    processors = _path_processors(call, constrained)
     for processor in call.processors:
         check_follows_text(processor, call.input_ids, target.vocab_size)
-    processors = _path_processors(call, constrained)
     trace = _recorder(call, options, processors, ranks)
     request = Request(
         # Images may have ids outside the vocabulary, which drafters and processors do not know.

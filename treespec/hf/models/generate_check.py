@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
-from treespec.hf.introspect import ModelFacts
+from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import undisturbed
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
@@ -48,7 +48,7 @@ def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bo
     key = (facts.dtype, facts.adapters, facts.weights, is_padded)
     if key not in known:
         with undisturbed(facts):
-            known[key] = _difference(facts, is_padded)
+            known[key] = _difference(model_facts(facts.model), is_padded)
     tolerance = max(LEAST_TOLERANCE, root_tolerance(facts))
     if known[key] > tolerance:
         found = f"has logits in its own generate that differ by {known[key]:.2g} standard deviations, more than"
