@@ -39,9 +39,9 @@ def report(data: dict[str, Any]) -> str:
         "Every scheme loads the same dequantised Q4_1 weights. Identical: greedy texts of treespec (a tree of 8 nodes, "
         "token recycling and suffix lookup) equal to plain `generate` of the same model. Own ties: texts that "
         "differ first where plain's two best logits are closer than twice the model's own noise, the difference of its "
-        "logits between reading the same text in one pass, token by token, and with the prompt's last tokens apart, all "
-        "without treespec. Plain text as float32's: how many of the scheme's plain texts are float32's own, and the "
-        "median gap between float32's two best logits where the others leave it. "
+        "logits between reading the same text in one pass, token by token, and with the prompt's last tokens apart, "
+        "all without treespec. Plain text as float32's: how many of the scheme's plain texts are float32's own, and "
+        "the median gap between float32's two best logits where the others leave it. "
         'Speed: `tree="auto"`, the prompt left out, mean over prompts.\n',
         markdown_table(HEADER, rows),
         *lines,
