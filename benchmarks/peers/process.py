@@ -22,7 +22,7 @@ Decode = Callable[[list[int], int, float, int], list[int]]
 def serve() -> None:
     """Arguments: the library's name in `LIBRARIES`, its options as JSON and the model's folder."""
     name, options, folder = sys.argv[1:4]
-    answers, sys.stdout = sys.stdout, sys.stderr  # What a library prints is no answer.
+    answers, sys.stdout = sys.stdout, sys.stderr  # Answers are not mixed with what a library prints.
     decode = LIBRARIES[name](folder, **json.loads(options))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:

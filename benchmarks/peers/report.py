@@ -19,7 +19,7 @@ from treespec.hf.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, NEXT_EDGE, REFERENCE
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
-"""Spec-Bench's categories that are no open talk; the other eight are MT-Bench's."""
+"""Spec-Bench's categories without open talk; the other eight are MT-Bench's."""
 Prompts = dict[str, dict[str, dict[str, Any]]]
 """Runs by prompt and contestant."""
 
