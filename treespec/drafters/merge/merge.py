@@ -1,19 +1,25 @@
 """Several drafters in one tree: the union of their trees, pruned by calibrated values."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
-from treespec.checks import ShowsOptions, check_count
+from treespec.checks import AUTO, ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call
-from treespec.drafters.merge.opinion_pool import OpinionPool, SiblingGroup, Vote
+from treespec.drafters.merge.grafts import SmallerTrees, graft
+from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.parts import PartValues
+from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
+from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
 from treespec.policies.truncated import is_chain
 from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
-from treespec.tree import ROOT_PARENT, HostTree, TreeBatch
+from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
+
+SELECTED_SHARE = 0.25
+"""Of a sampling call's nodes those for selected children, at most."""
 
 
 class Merge(ShowsOptions):
@@ -21,12 +27,15 @@ class Merge(ShowsOptions):
 
     Every drafter's confidence in the nodes along the emitted tokens, pruned ones included, is compared with the
     outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
-    weights are learned where they differ. This persists across calls in the attribute `pool`, an `OpinionPool`.
+    weights are learned where they differ. This persists across calls in the attribute `pool`, an `OpinionPool`;
+    sampling calls with drawn children learn in a copy of their own.
 
     Under `tree="auto"` the part whose time is worth more than what it adds is left out of most steps.
 
-    The call's policy shapes every drafter's part; under a `Chain` the most valuable path is kept. As pruning sampled
-    children would change the output distribution, the parts draft as if the call did not sample: "auto" selects.
+    The call's policy shapes every drafter's part; under a `Chain` the most valuable path is kept. Where the call
+    samples, the drafter with most weights (`num_weights`) draws its children, by default of trees that are smaller by
+    what the others propose, up to a quarter. No drawn child is pruned, and the others' best nodes are added as selected
+    children. For the others, and without a drafter that has weights, "auto" selects.
 
     Args:
         num_nodes: the most nodes of a merged tree, root included; None: as many as the call's policy allows.
@@ -49,6 +58,7 @@ class Merge(ShowsOptions):
             raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
         weights = [getattr(drafter, "confidence_weight", 1.0) for drafter in drafters]
         self.pool = OpinionPool(weights) if pool is None else deepcopy(pool)
+        self._sampling_pool = deepcopy(self.pool)
         self._part_values = PartValues(len(self._drafters))
 
     @property
@@ -71,25 +81,45 @@ class Merge(ShowsOptions):
         return sum(getattr(part, "num_weights", 0) for part in self._drafters)
 
     def start(self, session: Session) -> None:
-        """Start every part as if the call did not sample; what was learned stays."""
+        """Start every part, all but one as if the call did not sample; what was learned stays."""
         self._session = session
         self._proposed: list[UnionTree] = []
-        for drafter in self._drafters:
-            drafter.start(replace(session, is_sampling=False))
+        weights = [getattr(part, "num_weights", 0) for part in self._drafters]
+        may_draw = session.is_sampling and getattr(session.policy, "children", AUTO) != SELECTED
+        self._drawing = weights.index(max(weights)) if may_draw and max(weights) > 0 else None
+        self._call_pool = self.pool if self._drawing is None else self._sampling_pool
+        self._smaller = SmallerTrees(session)
+        is_shared = isinstance(session.policy, (BestFirst, StepControl))
+        for part, drafter in enumerate(self._drafters):
+            own = replace(session, is_sampling=part == self._drawing)
+            drafter.start(replace(own, policy=self._smaller) if part == self._drawing and is_shared else own)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`; for errors `read_trees`."""
         policy, values = self._session.policy, self._part_values
-        values.choose(policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0)
+        values.choose(policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0, self._drawing)
         roots = self._session.history.last_tokens.tolist()
-        nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
-        parts = [
-            nothing if part == values.left_out else read_trees(drafter, values.propose(part, drafter, max_depth))
-            for part, drafter in enumerate(self._drafters)
-        ]
-        self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
         num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
-        return prune(self._proposed, self.pool, num_nodes, is_chain(self._session.policy))
+        nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
+        parts, drawn = [nothing] * len(self._drafters), None
+        for part in sorted(set(range(len(parts))) - {values.left_out}, key=lambda part: part == self._drawing):
+            is_drawing = part == self._drawing
+            if is_drawing:
+                self._smaller.num_reserved = self._num_reserved(parts, num_nodes)
+            batch = values.propose(part, self._drafters[part], max_depth)
+            parts[part] = read_trees(self._drafters[part], batch, is_drawing)
+            drawn = batch if is_drawing and batch.draft_probs is not None else None
+        self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
+        if drawn is not None:
+            is_whole = is_chain(self._session.policy)
+            return drawn if is_whole else graft(drawn, self._proposed, self._call_pool, num_nodes)
+        return prune(self._proposed, self._call_pool, num_nodes, is_chain(self._session.policy))
+
+    def _num_reserved(self, parts: Sequence[list[HostTree]], num_nodes: int) -> int:
+        """By how many nodes the drawn trees are smaller than the policy's: known before anything is drawn."""
+        others = max(sum(len(tree.tokens) - 1 for tree in trees) for trees in zip(*parts, strict=True))
+        more = policy_of_call(self._session).max_nodes - num_nodes
+        return more + min(int(SELECTED_SHARE * num_nodes), others)
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""
@@ -97,7 +127,7 @@ class Merge(ShowsOptions):
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
             paths.append([])
             for siblings, right in union.outcomes(emitted):
-                self.pool.update(siblings, right)
+                self._call_pool.update(siblings, right)
                 if right is not None:
                     paths[-1].append(siblings.votes[right])
         self._part_values.update(paths)
@@ -133,14 +163,14 @@ class Merge(ShowsOptions):
         return [[names[voter] for voter in voters] for voters in self._proposed[row].voters(tokens)]
 
 
-def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
+def read_trees(drafter: Drafter, batch: TreeBatch, may_draw: bool = False) -> list[HostTree]:
     """A drafter's trees on the host, one per row; without values if the batch has none.
 
     Raises:
-        ConfigError: they hold sampled children.
+        ConfigError: they hold sampled children, unless it `may_draw`.
         InvalidTreeError: a node's value is NaN or infinite.
     """
-    if batch.draft_probs is not None:
+    if batch.draft_probs is not None and not may_draw:
         raise ConfigError(
             f"{type(drafter).__name__} proposed sampled children, which cannot be merged without changing the "
             'output distribution: use a policy with children="selected"'
@@ -153,7 +183,7 @@ def read_trees(drafter: Drafter, batch: TreeBatch) -> list[HostTree]:
     return trees
 
 
-def prune(unions: "Sequence[UnionTree]", pool: OpinionPool, num_nodes: int, is_chain: bool) -> TreeBatch:
+def prune(unions: Sequence[UnionTree], pool: OpinionPool, num_nodes: int, is_chain: bool) -> TreeBatch:
     """Of every union the `num_nodes` most valuable nodes, or the most valuable path of at most as many."""
     whole = [HostTree(union.tokens, union.parents, union.values(pool)) for union in unions]
     batch = TreeBatch.from_host_trees(whole)
@@ -162,74 +192,3 @@ def prune(unions: "Sequence[UnionTree]", pool: OpinionPool, num_nodes: int, is_c
     # A stable sort: a parent of equal value has a lower number.
     orders = [sorted(range(len(tree.values)), key=lambda node, tree=tree: -tree.values[node]) for tree in whole]
     return batch.select_nodes([order[:num_nodes] for order in orders])
-
-
-class UnionTree:
-    """A trie of token paths below the root, number 0, and every drafter's votes for its nodes, by union number.
-
-    `trees` holds one tree of selected children per drafter; without values every node counts as certain. A node's value
-    is the product along its path of P(node is right | its parent is).
-    """
-
-    def __init__(self, root: int, trees: Sequence[HostTree]) -> None:
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
-        self.votes: list[dict[int, Vote]] = [dict.fromkeys(range(len(trees)), Vote(0, 1.0))]
-        self._children: list[dict[int, int]] = [{}]
-        for voter, tree in enumerate(trees):
-            self._add(voter, tree)
-
-    def values(self, pool: OpinionPool) -> list[float]:
-        """The probability that a node's whole path is right, never rising along a path."""
-        values = [1.0] * len(self.tokens)
-        for node, children in enumerate(self._children):
-            if children:
-                for child, prob in zip(children.values(), pool.probs(self._group(node)), strict=True):
-                    values[child] = values[node] * prob
-        return values
-
-    def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[SiblingGroup, int | None]]:
-        """The children of every node on the emitted path, pruned ones included, and the number of the right one."""
-        node = 0
-        for token in emitted:
-            children = self._children[node]
-            if children:
-                yield self._group(node), list(children).index(token) if token in children else None
-            if token not in children:
-                return
-            node = children[token]
-
-    def voters(self, tokens: Sequence[int]) -> list[list[int]]:
-        """The drafters that proposed each token of a path from the root, as far as it goes."""
-        node = 0
-        found = []
-        for token in tokens:
-            if token not in self._children[node]:
-                break
-            node = self._children[node][token]
-            found.append(sorted(self.votes[node]))
-        return found
-
-    def _add(self, voter: int, tree: HostTree) -> None:
-        """Siblings of the same token count as one."""
-        at = [0]
-        ranks = [0] * len(tree.tokens)
-        confidences = tree.confidences()
-        for node in range(1, len(tree.tokens)):
-            above, token = tree.parents[node], tree.tokens[node]
-            siblings = self._children[at[above]]
-            if token not in siblings:
-                siblings[token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(at[above])
-                self.depths.append(self.depths[at[above]] + 1)
-                self.votes.append({})
-                self._children.append({})
-            child = siblings[token]
-            self.votes[child].setdefault(voter, Vote(ranks[above], confidences[node]))
-            ranks[above] += 1
-            at.append(child)
-
-    def _group(self, node: int) -> SiblingGroup:
-        """The node's children. A drafter with none of them ended its draft there: no vote against them."""
-        votes = [self.votes[child] for child in self._children[node].values()]
-        return SiblingGroup(votes, sorted({voter for vote in votes for voter in vote}), self.depths[node] + 1)

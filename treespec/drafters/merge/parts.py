@@ -23,8 +23,8 @@ class PartValues:
         self.left_out: int | None = None
         """The part that this step does not ask."""
 
-    def choose(self, tokens_per_ms: float) -> None:
-        """Leave out the part whose time is worth most more than what it adds, if there is one.
+    def choose(self, tokens_per_ms: float, drawing: int | None = None) -> None:
+        """Leave out the part whose time is worth most more than what it adds, if there is one; not the one that draws.
 
         One part at most: what two of them add together is not known.
         """
@@ -32,6 +32,8 @@ class PartValues:
         self.left_out = None
         if tokens_per_ms > 0 and self._num_whole >= FIRST_STEPS and self._num_steps % ASKED_EVERY:
             losses = [tokens_per_ms * ms - gain for ms, gain in zip(self._ms, self._gains, strict=True)]
+            if drawing is not None:
+                losses[drawing] = 0.0
             most = max(range(len(losses)), key=losses.__getitem__)
             self.left_out = most if losses[most] > 0 else None
 
