@@ -208,6 +208,11 @@ def tables(models: Models) -> list[Any]:
     return [TokenRecycling(), SuffixLookup()]
 
 
+def model_and_tables(models: Models) -> list[Any]:
+    """A merge whose draft model draws its children, while the tables' are selected."""
+    return [models.draft, *tables(models)]
+
+
 def right_cases() -> list[Case]:
     """Every lossless rule and every draft distribution, with and without processors."""
     pairs = [
@@ -226,7 +231,12 @@ def right_cases() -> list[Case]:
 def more_cases() -> list[Case]:
     """The same rules on more trees that they support."""
     pairs = [(rule, kind) for rule in ("recursive", "traversal") for kind in ("selected", "best-first iid")]
-    return _cases([*pairs, ("optimal_transport", "without_replacement"), ("transport_traversal", "iid")])
+    merged = [
+        Case(rule, BestFirst(8), "model merged with tables", options, model_and_tables)
+        for rule in ("recursive", "traversal")
+        for options in (PLAIN, WARPED)
+    ]
+    return merged + _cases([*pairs, ("optimal_transport", "without_replacement"), ("transport_traversal", "iid")])
 
 
 def _cases(pairs: list[tuple[str, str]]) -> list[Case]:

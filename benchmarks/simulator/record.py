@@ -48,7 +48,7 @@ def record(args: argparse.Namespace, prompts: list[Prompt], console: Console) ->
     head = load_drafter(shipped_head(smollm2.NAME), model)
     assert isinstance(head, Eagle3)
     recorder = Recorder([head, *warm_start().drafters()])
-    speculation = TreeSpeculation(recorder, tree=BestFirst(NUM_RECORDED))
+    speculation = TreeSpeculation(recorder, tree=BestFirst(NUM_RECORDED, children="selected"))
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": 0}
     options = sampling if args.temperature else {"do_sample": False}
     found = []

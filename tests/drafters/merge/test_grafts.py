@@ -67,9 +67,9 @@ def test_taking_a_drawn_child_away_is_found():
 
 def merged():
     """A draft model, which draws, and a lookup that knows the text; both are deterministic by the loop's seed."""
-    model = DraftModel(ToyScorer(TableLM(VOCAB)))
-    model.num_weights = 100
-    return Merge([SuffixLookup(), model])
+    scorer = ToyScorer(TableLM(VOCAB))
+    vars(scorer)["num_weights"] = 100
+    return Merge([SuffixLookup(), DraftModel(scorer)])
 
 
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], [3, 3]]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.drafters.merge.merge import UnionTree, prune
+from treespec.drafters.merge.merge import prune
 from treespec.drafters.merge.opinion_pool import (
     MIN_REST,
     OMITTED_SHARE,
@@ -23,6 +23,7 @@ from treespec.drafters.merge.opinion_pool import (
     Vote,
     vote_cells,
 )
+from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
