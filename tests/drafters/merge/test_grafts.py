@@ -30,7 +30,7 @@ class Grafting:
     """A toy drafter's trees with a lookup's nodes; `is_wrong` takes a drawn child away for a selected one."""
 
     def __init__(self, scheme, num_nodes, is_exact=True, is_wrong=False):
-        self.toy = ToyDrafter(scheme, FixedShape.kary(2), (RandomDistributions(3, 5, is_exact),))
+        self.toy = ToyDrafter(scheme, FixedShape.kary(2), (RandomDistributions(3, 11, is_exact),))
         self.num_nodes, self.is_wrong = num_nodes, is_wrong
 
     def __call__(self, rng):
