@@ -66,7 +66,7 @@ def graft(drawn: TreeBatch, unions: Sequence[UnionTree], pool: OpinionPool, num_
         draft_probs=drawn.draft_probs,
         draft_index=draft_index,
         is_without_replacement=is_without_replacement,
-        is_width_fixed=False,
+        is_width_fixed=drawn.is_width_fixed and bool((batch.num_nodes == drawn.num_nodes).all()),
     )
 
 

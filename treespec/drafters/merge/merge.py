@@ -119,7 +119,7 @@ class Merge(ShowsOptions):
         """By how many nodes the drawn trees are smaller than the policy's: known before anything is drawn."""
         others = max(sum(len(tree.tokens) - 1 for tree in trees) for trees in zip(*parts, strict=True))
         more = policy_of_call(self._session).max_nodes - num_nodes
-        return more + min(int(SELECTED_SHARE * num_nodes), others)
+        return max(more + min(int(SELECTED_SHARE * num_nodes), others), 0)
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""
