@@ -15,7 +15,7 @@ from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.union import UnionTree
 from treespec.policies import BestFirst
-from treespec.policies.control.candidates import StoppedBestFirst
+from treespec.policies.control import StoppedBestFirst
 from treespec.protocols import DraftSource, Session
 from treespec.tree import POINT_MASS, HostTree, TreeBatch
 
