@@ -38,9 +38,10 @@ class Grafting:
         drawn = HostTree(tree.tokens, tree.parents, [1.0, *[0.4] * (tree.num_nodes - 1)])
         if self.is_wrong and tree.tokens[-1] == 1:
             last = tree.num_nodes - 1
-            for column in (tree.tokens, tree.parents, tree.draft_probs, tree.base_distributions, tree.contexts):
+            columns = (tree.tokens, tree.parents, tree.draft_probs, tree.base_distributions, tree.contexts)
+            for column in (*columns, tree.ranks, tree.child_lists):
                 column.pop()
-            tree.ranks.pop(), tree.child_lists.pop(), tree.child_lists[0].remove(last)
+            tree.child_lists[0].remove(last)
             drawn = HostTree(tree.tokens, tree.parents, [1.0, *[0.4] * (last - 1)])
         grown = add_best(drawn, UnionTree(0, [drawn, LOOKUP]), OpinionPool([1.0, 1.0]), self.num_nodes)
         tree.is_width_fixed = False
