@@ -24,6 +24,11 @@ PEERS ?= .venv-peers
 ECONOMIZE ?= economize==0.3.2
 DEJAVUU ?= dejavuu==0.2.0
 
+# Times of cells would change the notebook in every run.
+WITHOUT_TIMES := 'import json, pathlib; file = pathlib.Path("tour.ipynb"); book = json.loads(file.read_text()); \
+	[cell["metadata"].pop("execution", None) for cell in book["cells"]]; \
+	file.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")'
+
 .PHONY: help test test-slow test-all test-vllm lint format docs tour demo bench bench-vllm bench-peers clean
 
 help:
@@ -71,6 +76,7 @@ docs: $(VENV)/.docs
 tour: $(VENV)/.bench
 	$(PIP) nbclient ipykernel
 	cd examples && PYTHONWARNINGS=ignore PATH="$(abspath $(BIN)):$$PATH" jupyter-execute --inplace tour.ipynb
+	cd examples && $(abspath $(BIN))/python -c $(WITHOUT_TIMES)
 
 demo: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.demo $(ARGS)

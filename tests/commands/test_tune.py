@@ -1,11 +1,15 @@
 """`treespec tune`, and the commands that read its file."""
 
 import json
+from io import StringIO
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from treespec.commands import app
+from treespec.commands.tune import _show
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.generation.setting import Setting
 
@@ -38,6 +42,19 @@ def test_a_setting_is_written_and_read_by_the_other_commands(saved, prompts, tmp
     texts = [json.loads(invoke("generate", saved, *given, *more).stdout) for more in (["--setting", out], [])]
     assert texts[0]["text"] == texts[1]["text"]
     assert set(texts[0]["tokens_by_drafter"]) <= {"SuffixLookup", "target"}
+
+
+def test_numbers_are_whole_on_a_narrow_terminal():
+    speed = SimpleNamespace(value=2.1, text=lambda: "2.10 (1.50 to 2.94)")
+    way = SimpleNamespace(name="head + warm: tree of 4, depth 3")
+    numbers = {"ms_per_token": 168.05, "tokens_per_pass": 2.22, "step_ms": 133.29}
+    found = SimpleNamespace(
+        candidates=[SimpleNamespace(way=way, speed=speed, **numbers)], best=None, setting=Setting(("suffix",))
+    )
+    console = Console(file=StringIO(), width=80)
+    _show(found, console)
+    for text in (speed.text(), "168.05", "133.29", "tokens/pass", "ms/token"):
+        assert text in console.file.getvalue()
 
 
 @pytest.mark.slow

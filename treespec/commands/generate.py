@@ -32,7 +32,7 @@ from treespec.hf import generate
 
 EXAMPLES = """Examples:
 
-treespec generate --prompt "Write a haiku about rivers." --colours
+treespec generate --prompt "Write a Python function that adds two numbers." --colours
 
 treespec generate ./my-model --file question.txt --temperature 0.7 --json
 
@@ -142,11 +142,12 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ConfigError("the prompt comes by --prompt or by --file, got both")
     if prompt is None and file is None and sys.stdin.isatty():
         raise ConfigError("there is no prompt: give --prompt or --file, or pipe it in")
+    text = prompt
     try:
-        if prompt is None:
-            prompt = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+        if text is None:
+            text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"the prompt must be UTF-8 text: {error}") from error
-    if not prompt.strip():
+    if not text.strip():
         raise ConfigError("the prompt is empty")
-    return prompt
+    return text

@@ -98,8 +98,9 @@ def run(
 
 def _show(found: Tuned, console: Console) -> None:
     table = Table(title="measured in pairs; speed with its 95 % interval", title_justify="left")
+    # Names wrap on a narrow terminal, numbers do not.
     for name in ("", "speed", "ms/token", "tokens/pass", "ms/step"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
     for candidate in sorted(found.candidates, key=lambda candidate: -candidate.speed.value):
         numbers: list[Any] = [candidate.ms_per_token, candidate.tokens_per_pass, candidate.step_ms]
         table.add_row(candidate.way.name, candidate.speed.text(), *(f"{number:.2f}" for number in numbers))

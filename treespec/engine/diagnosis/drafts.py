@@ -106,7 +106,10 @@ def hardly_any_drafts(case: Case) -> Cause | None:
     evidence = f"{run.undrafted_share:.0%} of the steps had no draft"
     if run.about.get("is_auto"):
         evidence += ': tree="auto" predicted that none would be faster than plain decoding'
-        change = "a drafter that is right more often or costs less; the other causes named here say what it lacks"
+        change = (
+            "a drafter that is right more often or costs less: treespec tune compares those that a model can have; "
+            "TreeSpeculation(..., tree=8) shows what drafting at every step gives"
+        )
         usual = 1 + USUAL_ACCEPTANCE + USUAL_ACCEPTANCE**2
         return Cause("hardly any drafts", evidence, change, speed.but(tokens=max(usual, speed.tokens)))
     change = (
