@@ -113,11 +113,14 @@ class Process:
         line = self._process.stdout.readline()
         if not line:
             self._errors.seek(0)
-            raise RuntimeError("".join(self._errors.readlines()[-1:]).strip() or "its process ended")
+            reason = "".join(self._errors.readlines()[-1:]).strip() or "its process ended"
+            self.close()
+            raise RuntimeError(reason)
         return json.loads(line)
 
     def close(self) -> None:
-        self._process.terminate()
+        with self._errors, self._process:  # Leaving them closes the pipes and waits for the end.
+            self._process.terminate()
 
 
 def made(
