@@ -306,3 +306,10 @@ def test_a_root_may_differ_by_what_the_self_check_takes_for_rounding(monkeypatch
     for tolerance, expected in ((0.1, LARGEST_TOLERANCE), (0.45, 0.45)):
         monkeypatch.setitem(selfcheck._results, facts.model, {(): Detection(Capability.TREE, tolerance=tolerance)})
         assert root_tolerance(facts) == expected
+
+
+def test_quantised_weights_are_allowed_what_other_tokens_may_round(monkeypatch):
+    model = build("llama")
+    monkeypatch.setattr(model, "quantization_method", "some", raising=False)
+    assert check(model).tolerance == LEAST_TOLERANCE[torch.bfloat16]
+    assert root_tolerance(model_facts(model)) == LARGEST_TOLERANCE

@@ -121,9 +121,19 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     cache = model(input_ids=prompt, use_cache=True).past_key_values
     cached = model(input_ids=ids[:, -NUM_CONTINUED:], past_key_values=cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
-    least = LEAST_TOLERANCE.get(plain.dtype, LEAST_TOLERANCE[torch.bfloat16])
+    least = _least_tolerance(facts)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)
     return max(min(max(OWN_DIFFERENCE_FACTOR * own, least), LARGEST_TOLERANCE), response)
+
+
+def _least_tolerance(facts: ModelFacts) -> float:
+    """What rounding in the model's dtype explains; of quantised weights, whose activations may be too, as in bfloat16.
+
+    There a few tokens may happen to move no activation by a step, which other tokens do.
+    """
+    others = {weight for _, weight in facts.weights} - {"Parameter", "NoneType", "method"}
+    is_quantised = bool(others or getattr(facts.model, "quantization_method", None))
+    return LEAST_TOLERANCE.get(torch.bfloat16 if is_quantised else facts.dtype, LEAST_TOLERANCE[torch.bfloat16])
 
 
 def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[Tensor, "M V"]) -> float:
@@ -168,8 +178,9 @@ def _largest_error(
 def root_tolerance(facts: ModelFacts) -> float:
     """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
     known = [result.tolerance for result in _results.get(facts.model, {}).values()]
-    least = LEAST_TOLERANCE.get(facts.dtype, LEAST_TOLERANCE[torch.bfloat16])
-    found = max([*known, least])  # Of quantised activations more than what otherwise hides a wrong mask.
+    found = max(
+        [*known, _least_tolerance(facts)]
+    )  # Of quantised activations more than what otherwise hides a wrong mask.
     return max(min(OWN_DIFFERENCE_FACTOR * found, LARGEST_TOLERANCE), found)
 
 
