@@ -121,19 +121,19 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     cache = model(input_ids=prompt, use_cache=True).past_key_values
     cached = model(input_ids=ids[:, -NUM_CONTINUED:], past_key_values=cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
-    least = _least_tolerance(facts)
+    least = _least_tolerance(facts, plain.dtype)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)
     return max(min(max(OWN_DIFFERENCE_FACTOR * own, least), LARGEST_TOLERANCE), response)
 
 
-def _least_tolerance(facts: ModelFacts) -> float:
-    """What rounding in the model's dtype explains; of quantised weights, whose activations may be too, as in bfloat16.
+def _least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
+    """What rounding in a dtype explains; of quantised weights, whose activations may be too, as in bfloat16.
 
     There a few tokens may happen to move no activation by a step, which other tokens do.
     """
     others = {weight for _, weight in facts.weights} - {"Parameter", "NoneType", "method"}
     is_quantised = bool(others or getattr(facts.model, "quantization_method", None))
-    return LEAST_TOLERANCE.get(torch.bfloat16 if is_quantised else facts.dtype, LEAST_TOLERANCE[torch.bfloat16])
+    return LEAST_TOLERANCE.get(torch.bfloat16 if is_quantised else dtype, LEAST_TOLERANCE[torch.bfloat16])
 
 
 def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[Tensor, "M V"]) -> float:
