@@ -82,6 +82,9 @@ PLANTED_BUGS: dict[str, Callable[[], None]] = {
     )
 }
 
+STRUCTURAL = [name for name in PLANTED_BUGS if not name.startswith(("processors", "filters"))]
+"""What greedy texts show too: a model of five tokens depends too little on what a node sees for a G-test."""
+
 
 def plant(name: str) -> None:
     """Make the mistake of this name in this process."""

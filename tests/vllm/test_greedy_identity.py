@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
 from benchmarks.vllm.models import tiny_lora, tiny_smollm2
+from benchmarks.vllm.planted_bugs import STRUCTURAL
 
 pytest.importorskip("vllm.config")
 pytestmark = [
@@ -82,6 +83,17 @@ def trees(model: str) -> dict[str, Any]:
 @pytest.mark.parametrize("job", JOBS)
 def test_tokens_reasons_and_logprobs_are_those_of_plain_vllm(plain: dict, trees: dict, job: str) -> None:
     assert trees[job] == plain[job]
+
+
+@pytest.mark.parametrize("bug", STRUCTURAL)
+def test_a_planted_mistake_changes_texts(plain: dict, model: str, bug: str) -> None:
+    name = "many requests, chunks, preemption"
+    engine = {**ENGINE, "model": model, "num_gpu_blocks_override": NUM_BLOCKS + 4}
+    found = run_jobs(
+        {**engine, "speculative_config": {"method": "treespec", "tree": 12}}, {name: JOBS[name]}, planted=bug
+    )
+    assert found["stats"]["num_trees"] > 0
+    assert found[name] != plain[name]
 
 
 def test_adapters_of_requests(model: str, tmp_path: Path) -> None:
