@@ -14,6 +14,7 @@ from treespec.commands.chat import Conversation
 from treespec.commands.generate import encode
 from treespec.commands.models import Loaded
 from treespec.commands.stream import Stream
+from treespec.drafters import Merge
 from treespec.errors import ConfigError
 
 LOADED = Loaded(TARGET, TOKENIZER, "toy")
@@ -56,9 +57,11 @@ def test_sampling_repeats_by_its_seed(saved):
     assert texts[0] == texts[1] != plain([{"role": "user", "content": "Why?"}])
 
 
-def test_accepted_tokens_have_their_drafter():
+@pytest.mark.parametrize("num_nodes", [8, 2], ids=["whole", "most nodes are cut off"])
+def test_accepted_tokens_have_their_drafter(num_nodes):
     ids = torch.tensor([[5, 6, 7, 8] * 6])
-    speculation = treespec.TreeSpeculation([treespec.TokenRecycling(), treespec.SuffixLookup()], tree=8)
+    merge = Merge([treespec.TokenRecycling(), treespec.SuffixLookup()], num_nodes=num_nodes)
+    speculation = treespec.TreeSpeculation(merge, tree=8)
     stream = Stream(TOKENIZER, speculation.drafter, None)
     treespec.generate(TARGET, ids, speculation, streamer=stream, max_new_tokens=24, eos_token_id=None)
     assert stream.counts.total() == 24

@@ -56,8 +56,9 @@ class Stream:
         return Text.assemble("tokens by: ", *parts)
 
     def _sources(self, tokens: Sequence[int]) -> list[str]:
+        """A pass's last token is the target's own, also where a drafter had proposed it in a node that was cut off."""
         if isinstance(self._drafter, Merge):
-            names = [names[0] for names in self._drafter.proposers(0, tokens)]
+            names = [names[0] for names in self._drafter.proposers(0, tokens[:-1])]
         else:
             names = [type(self._drafter).__name__] * (len(tokens) - 1)
         return [*names, *[TARGET] * (len(tokens) - len(names))]
