@@ -1,7 +1,6 @@
 """Runs a list of jobs in one vLLM engine, in a process of its own: two engines do not share one.
 
-A job is prompts (texts or token ids), sampling parameters (one mapping, or one per prompt) and maybe adapters (the
-folder of a LoRA adapter or None per prompt), or requests for `churn`.
+A job is prompts (texts or token ids) and sampling parameters (one mapping, or one per prompt), or requests for `churn`.
 """
 
 from __future__ import annotations
@@ -131,16 +130,8 @@ def _run(llm: Any, job: Mapping[str, Any]) -> Any:
     prompts = [p if isinstance(p, str) else {"prompt_token_ids": p} for p in job["prompts"]]
     given = job["params"]
     params = _as_params(given) if isinstance(given, dict) else [_as_params(one) for one in given]
-    requests = llm.generate(prompts, params, use_tqdm=False, lora_request=_adapters(job.get("adapters")))
+    requests = llm.generate(prompts, params, use_tqdm=False)
     return [_result(request, output) for request in requests for output in request.outputs]
-
-
-def _adapters(folders: Sequence[str | None] | None) -> list[Any] | None:
-    """Requests for LoRA adapters, one per prompt."""
-    if folders is None:
-        return None
-    make: Any = importlib.import_module("vllm.lora.request").LoRARequest
-    return [path and make(path, 1 + sorted(set(filter(None, folders))).index(path), path) for path in folders]
 
 
 def _as_params(values: Mapping[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,22 +37,4 @@ def tiny_smollm2(folder: Path) -> Path:
         tiny_llama(folder, 49152)
         for file in MODEL.glob("*token*"):
             shutil.copy(file, folder)
-    return folder
-
-
-def tiny_lora(folder: Path, seed: int = 4, rank: int = 8) -> Path:
-    """A random LoRA adapter of `tiny_llama`'s queries and output projections, written to `folder`."""
-    from safetensors.torch import save_file
-
-    rng, sizes = torch.Generator().manual_seed(seed), {"q_proj": (64, 64), "o_proj": (64, 64)}
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {}
-    for layer in range(2):
-        for name, (inner, outer) in sizes.items():
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{prefix}.lora_A.weight"] = 0.3 * torch.randn(rank, inner, generator=rng)
-            weights[f"{prefix}.lora_B.weight"] = 0.3 * torch.randn(outer, rank, generator=rng)
-    save_file(weights, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(sizes), "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
-from benchmarks.vllm.models import tiny_lora, tiny_smollm2
+from benchmarks.vllm.models import tiny_smollm2
 from benchmarks.vllm.planted_bugs import STRUCTURAL
 
 pytest.importorskip("vllm.config")
@@ -94,21 +94,6 @@ def test_a_planted_mistake_changes_texts(plain: dict, model: str, bug: str) -> N
     )
     assert found["stats"]["num_trees"] > 0
     assert found[name] != plain[name]
-
-
-def test_adapters_of_requests(model: str, tmp_path: Path) -> None:
-    adapters = [str(tiny_lora(tmp_path / str(seed), seed)) for seed in (4, 5)]
-    engine = {**ENGINE, "model": model, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
-    chosen = [*adapters, None, adapters[0]]
-    jobs = {
-        "adapters": {"prompts": [PROMPTS[0]] * 4, "params": {**GREEDY, "max_tokens": 24}, "adapters": chosen},
-        "others": {"prompts": PROMPTS[1:5], "params": {**GREEDY, "max_tokens": 24}, "adapters": chosen[::-1]},
-    }
-    plain = run_jobs(engine, jobs)
-    trees = run_jobs({**engine, "speculative_config": {"method": "treespec", "tree": 8}}, jobs)
-    assert all(trees[name] == plain[name] for name in jobs)
-    assert len({tuple(answer["ids"]) for answer in plain["adapters"]}) == 3
-    assert trees["stats"]["num_trees"] > 0
 
 
 def test_trees_were_verified(trees: dict) -> None:

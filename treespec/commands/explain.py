@@ -39,6 +39,11 @@ def run(
 
 def _numbers(name: str, text: str) -> list[float]:
     try:
-        return [float(number) for number in re.split(r"[\s,;]+", text.strip())]
+        numbers = [float(number) for number in re.split(r"[\s,;]+", text.strip())]
     except ValueError as error:
         raise ConfigError(f"{name} takes numbers separated by commas, such as 0.3,0.2, got {text!r}") from error
+    for number in numbers:
+        if not 0 <= number <= 1 or (name == "--draft" and number == 0):
+            least = "above 0" if name == "--draft" else "from 0"
+            raise ConfigError(f"{name} takes numbers {least} to 1, got {number:g}")
+    return numbers

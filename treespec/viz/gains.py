@@ -47,7 +47,8 @@ def plot_gains(
     plots = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for plot, (name, panel) in zip(plots, panels.items(), strict=True):
         for gain in panel:
-            shift = (groups.index(gain.group) - (len(groups) - 1) / 2) * 0.8 / len(groups)
+            mine = [group for group in groups if any((g.label, g.group) == (gain.label, group) for g in gains)]
+            shift = (mine.index(gain.group) - (len(mine) - 1) / 2) * 0.8 / len(groups)
             colour = COLOURS[groups.index(gain.group) % len(COLOURS)]
             _draw_gain(plot, gain, labels.index(gain.label) + shift, colour)
         plot.axvline(zero, color=GREY, linewidth=0.8, linestyle=":")

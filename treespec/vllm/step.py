@@ -49,7 +49,7 @@ class StepVerifier:
         ]
         verdicts: list[Verdict] = []
         if len(sampled) < trees.num_rows:
-            best = self._sampler.greedy_sample(scores).cpu().numpy()[numbers]
+            best = self._sampler.greedy_sample(scores.float()).cpu().numpy()[numbers]
             verdicts = follow_picks(trees, best.tolist())
         if not sampled:
             return verdicts

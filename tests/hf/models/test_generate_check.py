@@ -101,3 +101,10 @@ def test_an_ordinary_model_is_measured_at_its_first_padded_batch(monkeypatch):
     for is_padded in (False, True, True):
         check_like_generate(facts, Capability.TREE, is_padded)
     assert [is_padded for _, is_padded in measured] == [True]
+
+
+def test_nothing_is_right_where_a_difference_is_nan(monkeypatch):
+    facts = make_scorer(tiny_llama()).facts
+    monkeypatch.setattr(generate_check, "_difference", lambda facts, is_padded: float("nan"))
+    with pytest.raises(UnsupportedModelError, match="nan standard deviations"):
+        check_like_generate(facts, Capability.TREE, is_padded=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -48,7 +51,7 @@ class Subject:
 def run_study(
     study: Study, folder: Path, load: Load, encode: Encode, workers: int = 1, advance: Callable[[int], object] = print
 ) -> list[dict[str, Any]]:
-    """The rows of all blocks; those that the folder has from an earlier run are read.
+    """The rows of all blocks; those that the folder has whole from an earlier run are read.
 
     Args:
         folder: gets a file per block in `blocks-DIGEST/`, and `runs.parquet`.
@@ -58,7 +61,7 @@ def run_study(
     """
     parts = folder / f"blocks-{study.digest()}"
     blocks = study.blocks()
-    todo = [block for block in blocks if not _file(parts, block).is_file()]
+    todo = [block for block in blocks if not _is_kept(_file(parts, block))]
     done = len(blocks) - len(todo)
     advance(done)
     for count, _ in enumerate(_run_all(todo, study, parts, load, encode, workers), start=1):
@@ -78,12 +81,45 @@ def _run_all(
         return
     context = multiprocessing.get_context("spawn")  # Forked processes inherit torch's threads in an unusable state.
     start = (study, load, encode)
+    before = set(multiprocessing.active_children())
     try:
         with ProcessPoolExecutor(workers, context, _start_worker, start) as pool:
-            yield from pool.map(_work, todo, [parts] * len(todo))
+            try:
+                with _interrupts_ignored():
+                    results = pool.map(_work, todo, [parts] * len(todo))
+                yield from results
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in set(multiprocessing.active_children()) - before:
+                    process.terminate()
+                raise
     except BrokenProcessPool as error:
         advice = "what is done is kept: run the command again, with fewer workers if memory was short"
         raise ConfigError(f"a process of the study ended before its time; {advice}") from error
+    finally:
+        for scratch in parts.glob("*.partial"):
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes that start meanwhile ignore Ctrl-C for good: this one ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether an earlier run left a block's rows; a damaged file is run again."""
+    try:
+        return path.is_file() and bool(read_table(path))
+    except ConfigError:
+        return False
 
 
 class _Worker:
