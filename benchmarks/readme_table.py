@@ -83,7 +83,8 @@ def peers_part(data: dict[str, Any]) -> str:
             for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
         ]
         lines += [
-            f"{len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {title}, reading the prompt left out "
+            f"{len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {title}, PyTorch's threads: "
+            f"{run['threads']}, reading the prompt left out "
             f"([`peers.md`](benchmarks/results/peers/peers.md), `{run['command'].split(' --')[0]}`):\n",
             markdown_table(["", "ms per token", "times plain", "times plain, optimized"], rows),
         ]
