@@ -22,7 +22,7 @@ def test_peers_are_sorted_by_time():
     }
     found = {
         "prompts": {"gsm8k-1": runs},
-        "run": {"new_tokens": 3, "command": "python -m benchmarks.peers --prompts 1"},
+        "run": {"new_tokens": 3, "threads": 1, "command": "python -m benchmarks.peers --prompts 1"},
     }
     rows = peers_part({"found": {"T = 0": found}}).splitlines()[4:]
     assert [row.split(" | ")[1] for row in rows] == ["400.0", "200.0", "150.0", "50.0"]
