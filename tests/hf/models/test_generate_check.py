@@ -1,5 +1,6 @@
 """Models whose own `generate` has other logits than their passes: refused by name, never silently different."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from helpers.zoo import SIZES
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from treespec import TokenRecycling, TreeSpeculation
-from treespec.errors import UnsupportedModelError
+from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
+from treespec.hf.introspect import model_facts
 from treespec.hf.models import generate_check
 from treespec.hf.models.generate_check import check_like_generate
 from treespec.protocols import Capability
@@ -101,6 +103,57 @@ def test_an_ordinary_model_is_measured_at_its_first_padded_batch(monkeypatch):
     for is_padded in (False, True, True):
         check_like_generate(facts, Capability.TREE, is_padded)
     assert [is_padded for _, is_padded in measured] == [True]
+
+
+@pytest.mark.parametrize(
+    "saved", [{"num_return_sequences": 2, "do_sample": True}, {"num_beams": 3, "num_return_sequences": 3}]
+)
+def test_a_saved_generation_config_does_not_hide_a_difference(saved):
+    model = Shifting(tiny_llama(96).config).eval()
+    model.generation_config.update(**saved)
+    with pytest.raises(UnsupportedModelError, match="Shifting has logits in its own generate"):
+        check_like_generate(make_scorer(model).facts, Capability.TREE, is_padded=False)
+
+
+def test_a_plain_generate_that_fails_is_said_and_tried_again():
+    facts = make_scorer(Shifting(tiny_llama(96).config).eval()).facts
+    facts.model.generation_config.stop_strings = ["end"]  # Needs a tokenizer.
+    with pytest.warns(TreespecWarning, match="could not be compared with its own generate, which fails"):
+        check_like_generate(facts, Capability.TREE, is_padded=False)
+    facts.model.generation_config.stop_strings = None
+    with pytest.raises(UnsupportedModelError, match="Shifting has logits in its own generate"):
+        check_like_generate(facts, Capability.TREE, is_padded=False)
+
+
+def test_threads_that_share_a_model_measure_it_once(monkeypatch):
+    begun, go_on, measured = threading.Event(), threading.Event(), []
+
+    def measure(facts, is_padded):
+        measured.append(is_padded)
+        begun.set()
+        go_on.wait(10)
+        return 0.0
+
+    monkeypatch.setattr(generate_check, "_difference", measure)
+    facts = make_scorer(tiny_llama(96)).facts
+    threads = [threading.Thread(target=check_like_generate, args=(facts, Capability.TREE, True)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait(10)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert measured == [True]
+
+
+def test_another_attention_or_dtype_is_measured_again(monkeypatch):
+    measured = []
+    monkeypatch.setattr(generate_check, "_difference", lambda facts, is_padded: measured.append(facts) or 0.0)
+    model = tiny_llama(96)
+    for change in (lambda: None, lambda: model.set_attn_implementation("eager"), model.double, lambda: None):
+        change()
+        check_like_generate(model_facts(model), Capability.TREE, is_padded=True)
+    assert len(measured) == 3
 
 
 def test_nothing_is_right_where_a_difference_is_nan(monkeypatch):

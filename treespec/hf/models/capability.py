@@ -1,5 +1,6 @@
 """What a model can verify in one pass, found from its configuration, its cache layers and passes over a few tokens."""
 
+import threading
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
+from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
@@ -40,6 +42,8 @@ class Detection(NamedTuple):
 
 _detected: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Detection]] = WeakKeyDictionary()
 _said: set[tuple[str, str]] = set()
+_lock = threading.Lock()
+_measuring: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 
 
 def detect(model: PreTrainedModel | ModelFacts) -> Detection:
@@ -51,17 +55,23 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     """
     facts = model_facts(model)
     known = _detected.setdefault(facts.model, {})
-    key = (facts.dtype, facts.adapters, facts.weights)
+    key = variant(facts)
     if key not in known:
         try:
             with undisturbed(facts):
-                known[key] = _probe(facts)
+                if key not in known:
+                    known[key] = _probe(facts)
         except (TreespecError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
             raise UnsupportedModelError(failure) from error
     return known[key]
+
+
+def variant(facts: ModelFacts) -> Hashable:
+    """What changes a model's numbers and can change where it is: what was measured holds for one variant only."""
+    return facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
@@ -73,10 +83,11 @@ def warn_once(facts: ModelFacts, detection: Detection) -> None:
     """Warn, once per model type, that a model does not decode by trees, and why."""
     ways = {Capability.CHAIN: "by chains", Capability.PLAIN: "one token at a time"}
     if detection.capability in ways:
-        _warn(facts, f"decodes {ways[detection.capability]} because {detection.reason}")
+        warn(facts, f"decodes {ways[detection.capability]} because {detection.reason}")
 
 
-def _warn(facts: ModelFacts, message: str) -> None:
+def warn(facts: ModelFacts, message: str) -> None:
+    """Warn about a model, once per model type and message."""
     key = (facts.config.model_type, message)
     if key not in _said:
         _said.add(key)
@@ -88,11 +99,14 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
     """Evaluation mode and no gradients inside; training flags and random states as before outside.
 
     So is what a model with M-RoPE keeps from prompt to prompt: how far images move the positions of the text after.
+    One thread at a time measures a model; others wait, and find what was measured.
     """
+    with _lock:
+        measuring = _measuring.setdefault(facts.model, threading.RLock())
     devices = [facts.device] if facts.device.type == "cuda" else []
     modules: list[Any] = [module for module in facts.model.modules() if hasattr(module, "rope_deltas")]
-    kept = [module.rope_deltas for module in modules]
-    with torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
+    with measuring, torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
+        kept = [module.rope_deltas for module in modules]
         for module in modules:
             module.rope_deltas = None
         try:

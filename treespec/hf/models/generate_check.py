@@ -15,7 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.models.capability import undisturbed
+from treespec.hf.models.capability import undisturbed, variant, warn
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
 from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, root_tolerance
@@ -33,8 +33,9 @@ _differences: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], float]] =
 def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bool) -> None:
     """Raise `UnsupportedModelError` where a model's `generate` has other logits than its scorer.
 
-    Measured once per model, dtype, adapters and kinds of weights: for the first padded batch, and for single texts
-    where the model prepares its passes by methods of its own or does not verify trees.
+    Measured once per model and `variant`: for the first padded batch, and for single texts where the model prepares its
+    passes by methods of its own or does not verify trees. Where plain `generate` fails on the check's few tokens a
+    `TreespecWarning` says so, and the next call tries again.
     """
     for method in _REPLACED:
         if _is_own(facts.model, method):
@@ -45,10 +46,15 @@ def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bo
     if is_ordinary and not is_padded:
         return
     known = _differences.setdefault(facts.model, {})
-    key = (facts.dtype, facts.adapters, facts.weights, is_padded)
+    key = (variant(facts), is_padded)
     if key not in known:
         with undisturbed(facts):
-            known[key] = _difference(model_facts(facts.model), is_padded)
+            try:
+                if key not in known:
+                    known[key] = _difference(model_facts(facts.model), is_padded)
+            except _PlainGenerateError as error:
+                warn(facts, f"could not be compared with its own generate, which fails on a few tokens: {error}")
+                return
     tolerance = max(LEAST_TOLERANCE, root_tolerance(facts))
     if not known[key] <= tolerance:  # Or NaN.
         found = f"has logits in its own generate that differ by {known[key]:.2g} standard deviations, more than"
@@ -57,22 +63,28 @@ def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bo
         raise UnsupportedModelError(f"{facts.name} {found} {tolerance:.2g}, from those{what} here: {advice}")
 
 
+class _PlainGenerateError(Exception):
+    """Plain `generate` fails on a few tokens."""
+
+
 def _is_own(model: PreTrainedModel, method: str) -> bool:
     return getattr(type(model), method, None) is not getattr(GenerationMixin, method, None)
 
 
 def _difference(facts: ModelFacts, is_padded: bool) -> float:
-    """The largest token's difference; zero where plain `generate` fails too."""
+    """The largest token's difference. Raises `_PlainGenerateError`: plain `generate` fails too."""
     model: Any = facts.model
     ids, mask = _prompts(facts, is_padded)
-    options: dict[str, Any] = {"max_new_tokens": NUM_NEW, "min_new_tokens": NUM_NEW, "do_sample": False, "num_beams": 1}
-    options |= {"input_ids": ids, "attention_mask": mask.long(), "pad_token_id": 0}
+    options: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "pad_token_id": 0}
+    # Otherwise the model's generation_config decides these.
+    options |= {"max_new_tokens": NUM_NEW, "min_new_tokens": NUM_NEW, "do_sample": False, "num_beams": 1}
+    options |= {"num_return_sequences": 1, "use_cache": True}
     try:
         plain = model.generate(**options, output_logits=True, return_dict_in_generate=True)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError):
-        return 0.0
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise _PlainGenerateError((str(error).splitlines() or [type(error).__name__])[0][:200]) from error
     emitted = plain.sequences[:, ids.shape[1] - 1 : -1]
     found: list[Tensor] = []
 

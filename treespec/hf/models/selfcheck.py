@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
-from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, detect, undisturbed
+from treespec.hf.models.capability import Detection, detect, undisturbed, variant
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8
@@ -55,9 +54,11 @@ def check_once(
 ) -> Detection:
     """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache, and early exit."""
     known = _results.setdefault(facts.model, {})
-    key = (facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights, is_static, exit_layer)
+    key = (variant(facts), is_static, exit_layer)
     if key not in known:
-        known[key] = self_check(facts, attempts, is_static)
+        with undisturbed(facts):
+            if key not in known:
+                known[key] = self_check(facts, attempts, is_static)
     return known[key]
 
 
