@@ -150,7 +150,7 @@ def test_another_attention_or_dtype_is_measured_again(monkeypatch):
     measured = []
     monkeypatch.setattr(generate_check, "_difference", lambda facts, is_padded: measured.append(facts) or 0.0)
     model = tiny_llama(96)
-    for change in (lambda: None, lambda: model.set_attn_implementation("eager"), model.double, lambda: None):
+    for change in (int, lambda: model.set_attn_implementation("eager"), lambda: model.to(torch.float64), int):
         change()
         check_like_generate(model_facts(model), Capability.TREE, is_padded=True)
     assert len(measured) == 3
