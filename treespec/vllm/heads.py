@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from treespec.drafters.base import single_nodes
 from treespec.drafters.heads.eagle3 import Eagle3
 from treespec.drafters.heads.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.errors import ConfigError
@@ -129,10 +130,12 @@ class ServedHead(Eagle3):
 
     Attributes:
         pages: where the features are; set before `start`.
+        is_asked: False leaves it out of the next draft: roots alone, and no pass.
         level_ms: the mean time of a level of its trees below the first one, 0 before there was one.
     """
 
     pages: FeaturePages
+    is_asked = True
     level_ms = 0.0
     _unread: PagedFeatures  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -145,7 +148,14 @@ class ServedHead(Eagle3):
         self._keys.add_rows(num_rows)
         self._unread.add_rows(num_rows)
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens that the next draft reads first, of all rows."""
+        return sum(self._unread.counts)
+
     def propose(self, max_depth: int) -> TreeBatch:
+        if not self.is_asked:
+            return single_nodes(self.root_tokens)
         self._num_levels, self._began = 0, 0.0
         trees = super().propose(max_depth)
         if self._num_levels > 1:

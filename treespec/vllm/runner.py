@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,35 +11,20 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
-from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, TreeBatch
 from treespec.vllm.attention import CurrentStep
 from treespec.vllm.drafting import Drafting, ServedRow
-from treespec.vllm.drafts import Draft, as_drafts, first_chains, scheduled_trees
+from treespec.vllm.drafts import Draft, as_drafts, first_chains
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
+from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
-from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 from treespec.vllm.sizes import TreeSizes
 from treespec.vllm.stats import ServingStats
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
 from treespec.vllm.supported import check_cache
-
-
-@dataclass
-class Step:
-    """One pass: its trees, their segments, and what came of them. `num_prompt`: tokens of chunks of prompts."""
-
-    trees: TreeBatch
-    plan: SegmentPlan
-    flat: StepTrees
-    began: float
-    num_prompt: int
-    num_cut: int
-    verdicts: Sequence[Verdict] = ()
-    logits: Tensor | None = None
-    starts: Sequence[int] = ()
 
 
 class TreeRunner:
@@ -56,7 +40,7 @@ class TreeRunner:
         self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed) if options.head is None else None
         self._head: ServedHead | None = None
         self._verifier = StepVerifier(options.verification, Streams(seed), self.sampler)
-        self._sizes = TreeSizes() if options.is_measured else None
+        self._sizes = TreeSizes(options.num_methods) if options.is_measured else None
         self._drafts: dict[str, Draft] = {}
         self._step: Step | None = None
         self.stats = ServingStats()
@@ -86,39 +70,22 @@ class TreeRunner:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
         began = time.perf_counter()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-        self._step = self._lay_out(scheduler_output, np.asarray(num_scheduled_tokens, dtype=np.int64), began)
-        plan = self._step.plan
-        if plan.has_segments:
+        self._step = lay_out(
+            self.input_batch,
+            scheduler_output.scheduled_spec_decode_tokens,
+            np.asarray(num_scheduled_tokens, dtype=np.int64),
+            self._drafts,
+            self._scratch,
+            self._tree_options.num_speculative_tokens,
+        )
+        self._step.began, plan = began, self._step.plan
+        if plan is not None and plan.has_segments:
             tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
             CurrentStep.begin(plan, int(num_scheduled_tokens.sum()), self.device)
         return result
-
-    def _lay_out(self: Any, scheduler_output: Any, counts: np.ndarray, began: float) -> Step:
-        batch, table = self.input_batch, self.input_batch.block_table[0]
-        requests = batch.req_ids[: batch.num_reqs]
-        scheduled = [scheduler_output.scheduled_spec_decode_tokens.get(request, ()) for request in requests]
-        num_drafts = np.array(list(map(len, scheduled)), dtype=np.int64)
-        positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + counts - 1 - num_drafts
-        roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
-        trees = scheduled_trees([self._drafts.get(request) for request in requests], roots, scheduled)
-        first_tokens = np.cumsum(counts) - counts
-        flat = StepTrees(
-            parents=trees.parents.numpy(),
-            depths=trees.depths.numpy(),
-            first_tokens=first_tokens,
-            roots=first_tokens + counts - 1 - num_drafts,
-            positions=positions,
-            num_drafts=num_drafts,
-        )
-        most_drafts = None if trees.draft_probs is None else self._tree_options.num_speculative_tokens
-        plan, sizes = plan_segments(flat, table.get_numpy_array(), table.block_size, self._scratch, most_drafts)
-        num_cut = int((sizes < trees.num_nodes.numpy()).sum())
-        if num_cut:
-            trees = trees.keep_nodes(torch.arange(trees.max_nodes) < torch.from_numpy(sizes).unsqueeze(1))
-        return Step(trees, plan, flat, began, int((counts - 1 - num_drafts).sum()), num_cut)
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """In place of vLLM's verification of chains."""
@@ -141,7 +108,7 @@ class TreeRunner:
     def _bring_home(self: Any, step: Step) -> None:
         """Copy accepted paths that end in scratch blocks to the requests' own."""
         CurrentStep.end()
-        if not step.plan.has_segments:
+        if step.plan is None or not step.plan.has_segments:
             return
         last = np.array([verdict.path[-1] for verdict in step.verdicts])
         copies = step.plan.copies_home(last, self.input_batch.block_table[0].get_numpy_array())
@@ -174,15 +141,29 @@ class TreeRunner:
         if not rows:
             return drafts
         self._drafting.update(rows, step.trees, step.logits, step.starts)
-        is_drafting = self._sizes is None or self._sizes.wants_draft()
-        if is_drafting:
-            trees = self._trees_for(rows, scheduler_output.num_spec_tokens_to_schedule + 1)
-            for row, draft in zip(rows, as_drafts(trees), strict=True):
-                self._drafts[row.request] = draft
-                drafts[row.tree_row] = draft.tokens[1:]
-        self._record(step, rows, 1e3 * (began - step.began), 1e3 * (time.perf_counter() - began), is_drafting)
+        draft_ms = self._draft(step, rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
+        end = time.perf_counter()
+        self._record(step, rows, 1e3 * (began - step.began), 1e3 * (end - began), 1e3 * (end - step.began) - draft_ms)
         step.logits = None
         return drafts
+
+    def _draft(self: Any, step: Step, rows: list[ServedRow], drafts: list[list[int]], most_nodes: int) -> float:
+        """Fill in the drafts that are predicted to pay; the milliseconds of making them."""
+        began, method, sizes, unread = time.perf_counter(), -1, self._sizes, self._drafting.unread
+        if sizes is not None:
+            sizes.update(step.trees, step.verdicts)
+            has_room = max(row.room for row in rows) > 1
+            method = sizes.choose(len(rows), unread) if has_room else None
+        if method is None:
+            return 0.0
+        trees = self._trees_for(rows, most_nodes, method)
+        for row, draft in zip(rows, as_drafts(trees), strict=True):
+            self._drafts[row.request] = draft
+            drafts[row.tree_row] = draft.tokens[1:]
+        ms = 1e3 * (time.perf_counter() - began)
+        if sizes is not None:
+            sizes.observe_draft(len(rows), unread[method], ms)
+        return ms
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
         """The requests that emitted tokens; a chunk of a prompt emits none."""
@@ -204,10 +185,10 @@ class TreeRunner:
             )
         return rows
 
-    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
+    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int, method: int) -> TreeBatch:
         tables = self.input_batch.block_table[0].get_numpy_array()
-        rate = 0.0 if self._sizes is None else self._sizes.value_per_ms
-        trees = self._drafting.propose(rows, tables, rate)
+        prices = None if self._sizes is None else self._sizes.prices
+        trees = self._drafting.propose(rows, tables, prices, method)
         params = [self.requests[row.request].sampling_params for row in rows]
         has_grammar = [param.structured_outputs is not None for param in params]
         if any(has_grammar):  # vLLM's masks are those of chains.
@@ -220,29 +201,22 @@ class TreeRunner:
 
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""
-        flat, columns, positions, rows = step.flat, [], [], []
-        for row, verdict in enumerate(step.verdicts):
-            first, root = int(flat.first_tokens[row]), int(flat.roots[row])
-            kept = np.concatenate([np.arange(first, root), root + np.array(verdict.path)])
-            columns.append(kept)
-            positions.append(flat.positions[row] - (root - first) + np.arange(len(kept)))
-            rows.append(np.full(len(kept), row))
-        index = torch.from_numpy(np.concatenate(columns)).to(self.device)
+        columns, positions, rows = step.flat.kept([verdict.path for verdict in step.verdicts])
+        index = torch.from_numpy(columns).to(self.device)
         layers = sorted(set(self._head.hidden_layers))  # vLLM's order.
         chosen = torch.cat([states[layers.index(layer)][index] for layer in self._head.hidden_layers], -1)
-        tables = self.input_batch.block_table[0].get_numpy_array()[np.concatenate(rows)]
-        self._head.pages.write(chosen, tables, np.concatenate(positions))
+        tables = self.input_batch.block_table[0].get_numpy_array()[rows]
+        self._head.pages.write(chosen, tables, positions)
 
     def _forget(self: Any) -> None:
         """Drop what belongs to requests that have left."""
         self._drafts = {name: draft for name, draft in self._drafts.items() if name in self.requests}
         self._verifier.streams.keep(self.requests)
 
-    def _record(self: Any, step: Step, rows: Sequence[ServedRow], ms: float, draft_ms: float, drafted: bool) -> None:
+    def _record(self: Any, step: Step, rows: Sequence[ServedRow], ms: float, after_ms: float, step_ms: float) -> None:
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers, step.num_cut)
         self.stats.pass_ms += ms
-        self.stats.draft_ms += draft_ms
+        self.stats.draft_ms += after_ms
         if self._sizes is not None and step.num_prompt == 0 and step.logits is not None:
-            num_accepted = sum(step.verdicts[number].num_accepted for number in numbers)
-            self._sizes.observe(len(numbers), len(step.logits), num_accepted, ms, draft_ms if drafted else None)
+            self._sizes.observe_pass(len(numbers), len(step.logits), step_ms)

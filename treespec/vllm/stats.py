@@ -27,14 +27,16 @@ class ServingStats:
 
     def record(self, trees: TreeBatch, verdicts: Sequence[Verdict], rows: Sequence[int], num_cut: int) -> None:
         """Count one step's rows."""
+        self.num_steps += 1
+        self.num_verified += len(rows)
+        self.num_cut += num_cut
+        if trees.max_nodes == 1:
+            return
         sizes = trees.num_nodes.tolist()
         is_chain = (
             (trees.parents[:, 1:] == trees.parents[:, :-1] + 1).logical_or(trees.parents[:, 1:] < 0).all(1).tolist()
         )
-        self.num_steps += 1
-        self.num_verified += len(rows)
         self.num_trees += sum(not is_chain[row] for row in rows)
-        self.num_cut += num_cut
         self.num_draft_tokens += sum(sizes[row] - 1 for row in rows)
         self.num_accepted_tokens += sum(verdicts[row].num_accepted for row in rows)
 

@@ -1,0 +1,77 @@
+"""How the trees that vLLM scheduled lie in the flat batch of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.tree import TreeBatch, Verdict
+from treespec.vllm.drafts import Draft, scheduled_trees
+from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
+
+
+@dataclass
+class Step:
+    """One pass: its trees, their segments, and what came of them.
+
+    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `num_cut`: trees that became
+    chains. `began`: in seconds of `perf_counter`. `logits` [M, V], of request i from row `starts[i]` on.
+    """
+
+    trees: TreeBatch
+    plan: SegmentPlan | None
+    flat: StepTrees
+    num_prompt: int
+    num_cut: int = 0
+    began: float = 0.0
+    verdicts: Sequence[Verdict] = ()
+    logits: Tensor | None = None
+    starts: Sequence[int] = ()
+
+
+def lay_out(
+    batch: Any,
+    scheduled_drafts: Mapping[str, Sequence[int]],
+    counts: np.ndarray,
+    drafts: Mapping[str, Draft],
+    scratch: np.ndarray,
+    num_speculative_tokens: int,
+) -> Step:
+    """The step of vLLM's input batch.
+
+    Args:
+        scheduled_drafts: by request the draft tokens that vLLM scheduled.
+        counts: int64 [B], tokens of every request, prompt and drafts included.
+        drafts: by request its last draft.
+        scratch: int64 [X], see `plan_segments`.
+    """
+    table, requests = batch.block_table[0], batch.req_ids[: batch.num_reqs]
+    scheduled = [scheduled_drafts.get(request, ()) for request in requests]
+    num_drafts = np.array(list(map(len, scheduled)), dtype=np.int64)
+    positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + counts - 1 - num_drafts
+    roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
+    is_plain = not num_drafts.any()
+    trees = scheduled_trees([None if is_plain else drafts.get(request) for request in requests], roots, scheduled)
+    first_tokens = np.cumsum(counts) - counts
+    flat = StepTrees(
+        parents=trees.parents.numpy(),
+        depths=trees.depths.numpy(),
+        first_tokens=first_tokens,
+        roots=first_tokens + counts - 1 - num_drafts,
+        positions=positions,
+        num_drafts=num_drafts,
+    )
+    num_prompt = int((counts - 1 - num_drafts).sum())
+    if is_plain:
+        return Step(trees, None, flat, num_prompt)
+    most_drafts = None if trees.draft_probs is None else num_speculative_tokens
+    plan, sizes = plan_segments(flat, table.get_numpy_array(), table.block_size, scratch, most_drafts)
+    num_cut = int((sizes < trees.num_nodes.numpy()).sum())
+    if num_cut:
+        trees = trees.keep_nodes(torch.arange(trees.max_nodes) < torch.from_numpy(sizes).unsqueeze(1))
+    return Step(trees, plan, flat, num_prompt, num_cut)
