@@ -177,3 +177,16 @@ def test_chains_need_no_scratch_blocks() -> None:
 
 def test_ranges() -> None:
     assert ranges(np.array([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_that_stay_are_those_of_the_chunks_and_of_the_accepted_paths(seed: int) -> None:
+    batch, rng = Batch(seed), np.random.default_rng(seed)
+    paths = [path_to(tree, int(rng.integers(0, len(tree)))) for tree in batch.trees]
+    columns, positions, rows = batch.step.kept(paths)
+    expected = []
+    for row, (path, chunk, length) in enumerate(zip(paths, batch.chunks, batch.lengths, strict=True)):
+        first = int(batch.step.first_tokens[row])
+        expected += [(first + number, length - chunk + number, row) for number in range(chunk)]
+        expected += [(first + chunk + node, length + depth, row) for depth, node in enumerate(path)]
+    assert list(zip(columns.tolist(), positions.tolist(), rows.tolist(), strict=True)) == expected
