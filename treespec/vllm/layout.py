@@ -48,7 +48,7 @@ def lay_out(
         scheduled_drafts: by request the draft tokens that vLLM scheduled.
         counts: int64 [B], tokens of every request, prompt and drafts included.
         drafts: by request its last draft.
-        scratch: int64 [X], see `plan_segments`.
+        scratch: see `plan_segments`.
     """
     table, requests = batch.block_table[0], batch.req_ids[: batch.num_reqs]
     scheduled = [scheduled_drafts.get(request, ()) for request in requests]
