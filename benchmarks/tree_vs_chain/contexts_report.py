@@ -87,7 +87,7 @@ def table(found: list[dict[str, Any]], drafter: str) -> str:
                 *speeds,
                 *(_text(ratio(other, ms(runs, auto))) for other in (plain, ms(runs, GROWING), ms(runs, chain))),
                 chosen(runs, auto),
-                _outputs(cell, *(name for name in next(iter(runs.values())) if name.startswith(drafter))),
+                _outputs(cell, *(name for name in next(iter(runs.values())) if name.startswith(f"{drafter}, "))),
             ]
         )
     header = ["batch", "context", "groups", "best chain, its nodes", "best tree, its nodes", "auto"]
@@ -194,6 +194,5 @@ ABOUT = (
     "`generate` with the optimized model; with a growing cache it does not copy its cache for every token. Every group "
     "of rows is decoded by all contestants, in rotating order. Chains of 2 and 4 nodes and trees of 8 and 16; the best "
     "of them is chosen in hindsight. Times plain: medians of paired ratios over groups, with 95 % bootstrap intervals "
-    "where there are several. Tied outputs part from plain's where two logits lie within 1e-4. Auto against its "
-    "own chain: the best chain in hindsight."
+    "where there are several. Tied outputs part from plain's where two logits lie within 1e-4."
 )
