@@ -42,7 +42,7 @@ SHAPES: dict[str, Any] = {"chain of 2": Chain(2), "chain of 4": Chain(4), "tree 
 LOOKUPS, HEAD, MERGED = "lookups", "head", "merged"
 DRAFTERS = (MERGED, HEAD, LOOKUPS)
 NUM_ROWS, NUM_TOKENS = 8, 8192
-"""The rows that are read per context, and the cached tokens that limit a cell's groups; the first group comes always."""
+"""Rows per context, and the most tokens of all groups of a cell together; the first group always comes."""
 SHORTEST = 256
 """Longer prompts are chosen where all contexts have room for them; in shorter contexts the beginning is cut off."""
 
