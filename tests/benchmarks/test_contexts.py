@@ -33,9 +33,10 @@ def bench(tmp_path, monkeypatch):
     warm_start = SimpleNamespace(drafters=lambda: [TokenRecycling(), SuffixLookup()])
     monkeypatch.setattr(contexts, "encode", encode)
     monkeypatch.setattr(contexts, "warm_start", lambda: warm_start)
-    model, made = tiny_llama(), eagle3_files.shape()
+    monkeypatch.setattr("treespec.hf.generation.decode.pass_times", lambda model: {1: 1.0, 16: 1.2})
+    model, made = tiny_llama(), eagle3_files.shape(extras=("embedding",))
     folder = eagle3_files.write(tmp_path / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
-    head = load_drafter(folder, model, hidden_layers=made["hidden_layers"])
+    head = load_drafter(folder, model, hidden_layers=(1, 2, 0))
     return contexts.Bench(model, None, head, POOL, 24)  # pyright: ignore[reportArgumentType]
 
 
@@ -61,7 +62,7 @@ def test_trees_from_copied_caches_are_those_of_a_call_that_reads_the_prompt(benc
         options = {} if cache is None else {"past_key_values": cache}
         inputs = {"input_ids": group.ids, "attention_mask": torch.ones_like(group.ids), **options}
         out = bench.model.generate(**inputs, max_new_tokens=8, do_sample=False, custom_generate=speculation)
-        calls.append((out.tolist(), [[tree.tokens for tree in step.trees] for step in speculation.steps]))
+        calls.append((out.tolist(), [[tree.tokens.tolist() for tree in step.trees] for step in speculation.steps]))
     assert calls[0] == calls[1]
 
 
