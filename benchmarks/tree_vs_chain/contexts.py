@@ -66,7 +66,7 @@ class Cell(NamedTuple):
 
 
 def cells(contexts: Sequence[int], batches: Sequence[int], temperatures: Sequence[float]) -> list[Cell]:
-    """From cheap to dear."""
+    """The cheapest first."""
     return sorted(map(Cell._make, product(contexts, batches, temperatures)), key=lambda c: (c.context * c.batch, c))
 
 

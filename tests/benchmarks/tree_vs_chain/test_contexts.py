@@ -99,7 +99,7 @@ def test_an_output_that_no_pass_supports_is_wrong(bench):
     assert contestants._outputs(group, [[*plain[:-1], 99]], [plain])["tied"] == 1
 
 
-def test_cells_go_from_cheap_to_dear():
+def test_the_cheapest_cells_come_first():
     todo = contexts.cells([256, 1024, 4096], [1, 2, 4, 8], [0.0, 1.0])
     assert todo[:2] == [Cell(256, 1, 0.0), Cell(256, 1, 1.0)]
     assert todo[-1] == Cell(4096, 8, 1.0)
