@@ -6,9 +6,8 @@ import numpy as np
 
 from treespec.vllm.times import TimeModel
 
-NODES_PER_REQUEST = np.array([0, 0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 11, 15, 23, 31, 63])
-"""Where the curve of a draft's value is kept."""
-CURVE_MEMORY = 0.9
+DRAFT_MEMORY = 0.9
+"""What earlier drafts count for at every new draft of one request."""
 FIRST_SHAPE = (1.0, 0.5, 0.02)
 """A draft's times at first: of a request and an unread token, in units of the constant."""
 READ_STEPS = 16
@@ -18,9 +17,9 @@ BIN_EDGES = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85])
 PRIOR_HITS = 2.0
 MEMORY = 0.98
 FIRST_DRAFTS = 2
-FIRST_WAIT, MOST_PATIENCE = 4, 32
-PROBE_SHARE = 0.02
-"""Drafts that are predicted to lose are tried in at most this share of the time, half of it after every one."""
+FIRST_WAIT, MOST_PATIENCE = 4, 64
+PROBE_SHARE = 0.05
+"""Drafts that are predicted to lose are tried in at most this share of the time, a quarter of it after every one."""
 
 
 class Method:
@@ -29,8 +28,8 @@ class Method:
     def __init__(self) -> None:
         self.times = TimeModel(FIRST_SHAPE, FIRST_SHAPE)
         """By requests and by tokens that a head has not read."""
-        self.curve = np.zeros(len(NODES_PER_REQUEST))
-        """Expected accepted tokens per request, by nodes verified per request; see `NODES_PER_REQUEST`."""
+        self._nodes = self._values = np.zeros(len(BIN_EDGES) + 1)
+        self._weight = 0.0
         self.num_drafts = self._waited = 0
         self._patience = 1
         self._hits = self._predicted = np.full(len(BIN_EDGES) + 1, PRIOR_HITS)
@@ -59,26 +58,37 @@ class Method:
             prior = (1 - MEMORY) * PRIOR_HITS  # An unused correction fades.
             setattr(self, name, MEMORY * getattr(self, name) + prior + counts)
 
-    def keep_curve(self, ranked: np.ndarray, num_requests: int) -> None:
-        """Average in a draft of so many requests with these corrected values, best first."""
-        sums = np.append(0.0, np.cumsum(ranked)) / num_requests
-        curve = np.interp(NODES_PER_REQUEST * num_requests, np.arange(len(sums)), sums)
-        memory = min(CURVE_MEMORY, self.num_drafts / (self.num_drafts + 1))
-        self.curve = memory * self.curve + (1 - memory) * curve
+    def add(self, values: np.ndarray, num_requests: int) -> None:
+        """Count a draft of so many requests with nodes of these values, verified or not."""
+        bins, memory = np.digitize(values, BIN_EDGES), DRAFT_MEMORY**num_requests
+        share, size = (1 - memory) / num_requests, len(BIN_EDGES) + 1
+        self._nodes = memory * self._nodes + share * np.bincount(bins, minlength=size)
+        self._values = memory * self._values + share * np.bincount(bins, values, size)
+        self._weight = memory * self._weight + 1 - memory
         self.num_drafts += 1
+
+    @property
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the mean draft: numbers of nodes per request, the best first, and the tokens that these should add."""
+        weight = max(self._weight, 1e-9)
+        nodes = self._nodes / weight
+        tokens = np.minimum(self._values / weight * self._hits / self._predicted, nodes)
+        order = np.argsort(-tokens / np.maximum(nodes, 1e-9), kind="stable")
+        return np.append(0.0, np.cumsum(nodes[order])), np.append(0.0, np.cumsum(tokens[order]))
 
     def rate(self, num_requests: int, unread: int, passes: TimeModel) -> float:
         """Expected tokens per millisecond of a step with the best number of nodes."""
-        nodes = NODES_PER_REQUEST * num_requests
-        ms = passes.predict(num_requests, num_requests + nodes) + self.times.predict(num_requests, unread / READ_STEPS)
-        return float((num_requests * (1 + self.curve) / ms).max())
+        nodes, tokens = self.curve
+        ms = passes.predict(num_requests, num_requests * (1 + nodes))
+        ms = ms + self.times.predict(num_requests, unread / READ_STEPS)
+        return float((num_requests * (1 + tokens) / ms).max())
 
     def is_due(self, ms: float, pass_ms: float) -> bool:
         """Whether a draft of so many ms is tried though it is predicted to lose; call it once per step without one."""
         self._waited += 1
         if self._waited < self._patience * max(FIRST_WAIT, ms / (PROBE_SHARE * pass_ms)):
             return False
-        self._waited, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
+        self._waited, self._patience = 0, min(4 * self._patience, MOST_PATIENCE)
         return True
 
     def win(self) -> None:

@@ -95,11 +95,12 @@ class TreeSizes:
         if trees.values is None or trees.draft_probs is not None or self._method is None:
             return trees
         num_rows = trees.num_rows
-        values = _falling(trees, self._method.correct(_falling(trees, trees.values.double().numpy())))
+        values = _falling(trees, trees.values.double().numpy())
+        self._method.add(values[values > 0], num_rows)
+        values = _falling(trees, self._method.correct(values))
         order = np.argsort(-values, axis=None, kind="stable")
         ranked = values.flatten()[order]
         ranked = ranked[ranked > 0]
-        self._method.keep_curve(ranked, num_rows)
         expected = num_rows + np.append(0.0, np.cumsum(ranked))
         draft_ms = float(self._method.times.predict(num_rows, 0))
         times = self.passes.predict(num_rows, num_rows + np.arange(len(expected))) + draft_ms

@@ -48,5 +48,6 @@ class TimeModel:
             scale = np.maximum(prior, LEAST_SCALE * prior.max() * self._units)
             self._regression = TimeRegression(prior, PRIOR_WEIGHT / scale**2, FORGETTING)
         expected = max(self._regression.predict(features), 1e-6)
-        self._regression.add(features, min(ms, OUTLIER * expected), weight=1 / expected**2)  # Relative errors count.
+        ms = min(ms, OUTLIER * expected)
+        self._regression.add(features, ms, weight=1 / max(min(ms, expected), 1e-6) ** 2)  # Relative errors count.
         self._regression.fit()
