@@ -13,16 +13,16 @@ from treespec.tree import PADDING_PARENT
 
 def siblings_visible() -> None:
     """Trees are laid out as chains: a node sees its earlier siblings, and stands after them."""
-    from treespec.vllm import runner
+    from treespec.vllm import layout
 
-    plan_segments = runner.plan_segments
+    plan_segments = layout.plan_segments
 
     def plan(trees: Any, *args: Any) -> Any:
         columns = np.arange(trees.parents.shape[1])
         parents = np.where(trees.parents == PADDING_PARENT, PADDING_PARENT, columns - 1)
         return plan_segments(replace(trees, parents=parents, depths=np.broadcast_to(columns, parents.shape)), *args)
 
-    runner.plan_segments = plan
+    layout.plan_segments = plan
 
 
 def accepted_path_stays_in_scratch_blocks() -> None:
@@ -92,12 +92,12 @@ def plant(name: str) -> None:
 
 
 def _change_plan(change: Callable[[Any], Any]) -> None:
-    from treespec.vllm import runner
+    from treespec.vllm import layout
 
-    plan_segments = runner.plan_segments
+    plan_segments = layout.plan_segments
 
     def plan(*args: Any) -> Any:
         found, sizes = plan_segments(*args)
         return change(found) if found.has_segments else found, sizes
 
-    runner.plan_segments = plan
+    layout.plan_segments = plan
