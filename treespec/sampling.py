@@ -17,6 +17,8 @@ from treespec.tree.transfer import upload
 
 LEAST_SPLIT = 1024
 """Smaller vocabularies are drawn from token by token; larger ones on a CPU by blocks first."""
+LARGEST_UNIFORM = 1 - 2.0**-52
+"""The largest double whose product with a total is below the total, however it is rounded."""
 
 
 def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
@@ -44,6 +46,8 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 def draw_independent(probs: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """k independent draws per distribution, duplicates kept, in drawing order: int64 [..., k]."""
+    if k == 1 and not _is_split(probs, k):  # The fewest kernels.
+        return race(probs, k, generator)[0]
     uniform = torch.rand(*probs.shape[:-1], k, dtype=torch.float64, device=probs.device, generator=generator)
     return _search(probs, uniform)
 
@@ -53,9 +57,8 @@ def _search(weights: Tensor, uniform: Tensor) -> Tensor:
     cdf = weights.cumsum(-1, dtype=torch.float64)
     if cdf.device.type != "cpu":
         cdf = flatten_at_zeros(cdf, weights)
-    total = cdf[..., -1:]
-    # u * total may round up to total itself: then the last index with mass is the right one.
-    goal = torch.minimum(uniform.to(torch.float64) * total, torch.nextafter(total, torch.zeros_like(total)))
+    # u * total could round up to total itself: then the last index with mass is the right one.
+    goal = uniform.to(torch.float64).clamp(max=LARGEST_UNIFORM) * cdf[..., -1:]
     return torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[-1] - 1)
 
 
@@ -64,7 +67,7 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
 
     A CPU adds in order and has both properties; a parallel scan may be off by an ulp.
     """
-    return torch.where(weights > 0, cdf, 0.0).cummax(-1).values
+    return cdf.masked_fill(weights == 0, 0.0).cummax(-1).values
 
 
 def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -84,12 +87,17 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     one over the arrival times: zero where a clock never rings.
     """
     size = probs.shape[-1]
-    if probs.device.type == "cpu" and size >= max(LEAST_SPLIT, 16 * k):
+    if _is_split(probs, k):
         return race_of_blocks(probs, k, 1 << round(math.log2(size / k) / 2), generator)
-    clocks = _clocks(probs, generator)
-    # The reciprocal turns the first arrivals into a top-k and zero mass into never.
-    first = clocks.reciprocal_().topk(min(k, size), dim=-1)
-    return first.indices, first.values
+    uniform = torch.rand(probs.shape, dtype=torch.float64, device=probs.device, generator=generator)
+    # Speeds below zero, so that neither clocks nor their signs cost a kernel each; zero mass never rings.
+    first = (probs / uniform.log_()).topk(min(k, size), dim=-1, largest=False)
+    return first.indices, -first.values
+
+
+def _is_split(probs: Tensor, k: int) -> bool:
+    """Whether a race runs by blocks first."""
+    return probs.device.type == "cpu" and probs.shape[-1] >= max(LEAST_SPLIT, 16 * k)
 
 
 def race_of_blocks(probs: Tensor, k: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ from treespec.policies import TreeBuilder
 
 MODEL_PASSES = ("hf/models/base.py", "hf/cache/growing.py", "hf/attention/folded.py")
 """Files whose lines run within a model's pass."""
+PROCESSORS = ("hf/generation/processors.py", "hf/generation/fast_warpers.py")
+"""Files whose lines run the caller's logits processors: kernels of transformers, over all nodes of a pass at once."""
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.9}
 PENALTY = {**SAMPLED, "top_p": 0.9, "repetition_penalty": 1.2}
@@ -115,6 +117,7 @@ def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_to
         passes = sum(n for line, n in counts.items() if line.startswith(MODEL_PASSES))
         row[kind] = (sum(counts.values()) - passes) / steps
         row[f"{kind} of models"] = passes / steps
+        row[f"{kind} of processors"] = sum(n for line, n in counts.items() if line.startswith(PROCESSORS)) / steps
         row[f"{kind} by line"] = {line: n / steps for line, n in counts.most_common(12) if n >= steps / 2}
     return row
 
@@ -144,7 +147,8 @@ def main() -> None:
 def report(data: dict[str, Any], before: dict[str, Any]) -> str:
     """The table of both counts, in Markdown."""
     old = {row["name"]: row for row in before["rows"]}
-    columns = ["levels", "waits", "pinned uploads", "launches", "waits before", "launches before", "of the models"]
+    columns = ["levels", "waits", "pinned uploads", "launches", "of processors", "waits before", "launches before"]
+    columns.append("of the models")
     table = []
     for row in data["rows"]:
         then = old[row["name"]]
@@ -155,6 +159,7 @@ def report(data: dict[str, Any], before: dict[str, Any]) -> str:
                 f"{row['reads'] + row['uploads']:.1f}",
                 f"{row['pinned']:.1f}",
                 f"{row['launches']:.0f}",
+                f"{row['launches of processors']:.0f}",
                 f"{then['reads'] + then['uploads']:.1f}",
                 f"{then['launches']:.0f}",
                 f"{row['launches of models']:.0f}",
@@ -163,7 +168,8 @@ def report(data: dict[str, Any], before: dict[str, Any]) -> str:
     return (
         "# Waits and launches per step\n\n"
         "On a pretended accelerator, a batch of three, models of two layers. Reads and uploads from ordinary memory\n"
-        "wait for the device, those from pinned memory do not. Launches are kernels outside the models' own passes.\n\n"
+        "wait for the device, those from pinned memory do not. Launches are kernels outside the models' own passes,\n"
+        "with those of the caller's logits processors (transformers' own, once per pass over all its nodes).\n\n"
         + markdown_table(["per step", *columns], table)
         + "\n"
         + settings_lines(data)

@@ -25,7 +25,7 @@ from treespec.testing import (
 )
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import GivenUniforms
-from treespec.verification.dense.scans import Scan
+from treespec.verification.dense.scans import Scan, outcomes
 
 
 class SamplingSource:
@@ -99,9 +99,10 @@ def drafted_batch(drafter: ToyDrafter, target: ConditionalProbs) -> tuple[Tensor
 
 def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
     """Expected number of accepted tokens per row when siblings are verified in turn: float64 [B]."""
-    total = torch.zeros_like(scan.accept_probs[:, 0])
+    accept_probs = _accept_probs(scan, trees)
+    total = torch.zeros_like(accept_probs[:, 0])
     for rows, tree in _by_shape(trees):
-        probs, reached = scan.accept_probs[rows], torch.zeros_like(scan.accept_probs[rows])
+        probs, reached = accept_probs[rows], torch.zeros_like(accept_probs[rows])
         reached[:, 0] = 1
         for node in range(tree.num_nodes):
             left = reached[:, node].clone()
@@ -114,13 +115,20 @@ def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
 
 def mean_accepted_by_traversal(scan: Scan, trees: TreeBatch) -> Tensor:
     """Expected number of accepted tokens per row when nodes are verified from the leaves up: float64 [B]."""
-    total = torch.zeros_like(scan.accept_probs[:, 0])
+    accept_probs = _accept_probs(scan, trees)
+    total = torch.zeros_like(accept_probs[:, 0])
     for rows, tree in _by_shape(trees):
-        probs, left = scan.accept_probs[rows], torch.ones(len(rows), dtype=scan.accept_probs.dtype)
+        probs, left = accept_probs[rows], torch.ones(len(rows), dtype=accept_probs.dtype)
         for node in _post_order(tree.children_lists, 0):
             total[rows] += left * probs[:, node] * tree.depths[node]
             left = left * (1 - probs[:, node])
     return total
+
+
+def _accept_probs(scan: Scan, trees: TreeBatch) -> Tensor:
+    """Of every node: float64 [B, N]."""
+    accept_probs, _ = outcomes(scan, scan.sums, scan.weights, scan.drawn_probs)
+    return torch.tensor(accept_probs, dtype=torch.float64).view(trees.tokens.shape)
 
 
 def _by_shape(trees: TreeBatch) -> list[tuple[Tensor, TokenTree]]:

@@ -20,10 +20,9 @@ class Calibration:
 
     def estimate(self, confidence: float, cells: Sequence[Hashable]) -> float:
         """The probability of what has this confidence and is counted in these cells, the coarsest first."""
-        weight = self._prior_trials
+        weight, counts = self._prior_trials, self._counts
         for cell in cells:
-            found = self._counts.get(cell)
-            if found is not None:
+            if (found := counts.get(cell)) is not None:
                 confidence = (found[0] + weight * confidence) / (found[1] + weight)
         return confidence
 

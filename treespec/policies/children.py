@@ -11,7 +11,7 @@ from torch import Tensor
 from treespec.checks import AUTO
 from treespec.errors import ConfigError
 from treespec.protocols import Proposal
-from treespec.sampling import draw_independent, draw_without_replacement, normalise
+from treespec.sampling import draw_independent, normalise, race
 from treespec.tree import MIXED, SELECTED, WITHOUT_REPLACEMENT
 from treespec.tree.transfer import download, upload
 
@@ -92,13 +92,13 @@ def _draw(
 ) -> Children:
     """Independent draws, or draws without replacement."""
     if is_without_replacement:
-        tokens, is_drawn = draw_without_replacement(probs, k, generator)
+        tokens, speeds = race(probs, k, generator)
     else:
-        tokens = draw_independent(probs, k, generator)
-        is_drawn = torch.ones_like(tokens, dtype=torch.bool)
-    sums = [probs.square().sum(-1, keepdim=True)] if has_squares else []
-    drawn, chances, is_real, *squares = on_host(tokens, probs.gather(-1, tokens), is_drawn, *sums)
-    return Children(drawn, chances, is_real, probs, k, is_without_replacement, *squares[:1])
+        tokens, speeds = draw_independent(probs, k, generator), None
+    more = [x for x in (probs.square().sum(-1, keepdim=True) if has_squares else None, speeds) if x is not None]
+    drawn, chances, *found = on_host(tokens, probs.gather(-1, tokens), *more)
+    is_real = np.ones_like(drawn, np.bool_) if speeds is None else found[-1] > 0
+    return Children(drawn, chances, is_real, probs, k, is_without_replacement, found[0] if has_squares else None)
 
 
 def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> Children:

@@ -82,13 +82,14 @@ class TreeProcessors:
             processors = [_PENALTY(p.penalty) if type(p) is _PENALTY else p for p in processors]
         self._processors = [fast(p) for p in processors]
         self._num_rows = num_rows
+        self._is_copied = not is_simple  # Those write to none of their arguments; others may.
         self.is_path_free = is_simple and not penalties
         self.is_row_free = all(map(_is_row_free, self._processors))
         self.is_order_free = is_simple and all(_ignored(p) is None for p in processors)
         self.can_remove_all = not all(type(p) in _KEEPING for p in processors)
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
-        scores = logits.to(torch.float32, copy=True)
+        scores = logits.to(torch.float32, copy=self._is_copied)
         for processor in self._processors:
             apply = partial(processor, row=row) if isinstance(processor, PrefixProcessor) else processor
             if not _is_row_free(processor) and apply is processor:

@@ -80,14 +80,15 @@ class Acceptance:
 
     def read(self, tree: TokenTree, values: Sequence[float] | None) -> DraftedTree:
         """A row's tree with calibrated probabilities; `values` are its own estimates of paths."""
-        estimate, depths = self._calibration.estimate, tree.depths
-        confidences = _confidences(tree, values)
-        probs = [1.0] * tree.num_nodes
-        for parent, children in enumerate(tree.children_lists):
-            for rank, node in enumerate(children):
-                confidence = confidences[node]
-                prior = confidence if confidence >= 0 else _prior(rank)
-                probs[node] = probs[parent] * estimate(prior, _cells(depths[node], rank, confidence))
+        estimate, confidences = self._calibration.estimate, _confidences(tree, values)
+        probs, num_children = [1.0], [0] * tree.num_nodes
+        nodes = zip(tree.parent_list, tree.depths, confidences, strict=True)
+        next(nodes)
+        for parent, depth, confidence in nodes:
+            rank = num_children[parent]
+            num_children[parent] = rank + 1
+            prior = confidence if confidence >= 0 else _prior(rank)
+            probs.append(probs[parent] * estimate(prior, _cells(depth, rank, confidence)))
         by_node = np.array(probs[1:])
         order = np.argsort(-by_node, kind="stable")
         return DraftedTree(tree, confidences, probs, by_node[order], 1 + order)

@@ -18,7 +18,7 @@ from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
 from treespec.verification.block import BlockVerification
-from treespec.verification.dense.scans import Probs, Scan, Uniforms, scan_rejection, scan_traversal
+from treespec.verification.dense.scans import Probs, Scan, Uniforms, outcomes, scan_rejection, scan_traversal
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
@@ -86,10 +86,12 @@ def verify_dense(
     check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
     scan = form.scan(trees, target_probs)
-    accept_probs = _read_checked(trees, target_probs, scan).tolist()
-    rows = zip(trees.trees, accept_probs, coins.tolist(), strict=True)
+    accept_probs, next_rows = outcomes(scan, *_read_checked(trees, target_probs, scan))
+    size = trees.max_nodes
+    starts = range(0, len(accept_probs), size)
+    rows = zip(trees.trees, (accept_probs[i : i + size] for i in starts), coins.tolist(), strict=True)
     last = [form.last_node(*row) for row in rows]
-    tokens = _draw_next(scan, last, draws)
+    tokens = _draw_next(scan, [next_rows[i + node] for i, node in zip(starts, last, strict=True)], last, draws)
     return [
         Verdict(tree.path_to(node), token, is_bonus=not tree.children(node))
         for tree, node, token in zip(trees.trees, last, tokens, strict=True)
@@ -125,24 +127,24 @@ def _walk(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -
     return Verdict(tuple(path), picks[path[-1]], is_bonus=path[-1] not in parents)
 
 
-def _read_checked(trees: TreeBatch, target_probs: Probs, scan: Scan) -> Float[Tensor, "B N"]:
-    """The probabilities of acceptance, on the host; raises as `check_flags` for what comes with them."""
+def _read_checked(trees: TreeBatch, target_probs: Probs, scan: Scan) -> list[Float[Tensor, "M"]]:
+    """The scan's numbers, on the host; raises as `check_flags` for what comes with them."""
     tables = [table for table in (target_probs, trees.draft_probs) if table is not None]
-    sums = [number for table in tables for number in (table.amin(-1), table.sum(-1))]
-    accept_probs, drawn_probs, least, total, *draft_sums = download(scan.accept_probs, scan.drawn_probs, *sums)
+    checked = [number for table in tables for number in (table.amin(-1), table.sum(-1))]
+    numbers = download(scan.sums, scan.weights, scan.drawn_probs, *checked)
+    sums, weights, drawn_probs, least, total, *draft_totals = numbers
     is_drawn = bool((drawn_probs > 0).all())
-    if draft_sums:
-        is_drawn = is_drawn and bool(are_totals(draft_sums[0], draft_sums[1], SUM_TOLERANCE).all())
+    if draft_totals:
+        is_drawn = is_drawn and bool(are_totals(draft_totals[0], draft_totals[1], SUM_TOLERANCE).all())
     check_flags(trees, is_drawn, bool((are_totals(least, total) | (trees.parents == PADDING_PARENT)).all()))
-    return accept_probs
+    return [sums, weights, drawn_probs]
 
 
-def _draw_next(scan: Scan, last: list[int], draws: Uniforms) -> list[int]:
-    """The token after every row's last accepted node."""
-    rows, columns = torch.arange(len(last)), torch.tensor(last)
-    index, uniforms = upload(scan.next_probs.device, rows * draws.shape[1] + columns, draws[rows, columns])
-    weights = scan.next_probs.flatten(0, 1)[index]
-    return download(inverse_cdf(weights, uniforms))[0].tolist()
+def _draw_next(scan: Scan, rows: list[int], last: list[int], draws: Uniforms) -> list[int]:
+    """The token after every tree's last accepted node, from that row of the scan's."""
+    uniforms = draws[torch.arange(len(last)), torch.tensor(last)]
+    index, uniforms = upload(scan.rows.device, torch.tensor(rows), uniforms)
+    return download(inverse_cdf(scan.rows[index], uniforms))[0].tolist()
 
 
 def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
