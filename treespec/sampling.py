@@ -18,7 +18,7 @@ from treespec.tree.transfer import upload
 LEAST_SPLIT = 1024
 """Smaller vocabularies are drawn from token by token; larger ones on a CPU by blocks first."""
 LARGEST_UNIFORM = 1 - 2.0**-52
-"""The largest double whose product with a total is below the total, however it is rounded."""
+"""The product of this double, or a smaller one, with a normal total is below the total, however it is rounded."""
 
 
 def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
@@ -57,8 +57,12 @@ def _search(weights: Tensor, uniform: Tensor) -> Tensor:
     cdf = weights.cumsum(-1, dtype=torch.float64)
     if cdf.device.type != "cpu":
         cdf = flatten_at_zeros(cdf, weights)
+    uniform, total = uniform.to(torch.float64), cdf[..., -1:]
     # u * total could round up to total itself: then the last index with mass is the right one.
-    goal = uniform.to(torch.float64).clamp(max=LARGEST_UNIFORM) * cdf[..., -1:]
+    if weights.dtype == torch.float64:  # Sums may be subnormal.
+        goal = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    else:
+        goal = uniform.clamp(max=LARGEST_UNIFORM) * total
     return torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[-1] - 1)
 
 

@@ -95,10 +95,12 @@ def _draw(
         tokens, speeds = race(probs, k, generator)
     else:
         tokens, speeds = draw_independent(probs, k, generator), None
-    more = [x for x in (probs.square().sum(-1, keepdim=True) if has_squares else None, speeds) if x is not None]
+    norms = [torch.linalg.vector_norm(probs, dim=-1, keepdim=True)] if has_squares else []  # One kernel.
+    more = norms if speeds is None else [*norms, speeds]
     drawn, chances, *found = on_host(tokens, probs.gather(-1, tokens), *more)
     is_real = np.ones_like(drawn, np.bool_) if speeds is None else found[-1] > 0
-    return Children(drawn, chances, is_real, probs, k, is_without_replacement, found[0] if has_squares else None)
+    squares = np.square(found[0]) if has_squares else None
+    return Children(drawn, chances, is_real, probs, k, is_without_replacement, squares)
 
 
 def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> Children:
