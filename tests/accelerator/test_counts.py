@@ -13,7 +13,7 @@ from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
-MORE_WHERE_DRAWN = 55
+MORE_WHERE_DRAWN = 60
 """Of draft models: draws, and verification with some twelve operations per wave of drawn children."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""

@@ -26,6 +26,8 @@ def test_top_p_is_the_librarys_bit_for_bit(top_p, vocab_size):
     scores, warper = hard_scores(vocab_size), TopPLogitsWarper(top_p)
     for each in (scores, scores.bfloat16().float()):
         assert torch.equal(FastTopP(warper)(each[:, :1].long(), each), warper(each[:, :1].long(), each))
+        on_accelerators = FastTopP(warper)._filter_sorted(each[:, :1].long(), each)
+        assert torch.equal(on_accelerators, warper(each[:, :1].long(), each))
 
 
 def test_fast_top_p_after_top_k_and_with_a_minimum():
