@@ -151,7 +151,7 @@ def _upload(plan: Plan, trees: TreeBatch, rows: Float[Tensor, "R_M V"]) -> _Inde
         *_draft_arrays(trees, plan),
     )
     first = upload(rows.device, *map(torch.from_numpy, arrays))
-    return _Index(*first[:9], first[9:])
+    return _Index._make([*first[:9], first[9:]])
 
 
 class _Masses(NamedTuple):
