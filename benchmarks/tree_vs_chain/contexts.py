@@ -1,10 +1,10 @@
 """Speed by context, batch and temperature: a part of `benchmarks.tree_vs_chain`.
 
-All contestants share the model with optimized linear layers. A row is a prompt behind other prompts of its category,
-together exactly as long as the context. It is read once, by the target and by the head, and every contestant gets a
-copy of these caches, so reading is not counted. A group is the rows of a batch; all contestants decode every group, in
-rotating order. Each contestant is one object per cell (context, batch, temperature), as in use; `tree="auto"` first
-decodes a row that is not counted.
+All contestants share the model with optimized linear layers. A row is a prompt behind the texts of others, first of its
+own category, together exactly as long as the context. It is read once, by the target and by the head, and every
+contestant gets a copy of these caches, so reading is not counted. A group is the rows of a batch; all contestants
+decode every group, in rotating order. Each contestant is one object per cell (context, batch, temperature), as in use;
+`tree="auto"` first decodes a row that is not counted.
 """
 
 from __future__ import annotations
@@ -117,6 +117,10 @@ class Bench:
     def _encoded(self, prompt: Prompt) -> list[int]:
         return encode(self._tokenizer, [prompt])["input_ids"][0].tolist()
 
+    def _text(self, prompt: Prompt) -> list[int]:
+        """Without a chat's turns: after many turns without an answer the model gives none."""
+        return self._tokenizer(prompt.text + "\n\n", add_special_tokens=False)["input_ids"]
+
     def ids(self, prompt: Prompt, context: int) -> list[int]:
         """The prompt behind others, first of its own category: the last `context` tokens."""
         kind, own, before = category(prompt.name), self._encoded(prompt), []
@@ -124,7 +128,7 @@ class Bench:
         for other in sorted(self._pool, key=lambda other: category(other.name) != kind):
             if len(before) >= room:
                 break
-            before += self._encoded(other) if other not in self.prompts else []
+            before += self._text(other) if other not in self.prompts else []
         if len(before) < room:
             raise ValueError(f"all prompts have {len(before) + len(own)} tokens, a context of {context} needs more")
         return (before[-room:] if room > 0 else []) + own[-context:]

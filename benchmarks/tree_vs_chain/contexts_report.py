@@ -90,7 +90,7 @@ def table(found: list[dict[str, Any]], drafter: str) -> str:
                 _outputs(cell, *(name for name in next(iter(runs.values())) if name.startswith(f"{drafter}, "))),
             ]
         )
-    header = ["batch", "context", "groups", "best chain, its nodes", "best tree, its nodes", "auto"]
+    header = ["batch", "context", "groups", "best chain, times plain, its nodes", "best tree", "auto, times plain"]
     header += ["auto against plain with a growing cache", "auto against the chain", "auto's choices", "outputs"]
     return markdown_table(header, rows)
 
@@ -189,8 +189,8 @@ def _outputs(cell: dict[str, Any], *names: str) -> str:
 
 
 ABOUT = (
-    "Rows are prompts behind other prompts of their category, exactly as long as the context; all of a batch are read "
-    "once, and every contestant gets copies of the target's and the head's caches, so reading is not counted. Plain is "
+    "Rows are prompts behind the texts of others, exactly as long as the context; all of a batch are read once, "
+    " and every contestant gets copies of the target's and the head's caches, so reading is not counted. Plain is "
     "`generate` with the optimized model; with a growing cache it does not copy its cache for every token. Every group "
     "of rows is decoded by all contestants, in rotating order. Chains of 2 and 4 nodes and trees of 8 and 16; the best "
     "of them is chosen in hindsight. Times plain: medians of paired ratios over groups, with 95 % bootstrap intervals "

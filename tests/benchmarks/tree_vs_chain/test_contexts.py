@@ -37,7 +37,7 @@ def bench(tmp_path, monkeypatch):
     model, made = tiny_llama(), eagle3_files.shape(extras=("embedding",))
     folder = eagle3_files.write(tmp_path / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
     head = load_drafter(folder, model, hidden_layers=(1, 2, 0))
-    return contexts.Bench(model, None, head, POOL, 24)  # pyright: ignore[reportArgumentType]
+    return contexts.Bench(model, lambda text, **_: {"input_ids": [1, 2 + len(text), 7]}, head, POOL, 24)
 
 
 def test_rows_end_with_their_prompt_and_have_the_length_of_the_context(bench):
