@@ -190,7 +190,7 @@ def _outputs(cell: dict[str, Any], *names: str) -> str:
 
 ABOUT = (
     "Rows are prompts behind the texts of others, exactly as long as the context; all of a batch are read once, "
-    " and every contestant gets copies of the target's and the head's caches, so reading is not counted. Plain is "
+    "and every contestant gets copies of the target's and the head's caches, so reading is not counted. Plain is "
     "`generate` with the optimized model; with a growing cache it does not copy its cache for every token. Every group "
     "of rows is decoded by all contestants, in rotating order. Chains of 2 and 4 nodes and trees of 8 and 16; the best "
     "of them is chosen in hindsight. Times plain: medians of paired ratios over groups, with 95 % bootstrap intervals "

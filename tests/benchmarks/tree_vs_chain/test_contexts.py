@@ -14,7 +14,7 @@ from benchmarks.common.prompts import Prompt
 from benchmarks.common.store import Store
 from benchmarks.tree_vs_chain import contexts, contexts_report, run
 from benchmarks.tree_vs_chain.contexts import AUTO, DRAFTERS, GROWING, HEAD, MERGED, NUM_ROWS, PLAIN, SHAPES, Cell
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter
+from treespec import Eagle3, SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter
 
 POOL = [Prompt(f"{kind}{number}", str(number)) for kind in ("HumanEval/", "gsm8k-") for number in range(12)]
 
@@ -37,6 +37,7 @@ def bench(tmp_path, monkeypatch):
     model, made = tiny_llama(), eagle3_files.shape(extras=("embedding",))
     folder = eagle3_files.write(tmp_path / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
     head = load_drafter(folder, model, hidden_layers=(1, 2, 0))
+    assert isinstance(head, Eagle3)
     return contexts.Bench(model, lambda text, **_: {"input_ids": [1, 2 + len(text), 7]}, head, POOL, 24)
 
 
