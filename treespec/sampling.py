@@ -46,8 +46,6 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 def draw_independent(probs: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """k independent draws per distribution, duplicates kept, in drawing order: int64 [..., k]."""
-    if k == 1 and not _is_split(probs, k):  # The fewest kernels.
-        return race(probs, k, generator)[0]
     uniform = torch.rand(*probs.shape[:-1], k, dtype=torch.float64, device=probs.device, generator=generator)
     return _search(probs, uniform)
 
@@ -91,17 +89,12 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     one over the arrival times: zero where a clock never rings.
     """
     size = probs.shape[-1]
-    if _is_split(probs, k):
+    if probs.device.type == "cpu" and size >= max(LEAST_SPLIT, 16 * k):
         return race_of_blocks(probs, k, 1 << round(math.log2(size / k) / 2), generator)
     uniform = torch.rand(probs.shape, dtype=torch.float64, device=probs.device, generator=generator)
     # Speeds below zero, so that neither clocks nor their signs cost a kernel each; zero mass never rings.
     first = (probs / uniform.log_()).topk(min(k, size), dim=-1, largest=False)
     return first.indices, -first.values
-
-
-def _is_split(probs: Tensor, k: int) -> bool:
-    """Whether a race runs by blocks first."""
-    return probs.device.type == "cpu" and probs.shape[-1] >= max(LEAST_SPLIT, 16 * k)
 
 
 def race_of_blocks(probs: Tensor, k: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
