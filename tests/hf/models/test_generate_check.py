@@ -102,7 +102,7 @@ def test_an_ordinary_model_is_measured_at_its_first_padded_batch(monkeypatch):
     facts = make_scorer(tiny_llama(96)).facts
     for is_padded in (False, True, True):
         check_like_generate(facts, Capability.TREE, is_padded)
-    assert [is_padded for _, is_padded in measured] == [True]
+    assert [is_padded for _, is_padded, _ in measured] == [True]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_plain_generate_that_fails_is_said_and_tried_again():
 def test_threads_that_share_a_model_measure_it_once(monkeypatch):
     begun, go_on, measured = threading.Event(), threading.Event(), []
 
-    def measure(facts, is_padded):
+    def measure(facts, is_padded, capability):
         measured.append(is_padded)
         begun.set()
         go_on.wait(10)
@@ -148,7 +148,7 @@ def test_threads_that_share_a_model_measure_it_once(monkeypatch):
 
 def test_another_attention_or_dtype_is_measured_again(monkeypatch):
     measured = []
-    monkeypatch.setattr(generate_check, "_difference", lambda facts, is_padded: measured.append(facts) or 0.0)
+    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(args) or 0.0)
     model = tiny_llama(96)
     for change in (int, lambda: model.set_attn_implementation("eager"), lambda: model.to(torch.float64), int):
         change()
@@ -158,6 +158,6 @@ def test_another_attention_or_dtype_is_measured_again(monkeypatch):
 
 def test_nothing_is_right_where_a_difference_is_nan(monkeypatch):
     facts = make_scorer(tiny_llama()).facts
-    monkeypatch.setattr(generate_check, "_difference", lambda facts, is_padded: float("nan"))
+    monkeypatch.setattr(generate_check, "_difference", lambda *args: float("nan"))
     with pytest.raises(UnsupportedModelError, match="nan standard deviations"):
         check_like_generate(facts, Capability.TREE, is_padded=True)

@@ -308,8 +308,10 @@ def test_a_root_may_differ_by_what_the_self_check_takes_for_rounding(monkeypatch
         assert root_tolerance(facts) == expected
 
 
-def test_quantised_weights_are_allowed_what_other_tokens_may_round(monkeypatch):
+@pytest.mark.parametrize("is_rounding", [False, True])
+def test_rounded_activations_are_allowed_what_other_tokens_may_round(monkeypatch, is_rounding):
     model = build("llama")
-    monkeypatch.setattr(model, "quantization_method", "some", raising=False)
-    assert check(model).tolerance == LEAST_TOLERANCE[torch.bfloat16]
-    assert root_tolerance(model_facts(model)) == LARGEST_TOLERANCE
+    monkeypatch.setattr(selfcheck, "rounds_activations", lambda facts: is_rounding)
+    least = LEAST_TOLERANCE[torch.bfloat16 if is_rounding else torch.float32]
+    assert least <= check(model).tolerance < 2 * least
+    assert root_tolerance(model_facts(model)) == min(10 * check(model).tolerance, LARGEST_TOLERANCE)

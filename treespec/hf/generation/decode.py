@@ -159,4 +159,6 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
     kwargs["hidden_layers"] = layers
     if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
         return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
+    longest = call.config.max_length
+    kwargs["longest_text"] = None if longest is None else longest + options.policy.max_nodes
     return make_scorer(call.model, **kwargs)

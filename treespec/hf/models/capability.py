@@ -79,6 +79,19 @@ def keeps_states(model: PreTrainedModel) -> bool:
     return any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
 
 
+def num_indexed(model: PreTrainedModel) -> int | None:
+    """How many cached tokens a layer attends to at most where scores of an index choose them; None: no layer does so.
+
+    Which tokens have the highest scores hangs on rounding: another grouping of tokens into passes may choose others.
+    """
+    indexers: list[Any] = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "indexer"]
+    sizes = [
+        getattr(indexer, "index_topk", getattr(indexer, "topk_blocks", 0) * getattr(indexer, "block_size", 0))
+        for indexer in indexers
+    ]
+    return min(sizes, default=None)
+
+
 def warn_once(facts: ModelFacts, detection: Detection) -> None:
     """Warn, once per model type, that a model does not decode by trees, and why."""
     ways = {Capability.CHAIN: "by chains", Capability.PLAIN: "one token at a time"}
@@ -127,6 +140,9 @@ def _probe(facts: ModelFacts) -> Detection:
         return Detection(Capability.TREE, has_prefix=has_prefix, neighbour_effect=effect)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
+    size = num_indexed(facts.model)
+    if size is not None and size < ids.shape[1]:
+        return Detection(Capability.PLAIN, f"its layers attend to {size} tokens only, which rounding decides ({kinds})")
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
     one_by_one, at_once = (
         float((_score(facts, ids, capability) - expected).abs().max() / expected.std())

@@ -33,9 +33,9 @@ _differences: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], float]] =
 def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bool) -> None:
     """Raise `UnsupportedModelError` where a model's `generate` has other logits than its scorer.
 
-    Measured once per model and `variant`: for the first padded batch, and for single texts where the model prepares its
-    passes by methods of its own or does not verify trees. Where plain `generate` fails on the check's few tokens a
-    `TreespecWarning` says so, and the next call tries again.
+    Measured once per model, `variant` and capability: for the first padded batch, and for single texts where the model
+    prepares its passes by methods of its own or does not verify trees. Where plain `generate` fails on the check's few
+    tokens a `TreespecWarning` says so, and the next call tries again.
     """
     for method in _REPLACED:
         if _is_own(facts.model, method):
@@ -46,12 +46,12 @@ def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bo
     if is_ordinary and not is_padded:
         return
     known = _differences.setdefault(facts.model, {})
-    key = (variant(facts), is_padded)
+    key = (variant(facts), is_padded, capability)
     if key not in known:
         with undisturbed(facts):
             try:
                 if key not in known:
-                    known[key] = _difference(model_facts(facts.model), is_padded)
+                    known[key] = _difference(model_facts(facts.model), is_padded, capability)
             except _PlainGenerateError as error:
                 warn(facts, f"could not be compared with its own generate, which fails on a few tokens: {error}")
                 return
@@ -71,7 +71,7 @@ def _is_own(model: PreTrainedModel, method: str) -> bool:
     return getattr(type(model), method, None) is not getattr(GenerationMixin, method, None)
 
 
-def _difference(facts: ModelFacts, is_padded: bool) -> float:
+def _difference(facts: ModelFacts, is_padded: bool, capability: Capability) -> float:
     """The largest token's difference. Raises `_PlainGenerateError`: plain `generate` fails too."""
     model: Any = facts.model
     ids, mask = _prompts(facts, is_padded)
@@ -90,7 +90,7 @@ def _difference(facts: ModelFacts, is_padded: bool) -> float:
 
     def score(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
         arguments = {name: value for name, value in kwargs.items() if name not in _OF_GENERATE}
-        found.append(_scored(facts, prompt_inputs(input_ids, arguments), mask, emitted))
+        found.append(_scored(facts, prompt_inputs(input_ids, arguments), mask, emitted, capability))
         return input_ids
 
     model.generate(**options, custom_generate=score)
@@ -110,10 +110,16 @@ def _prompts(facts: ModelFacts, is_padded: bool) -> tuple[Int[Tensor, "B P"], Bo
 
 
 def _scored(
-    facts: ModelFacts, prompt: PromptInputs, mask: Bool[Tensor, "B P"], tokens: Int[Tensor, "B N"]
+    facts: ModelFacts,
+    prompt: PromptInputs,
+    mask: Bool[Tensor, "B P"],
+    tokens: Int[Tensor, "B N"],
+    capability: Capability,
 ) -> Float[Tensor, "B N V"]:
-    """The logits after the prompts' last tokens and those that follow."""
-    scorer = make_scorer(facts, prompt=prompt)
+    """The logits after the prompts' last tokens and those that follow, by the passes of a call's target."""
+    # A model that decodes long texts plainly decodes others by chains.
+    longest_text = None if capability == Capability.PLAIN else 0
+    scorer = make_scorer(facts, prompt=prompt, longest_text=longest_text)
     scorer.prefill(prompt.ids[:, :-1], mask[:, :-1])
     width = 1 if scorer.capability == Capability.PLAIN else tokens.shape[1]
     logits = []

@@ -10,8 +10,9 @@ from transformers import Cache, PreTrainedModel
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, detect, keeps_states, warn_once
+from treespec.hf.models.capability import Detection, detect, keeps_states, num_indexed, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
+from treespec.hf.models.plain_scorer import PlainScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_prompt import RecurrentPromptScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
@@ -19,7 +20,7 @@ from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability, Scores
 
-AnyScorer = TreeScorer | RecurrentScorer
+AnyScorer = TreeScorer | RecurrentScorer | PlainScorer
 
 
 def make_scorer(
@@ -29,8 +30,11 @@ def make_scorer(
     max_cache_len: int | None = None,
     prompt: PromptInputs | None = None,
     hidden_layers: Sequence[int] = (),
+    longest_text: int | None = None,
 ) -> AnyScorer:
     """The scorer that fits a model; for the arguments see `TreeScorer`.
+
+    `longest_text`, of a target's call: the tokens of a row's prompt, output and last draft at most; None: no limit.
 
     At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); where
     they differ the scorer's capability is less, and a `TreespecWarning` says so once.
@@ -44,9 +48,12 @@ def make_scorer(
     detection = detect(facts)
     is_static = max_cache_len is not None
     if keeps_states(facts.model):
-        warn_once(facts, detection)
+        indexed = _plain_by_index(facts, longest_text) if prompt is not None else None
+        warn_once(facts, indexed or detection)
         if is_static or (cache is not None and is_filled(cache)):
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
+        if prompt is not None and indexed is not None:
+            return PlainScorer(facts, prompt, hidden_layers)
         if prompt is not None and prompt.has_features:
             return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
@@ -66,6 +73,18 @@ def make_scorer(
         prompt=prompt if has_own_prompt else None,
         hidden_layers=hidden_layers,
     )
+
+
+def _plain_by_index(facts: ModelFacts, longest_text: int | None) -> Detection | None:
+    """That and why a target decodes plainly whose layers choose among the text's tokens by index scores, if they do."""
+    size = num_indexed(facts.model)
+    if size is None or (longest_text is not None and longest_text <= size):
+        return None
+    reason = (
+        f"its layers attend to the tokens with the highest index scores, {size} at most, and rounding decides which "
+        f"these are: texts of up to {size} tokens, drafts included, decode by chains (docs/models.md)"
+    )
+    return Detection(Capability.PLAIN, reason)
 
 
 def _checked(facts: ModelFacts, is_static: bool) -> Detection:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
 from treespec.hf.models.capability import Detection, detect, undisturbed, variant
+from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8
@@ -128,13 +129,12 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
 
 
 def _least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
-    """What rounding in a dtype explains; of quantised weights, whose activations may be too, as in bfloat16.
+    """What rounding in a dtype explains; as in bfloat16 where activations are rounded to 8 bits.
 
     There a few tokens may happen to move no activation by a step, which other tokens do.
     """
-    others = {weight for _, weight in facts.weights} - {"Parameter", "NoneType", "method"}
-    is_quantised = bool(others or getattr(facts.model, "quantization_method", None))
-    return LEAST_TOLERANCE.get(torch.bfloat16 if is_quantised else dtype, LEAST_TOLERANCE[torch.bfloat16])
+    dtype = torch.bfloat16 if rounds_activations(facts) else dtype
+    return LEAST_TOLERANCE.get(dtype, LEAST_TOLERANCE[torch.bfloat16])
 
 
 def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[Tensor, "M V"]) -> float:
