@@ -151,7 +151,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"tree": 8, "drafter": "head"}, {}], ids=["head, trees of 8", "merged, auto"])
+@pytest.mark.parametrize(
+    "options",
+    [{"tree": 8, "drafter": "head"}, {"tree": 8}, {}],
+    ids=["head, trees of 8", "merged, trees of 8", "merged, auto"],
+)
 def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any]) -> None:
     pytest.importorskip("vllm.config")
     model, head = folders
@@ -162,7 +166,8 @@ def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any])
     trees = run_jobs({**engine, "num_gpu_blocks_override": 13, "speculative_config": speculation}, jobs)
     assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
     assert trees["metrics"]["vllm:num_preemptions"] > 0
-    assert trees["stats"]["num_accepted_tokens"] > 10
+    if "tree" in options:  # "auto" drafts by measured times, and a tiny model's plain steps are hard to beat.
+        assert trees["stats"]["num_accepted_tokens"] > 10
 
 
 @pytest.mark.slow
