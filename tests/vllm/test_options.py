@@ -72,6 +72,15 @@ def test_the_method_becomes_class_paths(is_cpu: bool) -> None:
     assert options_of(config) == Options(7, "suffix", 8)
 
 
+@pytest.mark.parametrize("name", ["worker_cls", "scheduler_cls"])
+def test_classes_of_the_users_own_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.*'my.Own': leave {name} out"):
+        configure(engine_args(speculative_config={"method": "treespec"}, **{name: "my.Own"}), True)
+    args = engine_args(speculative_config={"method": "treespec"}, worker_cls="auto")
+    configure(args, True)
+    assert args.worker_cls.endswith("TreeCPUWorker")
+
+
 @pytest.mark.parametrize("config", [None, {"method": "ngram", "num_speculative_tokens": 3}])
 def test_other_methods_are_left_alone(config: dict[str, Any] | None) -> None:
     args = engine_args(speculative_config=config)

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from treespec.errors import UnsupportedModeError
+from treespec.errors import ConfigError, UnsupportedModeError
 
 pytest.importorskip("vllm.config")
 
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from treespec.vllm.plugin import PROPOSER
+from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import TOUCHED, check_cache, check_config, check_params, check_version
+from treespec.vllm.worker import check_classes
 
 
 def config(**values: Any) -> SimpleNamespace:
@@ -66,6 +71,34 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
 def test_configurations_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModeError, match=message):
         check_config(config(**change))  # pyright: ignore[reportArgumentType]
+
+
+def test_our_worker_alone_is_refused() -> None:
+    trees = SimpleNamespace(model=PROPOSER, method="custom_class")
+    for speculation, scheduler, message in (
+        (None, TreeScheduler, "got none"),
+        (SimpleNamespace(model="ngram", method="ngram"), TreeScheduler, "got 'ngram'"),
+        (trees, Scheduler, "TreeScheduler', got Scheduler"),
+    ):
+        found = SimpleNamespace(get_scheduler_cls=lambda scheduler=scheduler: scheduler)
+        with pytest.raises(ConfigError, match=message):
+            check_classes(SimpleNamespace(speculative_config=speculation, scheduler_config=found))  # pyright: ignore[reportArgumentType]
+    found = SimpleNamespace(get_scheduler_cls=lambda: TreeScheduler)
+    check_classes(SimpleNamespace(speculative_config=trees, scheduler_config=found))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_scratch"),
+    [(1000, 120), (400, 100), (40, 7), (33, 0), (3, 0)],  # The longest request takes 32 blocks.
+)
+def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_scratch: int) -> None:
+    parts = {
+        "speculative_config": SimpleNamespace(num_speculative_tokens=15),
+        "scheduler_config": SimpleNamespace(max_num_seqs=4),
+        "model_config": SimpleNamespace(max_model_len=1000),
+        "cache_config": SimpleNamespace(block_size=32),
+    }
+    assert num_scratch_blocks(SimpleNamespace(**parts), num_blocks) == num_scratch  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "1.0"])

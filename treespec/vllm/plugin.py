@@ -6,7 +6,7 @@ import functools
 from dataclasses import asdict
 from typing import Any
 
-from treespec.errors import UnsupportedModeError
+from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.vllm.options import METHOD, Options
 
 PROPOSER = "treespec.vllm.Proposer"
@@ -28,12 +28,16 @@ def register() -> None:
 def configure(engine_args: Any, is_cpu: bool) -> None:
     """Replace the method "treespec" in vLLM's arguments by its class paths.
 
-    Raises `ConfigError`: see `Options`. The same by hand: `worker_cls`, `scheduler_cls`, `speculative_config={"model":
-    "treespec.vllm.Proposer", "num_speculative_tokens": n}` and `additional_config={"treespec": {...}}`.
+    Raises `ConfigError`: another worker or scheduler was given, or see `Options`. The same by hand: `worker_cls`,
+    `scheduler_cls`, `speculative_config={"model": "treespec.vllm.Proposer", "num_speculative_tokens": n}` and
+    `additional_config={"treespec": {...}}`.
     """
     given = engine_args.speculative_config
     if not isinstance(given, dict) or given.get("method") != METHOD:
         return
+    worker = CPU_WORKER if is_cpu else WORKER
+    _check_free("scheduler_cls", engine_args.scheduler_cls, SCHEDULER)
+    _check_free("worker_cls", engine_args.worker_cls, worker)
     options = Options.from_config({name: value for name, value in given.items() if name != "method"})
     engine_args.speculative_config = {
         "model": PROPOSER,
@@ -41,9 +45,14 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
     }
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
     engine_args.scheduler_cls = SCHEDULER
-    engine_args.worker_cls = CPU_WORKER if is_cpu else WORKER
+    engine_args.worker_cls = worker
     if is_cpu:
         engine_args.block_size = engine_args.block_size or CPU_BLOCK
+
+
+def _check_free(name: str, given: Any, needed: str) -> None:
+    if given not in (None, "auto", needed):
+        raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {given!r}: leave {name} out")
 
 
 def options_of(vllm_config: Any) -> Options:

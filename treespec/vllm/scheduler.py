@@ -10,6 +10,8 @@ MOST_TREES = 16
 """Full trees for which there are scratch blocks; when they are used up, trees become chains."""
 SHARE = 4
 """Scratch blocks are at most one in so many."""
+NULL_BLOCKS = 1
+"""vLLM's scheduler gives the first block to nobody."""
 
 
 class TreeScheduler(Scheduler):
@@ -22,7 +24,12 @@ class TreeScheduler(Scheduler):
 
 
 def num_scratch_blocks(config: VllmConfig, num_blocks: int) -> int:
-    """Two blocks per draft token of `MOST_TREES` requests: a short segment crosses at most one border of blocks."""
+    """Two blocks per draft token of `MOST_TREES` requests: a short segment crosses at most one border of blocks.
+
+    Fewer where a request of `max_model_len` needs the blocks: without them it would wait forever.
+    """
     assert config.speculative_config is not None
     trees = min(config.scheduler_config.max_num_seqs, MOST_TREES)
-    return min(2 * config.speculative_config.num_speculative_tokens * trees, num_blocks // SHARE)
+    wanted = min(2 * config.speculative_config.num_speculative_tokens * trees, num_blocks // SHARE)
+    longest = -(-config.model_config.max_model_len // config.cache_config.block_size)
+    return max(min(wanted, num_blocks - NULL_BLOCKS - longest), 0)

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.gpu_worker import Worker
 
+from treespec.errors import ConfigError
+from treespec.vllm.plugin import PROPOSER, SCHEDULER
 from treespec.vllm.runner import TreeRunner
+from treespec.vllm.scheduler import TreeScheduler
 from treespec.vllm.supported import check_config, check_version
+
+
+def check_classes(config: VllmConfig) -> None:
+    """Raises `ConfigError`: our worker without our proposer or our scheduler, which keeps the scratch blocks back."""
+    speculation = config.speculative_config
+    if speculation is None or speculation.model != PROPOSER:
+        raise ConfigError(
+            f"the worker with trees needs speculative_config={{'model': '{PROPOSER}', 'num_speculative_tokens': 15}}, "
+            f"got {'none' if speculation is None else repr(speculation.method)}: give it, or leave worker_cls out"
+        )
+    scheduler = config.scheduler_config.get_scheduler_cls()
+    if not issubclass(scheduler, TreeScheduler):
+        raise ConfigError(
+            f"the worker with trees needs scheduler_cls={SCHEDULER!r}, got "
+            f"{scheduler.__name__}, which would give the scratch blocks to requests"
+        )
 
 
 class TreeStart:
@@ -19,8 +39,9 @@ class TreeStart:
     model_runner: Any
 
     def start_with_trees(self, backends: dict[str, str]) -> None:
-        """`backends` maps vLLM's names to ours. Raises `UnsupportedModeError`: see `check_version`, `check_config`."""
+        """`backends` maps vLLM's names to ours. Raises `TreespecError`: see the checks."""
         check_version()
+        check_classes(self.vllm_config)
         check_config(self.vllm_config)
         for name, path in backends.items():
             register_backend(AttentionBackendEnum[name], path)
