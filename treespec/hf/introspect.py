@@ -124,15 +124,22 @@ def active_adapters(model: torch.nn.Module) -> Hashable:
     Raises `UnsupportedModelError`: other adapters for every row of the batch, or for some of a row's tokens.
     """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
-    for layer in layers:
-        given = [getattr(hook, "keywords", {}) for hook in layer._forward_pre_hooks.values()]
-        if any(keywords.keys() & {"adapter_names", "alora_offsets"} for keywords in given):
-            raise UnsupportedModelError(
-                "adapter_names and activated LoRA give the rows or tokens of a batch different adapters, which trees "
-                "would mix up: choose one adapter per call with set_adapter"
-            )
+    if sum(map(_drop_choosing_hooks, layers)):
+        raise UnsupportedModelError(
+            "adapter_names and activated LoRA give the rows or tokens of a batch different adapters, which trees "
+            "would mix up: choose one adapter per call with set_adapter"
+        )
     states = {(*layer.active_adapters, None, *layer.merged_adapters, layer.disable_adapters) for layer in layers}
     return frozenset(states) or None
+
+
+def _drop_choosing_hooks(layer: Any) -> bool:
+    """Whether PEFT's `generate` chooses adapters for rows or tokens; at an error it would leave its hooks for good."""
+    hooks, names = layer._forward_pre_hooks, {"adapter_names", "alora_offsets"}
+    found = [key for key, hook in hooks.items() if getattr(hook, "keywords", {}).keys() & names]
+    for key in found:
+        del hooks[key]
+    return bool(found)
 
 
 def weight_kinds(model: torch.nn.Module) -> frozenset[tuple[str, ...]]:
@@ -229,7 +236,7 @@ def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:
     """The hidden states of `layers` from a model's output.
 
     Raises:
-        UnsupportedModelError: the model returns none.
+        UnsupportedModelError: the model returns none, or several for each token.
         ConfigError: there is no such layer.
     """
     if not layers:
@@ -240,4 +247,7 @@ def pick_layers(output: Any, layers: Sequence[int]) -> HiddenStates:
     missing = [layer for layer in layers if not -len(states) <= layer < len(states)]
     if missing:
         raise ConfigError(f"the drafter reads the hidden states {missing} of a model that has {len(states)}")
+    if any(states[layer].ndim != 3 for layer in layers):  # Gemma 3n's layers.
+        shape = list(states[layers[0]].shape)
+        raise UnsupportedModelError(f"hidden states must be [B, L, H], one for each token, got {shape} of the model")
     return {layer: states[layer] for layer in layers}

@@ -133,8 +133,12 @@ def test_an_adapted_draft_model(inputs):
 
 def test_an_adapter_for_every_row_is_refused_by_name(model, inputs):
     speculation = TreeSpeculation(TokenRecycling(), tree=8)
+    plain = model.generate(**inputs, **OPTIONS)
     with pytest.raises(UnsupportedModelError, match="adapter_names"):
         model.generate(**inputs, adapter_names=["french", "code"], **OPTIONS, custom_generate=speculation)
+    # PEFT keeps its hooks when its `generate` ends in an error: they would choose adapters for later calls too.
+    assert torch.equal(model.generate(**inputs, **OPTIONS), plain)
+    assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
 
 
 ON_LAYERS = {"target_modules": ["q_proj", "v_proj"]}

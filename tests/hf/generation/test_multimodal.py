@@ -84,6 +84,26 @@ def test_sequences_per_prompt_and_sampling_with_one_outcome(qwen):
     assert torch.equal(qwen.generate(**inputs, **options, custom_generate=lookups()), plain)
 
 
+@pytest.mark.parametrize("processors", [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}], ids=str)
+def test_processors_see_placeholders_outside_the_vocabulary(processors):
+    """No token of the vocabulary is penalised in their stead, token 0 least of all."""
+    model, inputs = build(BY_NAME["paligemma"]), images(2, 0, 1, name="paligemma")
+    head = model.get_output_embeddings()
+    head.weight.data[0] = head.weight.data[[20, 30, 40]].mean(0) * 3  # Token 0 is often the best one.
+    options = OPTIONS | processors
+    plain = model.generate(**inputs, **options)
+    for drafter in ([TokenRecycling(), SuffixLookup()], deepcopy(model)):
+        speculation = TreeSpeculation(drafter, tree=8)
+        assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
+        assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
+
+
+def test_several_hidden_states_for_each_token_are_refused():
+    options = OPTIONS | {"output_hidden_states": True, "return_dict_in_generate": True}
+    with pytest.raises(UnsupportedModelError, match=r"hidden states must be \[B, L, H\].*got \[4, 1, "):
+        build(BY_NAME["gemma3n"]).generate(**images(0, name="gemma3n"), **options, custom_generate=lookups())
+
+
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
 def test_a_conversation_goes_on_from_its_cache(name):
     """Text follows an image and the answer to it; the image is in the cache."""

@@ -8,7 +8,7 @@ from helpers.zoo import SIZES
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
+from treespec.errors import TreespecError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import model_facts
 from treespec.hf.models import capability
@@ -86,6 +86,17 @@ def test_hidden_states_are_those_of_plain_generate():
     speculation = TreeSpeculation(TokenRecycling(), tree=4)
     plain, out = (model.generate(PROMPTS[:2], **options, custom_generate=c) for c in (None, speculation))
     assert torch.equal(torch.stack(plain.hidden_states[3]), torch.stack(out.hidden_states[3]))
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+@pytest.mark.parametrize("option", [{"use_cache": False}, {"prefill_chunk_size": 5}], ids=str)
+def test_options_that_group_tokens_otherwise_are_refused_by_name(option):
+    speculation = TreeSpeculation(TokenRecycling(), tree=4)
+    with pytest.raises(UnsupportedModeError, match=rf"{next(iter(option))}.* would change the passes"):
+        tiny("deepseek_v32").generate(PROMPTS[:1], **OPTIONS, **option, custom_generate=speculation)
+    short = tiny("deepseek_v32", index_topk=64)
+    plain, out = (short.generate(PROMPTS[:1], **OPTIONS, **option, custom_generate=c) for c in (None, speculation))
+    assert torch.equal(plain, out)
 
 
 def test_it_scores_one_token_and_drops_none():

@@ -30,8 +30,9 @@ from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.generate_check import check_like_generate
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
+from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.policies.control.contract import StepControl
-from treespec.protocols import EarlyExitDrafter, PathProcessors, TreePolicy
+from treespec.protocols import Capability, EarlyExitDrafter, PathProcessors, TreePolicy
 from treespec.sampling import NoProcessors
 
 
@@ -57,12 +58,12 @@ def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output
     stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
     bar = Progress(call.most_tokens, options.progress)
     constrained = along_branches(call.processors, call.input_ids)
-    processors = _path_processors(call, constrained)
+    processors = _path_processors(call, constrained, target.vocab_size)
     for processor in call.processors:
         check_follows_text(processor, call.input_ids, target.vocab_size)
     trace = _recorder(call, options, processors, ranks)
     request = Request(
-        # Images may have ids outside the vocabulary, which drafters and processors do not know.
+        # Images may have ids outside the vocabulary, which drafters do not know.
         prompt_ids=call.input_ids.masked_fill(call.input_ids >= target.vocab_size, 0),
         prompt_mask=call.mask,
         stopping=stopping,
@@ -124,10 +125,11 @@ def _recorder(call: Prepared, options: Options, processors: PathProcessors, rank
     return Recorder(options.trace, about, options.drafter, processors, options.tokenizer)
 
 
-def _path_processors(call: Prepared, processors: Sequence[Any]) -> PathProcessors:
+def _path_processors(call: Prepared, processors: Sequence[Any], vocab_size: int) -> PathProcessors:
     if not processors:
         return NoProcessors()
-    return TreeProcessors(processors, call.num_rows, (~call.mask).sum(1).tolist())
+    prompt_ids = call.input_ids if bool((call.input_ids >= vocab_size).any()) else None
+    return TreeProcessors(processors, call.num_rows, (~call.mask).sum(1).tolist(), prompt_ids)
 
 
 def _longest_text(call: Prepared) -> int:
@@ -161,4 +163,23 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
         return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
     longest = call.config.max_length
     kwargs["longest_text"] = None if longest is None else longest + options.policy.max_nodes
-    return make_scorer(call.model, **kwargs)
+    scorer = make_scorer(call.model, **kwargs)
+    if scorer.capability == Capability.PLAIN and not isinstance(scorer, RecurrentScorer):
+        _check_passes(call, scorer.facts.name)
+    return scorer
+
+
+def _check_passes(call: Prepared, name: str) -> None:
+    """For a model whose logits depend on which tokens share a pass: plain `generate` makes the passes made here.
+
+    Raises `UnsupportedModeError`: it would make others.
+    """
+    others = {
+        "use_cache=False": call.config.use_cache is False,
+        "prefill_chunk_size": getattr(call.config, "prefill_chunk_size", None) is not None,
+    }
+    if given := [option for option, is_given in others.items() if is_given]:
+        raise UnsupportedModeError(
+            f"{name} has other logits where other tokens share a pass, and {' and '.join(given)} would change the "
+            "passes: leave it out, or use the model's own generate"
+        )

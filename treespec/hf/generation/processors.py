@@ -66,30 +66,43 @@ class TreeProcessors:
         num_rows: rows of the caller's batch. Processors that are not known to ignore the row's number see each path
             at its own row of a batch of this size, as in plain decoding.
         num_padding: the left padding of every row; penalties that are to ignore just this see texts without it.
+        prompt_ids: int64 [B, P], shown to the processors as the first P tokens of every row's text: placeholders may
+            have ids outside the vocabulary, for which the loop has others. None: the texts as they come.
 
     Raises `UnsupportedModeError`: a processor that is known to keep state between calls.
     """
 
     def __init__(
-        self, processors: Sequence[library.LogitsProcessor], num_rows: int, num_padding: Sequence[int] = ()
+        self,
+        processors: Sequence[library.LogitsProcessor],
+        num_rows: int,
+        num_padding: Sequence[int] = (),
+        prompt_ids: Int[Tensor, "B P"] | None = None,
     ) -> None:
         for processor in processors:
             _check_has_no_state(processor)
         penalties = [p for p in processors if type(p) is _PENALTY]
         is_simple = all(type(p) in (*_PATH_FREE, _PENALTY) for p in processors)
-        self.ignores_padding = bool(penalties) and is_simple and all(_ignores(p, num_padding) for p in penalties)
+        self.is_path_free = is_simple and not penalties
+        self._prompt_ids = None if self.is_path_free else prompt_ids
+        is_as_given = self._prompt_ids is None  # The whole text of one row at a time is needed otherwise.
+        self.ignores_padding = (
+            is_as_given and bool(penalties) and is_simple and all(_ignores(p, num_padding) for p in penalties)
+        )
         if self.ignores_padding:
             processors = [_PENALTY(p.penalty) if type(p) is _PENALTY else p for p in processors]
         self._processors = [fast(p) for p in processors]
         self._num_rows = num_rows
         self._is_copied = not is_simple  # Those write to none of their arguments; others may.
-        self.is_path_free = is_simple and not penalties
-        self.is_row_free = all(map(_is_row_free, self._processors))
-        self.is_order_free = is_simple and all(_ignored(p) is None for p in processors)
+        self.is_row_free = is_as_given and all(map(_is_row_free, self._processors))
+        self.is_order_free = is_as_given and is_simple and all(_ignored(p) is None for p in processors)
         self.can_remove_all = not all(type(p) in _KEEPING for p in processors)
 
     def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
         scores = logits.to(torch.float32, copy=self._is_copied)
+        if self._prompt_ids is not None:
+            prompt = self._prompt_ids[row].to(ids.device)
+            ids = torch.cat([prompt.expand(len(ids), -1), ids[:, len(prompt) :]], dim=1)
         for processor in self._processors:
             apply = partial(processor, row=row) if isinstance(processor, PrefixProcessor) else processor
             if not _is_row_free(processor) and apply is processor:
