@@ -1,6 +1,7 @@
 """Runs a list of jobs in one vLLM engine, in a process of its own: two engines do not share one.
 
-A job is prompts (texts or token ids) and sampling parameters (one mapping, or one per prompt), or requests for `churn`.
+A job is prompts (texts or token ids), sampling parameters (one mapping, or one per prompt) and, under LoRA, each prompt's
+adapter (a folder, or None); or requests for `churn`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +132,8 @@ def _run(llm: Any, job: Mapping[str, Any]) -> Any:
     prompts = [p if isinstance(p, str) else {"prompt_token_ids": p} for p in job["prompts"]]
     given = job["params"]
     params = _as_params(given) if isinstance(given, dict) else [_as_params(one) for one in given]
-    requests = llm.generate(prompts, params, use_tqdm=False)
+    adapters = _as_adapters(job["adapters"]) if "adapters" in job else None
+    requests = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
     return [_result(request, output) for request in requests for output in request.outputs]
 
 
@@ -142,6 +145,11 @@ def _as_params(values: Mapping[str, Any]) -> Any:
     if "logit_bias" in values:  # Keys were strings in the file.
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     return module.SamplingParams(**values)
+
+
+def _as_adapters(folders: Sequence[str | None]) -> list[Any]:
+    module: Any = importlib.import_module("vllm.lora.request")
+    return [folder and module.LoRARequest(folder, 1 + zlib.crc32(folder.encode()), folder) for folder in folders]
 
 
 def _result(request: Any, output: Any) -> dict[str, Any]:

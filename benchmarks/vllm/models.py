@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,3 +39,33 @@ def tiny_smollm2(folder: Path) -> Path:
         for file in MODEL.glob("*token*"):
             shutil.copy(file, folder)
     return folder
+
+
+ADAPTED = ("q_proj", "v_proj", "o_proj", "down_proj")
+"""Linear layers that `random_adapters` change."""
+
+
+def random_adapters(folder: Path, model: Path, number: int) -> list[Path]:
+    """Folders of random LoRA adapters in PEFT's format, of rank 4 or 8; each second one changes the logits too.
+
+    The change of a weight has 0.3 of its deviation. `model` is a folder of Llama's layers.
+    """
+    from safetensors.torch import load_file, save_file
+
+    weights, paths = load_file(model / "model.safetensors"), [folder / f"adapter{index}" for index in range(number)]
+    for index, path in enumerate(paths):
+        rank, generator = 4 * (1 + index % 2), torch.Generator().manual_seed(index)
+        path.mkdir(parents=True, exist_ok=True)
+        adapted = ADAPTED + ("lm_head",) * (index % 2)
+        changed = {name: weight for name, weight in weights.items() if name.split(".")[-2] in adapted}
+        tensors = {}
+        for name, weight in changed.items():
+            key, (rows, columns) = f"base_model.model.{name.removesuffix('.weight')}", weight.shape
+            size = 0.3 * float(weight.float().std()) / rank**0.5
+            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, columns, generator=generator)
+            tensors[f"{key}.lora_B.weight"] = size * torch.randn(rows, rank, generator=generator)
+        save_file(tensors, path / "adapter_model.safetensors")
+        layers = sorted({name.split(".")[-2] for name in changed})
+        config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none"}
+        (path / "adapter_config.json").write_text(json.dumps({**config, "target_modules": layers}))
+    return paths

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
-from benchmarks.vllm.models import tiny_smollm2
+from benchmarks.vllm.models import random_adapters, tiny_smollm2
 from benchmarks.vllm.planted_bugs import STRUCTURAL
 
 pytest.importorskip("vllm.config")
@@ -63,6 +63,9 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+LORA = {"enable_lora": True, "max_lora_rank": 8, "num_gpu_blocks_override": NUM_BLOCKS}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_smollm2(tmp_path_factory.mktemp("tiny")))
@@ -83,6 +86,27 @@ def trees(model: str) -> dict[str, Any]:
 @pytest.mark.parametrize("job", JOBS)
 def test_tokens_reasons_and_logprobs_are_those_of_plain_vllm(plain: dict, trees: dict, job: str) -> None:
     assert trees[job] == plain[job]
+
+
+def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Path) -> None:
+    # Chunks, preemption; then the same prompts under other adapters, then blocks of the prefix cache.
+    first, second = map(str, random_adapters(tmp_path, Path(model), 2))
+    folders = [None, first, second, None, second, first]
+    params = {**GREEDY, "max_tokens": 40, "logprobs": 2}
+    jobs = {
+        "first": {"prompts": PROMPTS, "params": params, "adapters": folders},
+        "shifted": {"prompts": PROMPTS, "params": params, "adapters": folders[1:] + folders[:1]},
+        "cached": {"prompts": PROMPTS, "params": params, "adapters": folders},
+    }
+    engine = {**ENGINE, **LORA, "model": model}
+    plain = run_jobs({**engine, "max_loras": 3}, jobs)  # Three slots: see `BaseRowsKept`.
+    speculation = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12}
+    trees = run_jobs(
+        {**engine, "max_loras": 2, "speculative_config": speculation, "num_gpu_blocks_override": NUM_BLOCKS + 4}, jobs
+    )
+    assert trees["stats"]["num_trees"] > 10
+    assert [one["ids"] for one in plain["first"]] != [one["ids"] for one in plain["shifted"]]
+    assert {name: trees[name] for name in jobs} == {name: plain[name] for name in jobs}
 
 
 @pytest.mark.parametrize("bug", STRUCTURAL)

@@ -32,7 +32,7 @@ def config(**values: Any) -> SimpleNamespace:
         "compilation_config": {"cudagraph_mode": SimpleNamespace(has_full_cudagraphs=lambda: False)},
         "scheduler_config": {"async_scheduling": False},
     }  # fmt: skip
-    plain = {"use_v2_model_runner": False, "kv_transfer_config": None, "lora_config": None}
+    plain = {"use_v2_model_runner": False, "kv_transfer_config": None}
     for name, value in values.items():
         part, _, key = name.partition("__")
         if key:
@@ -56,7 +56,6 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism"),
         ({"parallel_config__use_ubatching": True}, "dual batch overlap"),
         ({"kv_transfer_config": object()}, "KV connectors"),
-        ({"lora_config": object()}, "LoRA"),
         ({"model_config__uses_mrope": True}, "M-RoPE"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_config__use_mla": True}, "MLA"),

@@ -58,7 +58,6 @@ def check_config(config: VllmConfig) -> None:
         "context parallelism: set decode_context_parallel_size=1": _is_context_parallel(parallel),
         "dual batch overlap: leave it out": parallel.use_ubatching,
         "KV connectors: leave kv_transfer_config out": config.kv_transfer_config is not None,
-        "LoRA adapters: leave enable_lora out": config.lora_config is not None,
         "models with M-RoPE": model.uses_mrope,
         "encoder-decoder models": model.is_encoder_decoder,
         "models with multi-head latent attention (MLA)": model.use_mla,

@@ -72,6 +72,8 @@ class TreeWorker(TreeStart, Worker):
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker
 
+    from treespec.vllm.cpu_lora import keep_base_rows
+
     class TreeCPUWorker(TreeStart, CPUWorker):
         """On a CPU."""
 
@@ -79,3 +81,7 @@ if current_platform.is_cpu():
             self.start_with_trees({"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"})
             super().init_device()
             self.give_trees()
+
+        def load_model(self, *args: Any, **kwargs: Any) -> None:
+            super().load_model(*args, **kwargs)
+            keep_base_rows(self.model_runner)
