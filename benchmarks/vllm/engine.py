@@ -1,7 +1,7 @@
 """Runs a list of jobs in one vLLM engine, in a process of its own: two engines do not share one.
 
-A job is prompts (texts or token ids), sampling parameters (one mapping, or one per prompt) and, under LoRA, each prompt's
-adapter (a folder, or None); or requests for `churn`.
+A job is prompts (texts or token ids), sampling parameters (one mapping, or one per prompt) and, under LoRA, each
+prompt's adapter (a folder, or None); or requests for `churn`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ with SmolLM2's vocabulary and tokenizer runs all of them, SmolLM2-135M those tha
     python -m benchmarks.vllm.identity [--prompts 100] [--features LoRA ...] [--real all]
 
 Runs in the environment of `make test-vllm`. Progress is saved after every feature set: started again with the same
-options, the run goes on where it stopped. With `--features` the results' other rows stay. Results: benchmarks/results/vllm/identity.{json,md}.
+options, the run goes on where it stopped. With `--features` the results' other rows stay.
+Results: benchmarks/results/vllm/identity.{json,md}.
 """
 
 from __future__ import annotations

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("vllm.config")
 
-from vllm.lora.layers import LoRAMapping
-from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-
 from treespec.vllm.cpu_lora import BaseRowsKept, keep_base_rows
+
+layers: Any = pytest.importorskip("vllm.lora.layers")
+punica: Any = pytest.importorskip("vllm.lora.punica_wrapper.punica_cpu")
 
 IDS = [7, 5]
 """Of the adapters in the slots."""
@@ -20,8 +21,8 @@ OWNERS = (0, 5, 7, 0, 5)
 
 
 def loaded() -> BaseRowsKept:
-    wrapper = PunicaWrapperCPU(16, 8, torch.device("cpu"))
-    wrapper.update_metadata(LoRAMapping(OWNERS, OWNERS, is_prefill=True), IDS, len(IDS), 20)
+    wrapper = punica.PunicaWrapperCPU(16, 8, torch.device("cpu"))
+    wrapper.update_metadata(layers.LoRAMapping(OWNERS, OWNERS, is_prefill=True), IDS, len(IDS), 20)
     manager = SimpleNamespace(punica_wrapper_mapping={"language": wrapper})
     keep_base_rows(SimpleNamespace(lora_config=object(), lora_manager=SimpleNamespace(_adapter_manager=manager)))
     assert isinstance(wrapper, BaseRowsKept)
