@@ -75,6 +75,14 @@ def test_states_are_found_and_named(name, capability):
     assert "LinearAttentionLayer" in detect(model).reason
 
 
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "mamba2", "falcon_h1"])
+def test_low_precision_hides_no_wrong_chains(name):
+    """transformers' mamba continues a cache with several tokens wrongly; in bfloat16 by little more than rounding."""
+    expected = detect(build(ZOO[name])).capability
+    assert expected == (Capability.PLAIN if name in ("mamba", "falcon_mamba") else Capability.CHAIN)
+    assert all(detect(build(ZOO[name]).to(dtype)).capability == expected for dtype in (torch.bfloat16, torch.float16))
+
+
 def test_detection_leaves_no_trace_and_runs_once():
     model = build(ZOO["qwen3_next"]).train()
     calls = []

@@ -21,8 +21,11 @@ from treespec.protocols import Capability
 
 _NUM_PROMPT, _NUM_CHAIN = 12, 4
 _NUM_PREFIX, _NUM_SUFFIXES = 6, 4
-_ROUNDING, _BROKEN = 1e-3, 0.25
-"""Differences of cached from uncached passes, in standard deviations of the logits: always allowed, always wrong."""
+_ROUNDING, _LOW_PRECISION, _BROKEN = 1e-3, 0.03, 0.25
+"""Differences of cached from uncached passes, in standard deviations of the logits: always allowed, allowed in half
+precision, always wrong."""
+_CHAIN_FACTOR = 2.0
+"""Chains that are right differ from uncached passes by no more than single tokens do; wrong ones by 5 times as much."""
 _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
@@ -150,7 +153,8 @@ def _probe(facts: ModelFacts) -> Detection:
     )
     if one_by_one > _BROKEN:
         raise UnsupportedModelError(f"{facts.name} keeps a state outside its cache, which mixes the rows' texts")
-    if at_once <= max(10 * one_by_one, _ROUNDING):
+    rounding = _ROUNDING if facts.dtype in (torch.float32, torch.float64) else _LOW_PRECISION
+    if at_once <= max(_CHAIN_FACTOR * one_by_one, rounding):
         return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({kinds})")
     return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({kinds})")
 
@@ -206,7 +210,7 @@ def _largest_neighbour_effect(facts: ModelFacts) -> float:
     """What rounding explains: most in low precision, where an expert's choice may hang on it."""
     if facts.dtype in (torch.float32, torch.float64):
         return _ROUNDING
-    return 0.03 if getattr(facts.model, "quantization_method", None) else _BROKEN
+    return _LOW_PRECISION if getattr(facts.model, "quantization_method", None) else _BROKEN
 
 
 def _sorts_out_columns(facts: ModelFacts) -> bool:
