@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.vllm.churn import VOCAB, run_part
-from benchmarks.vllm.engine import run_jobs
+from benchmarks.vllm.engine import ENVIRONMENT, SMALL, run_jobs
 from benchmarks.vllm.models import tiny_llama
 
 pytest.importorskip("vllm.config")
@@ -47,3 +50,26 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
     plain = run_jobs({name: engine[name] for name in list(engine)[:4]}, jobs)
     assert found["greedy"] == plain["greedy"]
     assert found["stats"]["num_draft_tokens"] > 0
+
+
+BESIDE = """
+import json, sys
+from vllm import LLM, SamplingParams
+engine = json.loads(sys.argv[1])
+params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
+prompts = [{"prompt_token_ids": [number, 2, 3]} for number in range(1, 9)]
+def tokens(llm): return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+plain = LLM(**engine)
+trees = LLM(**engine, speculative_config={"method": "treespec", "tree": 12})
+print("identical", tokens(plain) == tokens(trees) == tokens(plain), trees.collective_rpc("tree_stats")[0]["num_trees"])
+"""
+
+
+def test_an_engine_with_trees_beside_a_plain_one_in_a_process(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, VOCAB)
+    engine = {**SMALL, "model": str(tmp_path), "skip_tokenizer_init": True, "max_model_len": 64, "max_num_seqs": 4}
+    command = [sys.executable, "-c", BESIDE, json.dumps(engine)]
+    out = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, timeout=200, capture_output=True, text=True)
+    *_, word, is_identical, num_trees = out.stdout.split() or ["", "", "0"]
+    assert (word, is_identical) == ("identical", "True"), out.stderr[-3000:]
+    assert int(num_trees) > 0

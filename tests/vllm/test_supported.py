@@ -11,11 +11,13 @@ from treespec.errors import ConfigError, UnsupportedModeError
 
 pytest.importorskip("vllm.config")
 
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from treespec.vllm.cpu_attention import SegmentCPUBackend
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
-from treespec.vllm.supported import TOUCHED, check_cache, check_config, check_params, check_version
+from treespec.vllm.supported import TOUCHED, check_backends, check_cache, check_config, check_params, check_version
 from treespec.vllm.worker import check_classes
 
 
@@ -122,6 +124,12 @@ def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
         check_cache(SimpleNamespace(kv_cache_groups=[group, group]), [32, 32])
     with pytest.raises(UnsupportedModeError, match="splits"):
         check_cache(SimpleNamespace(kv_cache_groups=[group]), [16])
+
+
+def test_attention_backends_without_segments_are_refused() -> None:
+    check_backends([SegmentCPUBackend])
+    with pytest.raises(UnsupportedModeError, match="attention backend CPU_ATTN"):
+        check_backends([SegmentCPUBackend, CPUAttentionBackend])
 
 
 @pytest.mark.parametrize("name", ["thinking_token_budget", "logprob_token_ids"])

@@ -61,6 +61,8 @@ def with_segments(backend: Any) -> Any:
     class SegmentBackend(backend):
         """The same backend, built of these."""
 
+        has_segments = True
+
         @staticmethod
         def get_builder_cls() -> Any:
             return SegmentBuilder

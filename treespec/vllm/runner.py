@@ -24,7 +24,7 @@ from treespec.vllm.sizes import TreeSizes
 from treespec.vllm.stats import ServingStats
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
-from treespec.vllm.supported import check_cache
+from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
@@ -58,6 +58,7 @@ class TreeRunner:
         """vLLM's; then the last blocks are the scratch blocks."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         check_cache(self.kv_cache_config, self._kernel_block_sizes)
+        check_backends(group.backend for groups in self.attn_groups for group in groups)
         num_blocks = self.kv_cache_config.num_blocks
         num_scratch = num_scratch_blocks(self.vllm_config, num_blocks)
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -76,6 +77,13 @@ def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> int:
     size = groups[0].kv_cache_spec.block_size
     refuse(kernel_block_sizes != [size], f"blocks of {size} that the attention kernel splits into {kernel_block_sizes}")
     return size
+
+
+def check_backends(backends: Iterable[Any]) -> None:
+    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains."""
+    for backend in backends:
+        is_other = not getattr(backend, "has_segments", False)
+        refuse(is_other, f"attention backend {backend.get_name()}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
 
 
 def check_params(params: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.gpu_worker import Worker
 
 from treespec.errors import ConfigError
@@ -45,6 +46,7 @@ class TreeStart:
         check_config(self.vllm_config)
         for name, path in backends.items():
             register_backend(AttentionBackendEnum[name], path)
+        _cached_get_attn_backend.cache_clear()  # An engine without trees may have been built in this process.
 
     def give_trees(self) -> None:
         """Let the built runner have trees."""
