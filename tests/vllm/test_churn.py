@@ -52,7 +52,7 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
     assert found["stats"]["num_draft_tokens"] > 0
 
 
-BESIDE = """
+TWO_ENGINES = """
 import json, sys
 from vllm import LLM, SamplingParams
 engine = json.loads(sys.argv[1])
@@ -65,10 +65,10 @@ print("identical", tokens(plain) == tokens(trees) == tokens(plain), trees.collec
 """
 
 
-def test_an_engine_with_trees_beside_a_plain_one_in_a_process(tmp_path: Path) -> None:
+def test_an_engine_with_trees_and_a_plain_one_in_one_process(tmp_path: Path) -> None:
     tiny_llama(tmp_path, VOCAB)
     engine = {**SMALL, "model": str(tmp_path), "skip_tokenizer_init": True, "max_model_len": 64, "max_num_seqs": 4}
-    command = [sys.executable, "-c", BESIDE, json.dumps(engine)]
+    command = [sys.executable, "-c", TWO_ENGINES, json.dumps(engine)]
     out = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, timeout=200, capture_output=True, text=True)
     *_, word, is_identical, num_trees = out.stdout.split() or ["", "", "0"]
     assert (word, is_identical) == ("identical", "True"), out.stderr[-3000:]
