@@ -16,8 +16,8 @@ BIN_EDGES = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85])
 """Values between them are corrected together."""
 PRIOR_HITS = 2.0
 MEMORY = 0.98
-FIRST_DRAFTS = 2
-FIRST_WAIT, MOST_PATIENCE = 4, 64
+FIRST_DRAFTS = 6
+FIRST_WAIT, MOST_PATIENCE = 4, 8
 PROBE_SHARE = 0.05
 """Drafts that are predicted to lose are tried in at most this share of the time, a quarter of it after every one."""
 

@@ -131,6 +131,15 @@ def test_an_outlier_does_not_move_the_choice():
     assert calm.names == shaken.names
 
 
+@pytest.mark.parametrize("num_slow", [1, 2])
+def test_slow_first_steps_do_not_stop_drafting(num_slow):
+    """The first steps of a process are slow: kernels are chosen, memory is touched for the first time."""
+    world = World(Control(), level_ms=4.0, share=0.13)
+    for _ in range(num_slow):
+        world.step(slowdown=30.0)
+    assert world.run(70).names[-30:].count("plain") < 3
+
+
 def test_it_follows_times_that_change():
     world = World(Control(), level_ms=1.0).run(60)
     world.level_ms = 60.0

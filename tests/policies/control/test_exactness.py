@@ -22,6 +22,7 @@ from treespec.verification import RULES
 
 TARGET, DRAFT = RandomDistributions(3, 1), RandomDistributions(3, 2)
 PASS_MS = {1: 1.0, 2: 1.2, 4: 1.4}
+ROOT = TreeBatch(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1))
 
 
 class OfStep:
@@ -41,9 +42,12 @@ def decode(rng, scheme, rule, shapes, is_peeking=False):
     """Three tokens; the times that the control receives depend on the tokens so far, so its choices do too."""
     control, text, step = Control(max_nodes=4, pass_ms=PASS_MS), (), 0
     control.begin(CallFacts("drafter", is_sampling=True))
+    control.choose(1, 1)
+    for _ in range(2):  # A time is believed after a median of three.
+        control.update_times(ROOT, 0.0, 0.4)
     while len(text) < 3:
         drafting, source, step = OfStep(rng, step), OfStep(rng, step + 1), step + 2
-        trees = TreeBatch(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1))
+        trees = ROOT
         if control.choose(1, 1 + len(text)):
             branching = (1,) * min(control.current.k, 2) if isinstance(control.current, Chain) else (2,)
             toy = ToyDrafter(scheme, FixedShape.kary(*branching), (lambda path, text=text: DRAFT((*text, *path)),))

@@ -29,6 +29,10 @@ class TimeRegression:
         self._moments = self._forgetting * self._moments + weight * np.outer(features, features)
         self._products = self._forgetting * self._products + weight * value * features
 
+    def forget(self) -> None:
+        """Drop what was observed; the prior stays."""
+        self._moments, self._products = np.zeros_like(self._moments), np.zeros_like(self._products)
+
     def fit(self) -> None:
         moments, products = self._moments + self._precision, self._products + self._precision @ self._prior
         self.coefficients = np.maximum(np.linalg.solve(moments, products), 0.0)

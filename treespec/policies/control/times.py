@@ -2,11 +2,12 @@
 
 Axis letters: t numbers of nodes in a curve of times.
 
-All times are milliseconds. A time is believed only after a median of three, so that one outlier moves nothing.
+All times are milliseconds. A time is believed only after a median of three, so that one outlier moves nothing: not the
+first one either, whose kernels and memory are cold. Until there are three, those missing count as what was expected.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import log
 from statistics import median
 from typing import Any
@@ -25,6 +26,8 @@ FIRST_WEIGHT = 6.0
 UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
 """A pass's time by nodes, relative to one node, where nothing was measured."""
 FORGETTING = 0.97
+CHANGED = 2.0
+"""Where drafts take more or less than so many times what is predicted, what was observed before is dropped."""
 RENEWED_EVERY = 4
 """Steps after which estimates are made again, once there were some."""
 DETAIL_MEMORY = 0.98
@@ -130,7 +133,9 @@ class DraftTimes:
         """Learn the time of one step's drafting."""
         features = np.array([1.0, num_passes, num_nodes])
         self._latest.append((features, ms))
-        ratio = median(ms / max(self._regression.predict(row), 1e-3) for row, ms in self._latest)
+        ratio = _median([ms / max(self._regression.predict(row), 1e-3) for row, ms in self._latest], 1.0)
+        if not 1 / CHANGED < ratio < CHANGED:
+            self._regression.forget()
         self._regression.add(features, ratio * max(self._regression.predict(features), 1e-3))
         self._num_updates += 1
         if self._num_updates <= 8 or self._num_updates % RENEWED_EVERY == 0:
@@ -146,8 +151,15 @@ class _Factor:
 
     def update(self, error: float) -> None:
         self._errors.append(error)
+        # Without a profile the first time is all that is known.
+        believed = _median(self._errors, 0.0) if self._weight else error
         self._weight = min(self._weight + 1, MEMORY)
-        self.value += median(self._errors) / self._weight
+        self.value += believed / self._weight
+
+
+def _median(values: Sequence[float], expected: float) -> float:
+    """Of three values; missing ones are as expected."""
+    return median([*values, *[expected] * (3 - len(values))])
 
 
 def _key(num_rows: int, count: int) -> tuple[int, int]:
