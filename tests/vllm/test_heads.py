@@ -14,7 +14,7 @@ from helpers.head_files import SPECULATORS
 
 from benchmarks.vllm.churn import random_requests
 from benchmarks.vllm.engine import MODEL, PROMPTS, run_jobs
-from benchmarks.vllm.models import tiny_llama
+from benchmarks.vllm.models import random_adapters, tiny_llama
 from treespec import BestFirst, TokenTree, Verdict
 from treespec.drafters import Eagle3
 from treespec.errors import CheckpointError, ConfigError
@@ -168,6 +168,21 @@ def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any])
     assert trees["metrics"]["vllm:num_preemptions"] > 0
     if "tree" in options:  # "auto" drafts by measured times, and a tiny model's plain steps are hard to beat.
         assert trees["stats"]["num_accepted_tokens"] > 10
+
+
+@pytest.mark.slow
+def test_a_head_drafts_for_adapters_and_the_base_model(folders: tuple[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("vllm.config")
+    model, head = folders
+    adapters = [None, *map(str, random_adapters(tmp_path, Path(model), 2))]
+    prompts = np.random.default_rng(0).integers(0, SMALL, (12, 9)).tolist()
+    params = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "detokenize": False, "logprobs": 2}
+    jobs = {"greedy": {"prompts": prompts, "params": params, "adapters": adapters * 4}}
+    engine = {**ENGINE, "model": model, "enable_lora": True, "max_lora_rank": 8}
+    speculation = {"method": "treespec", "tree": 8, "drafter": "head", "head": head}
+    trees = run_jobs({**engine, "max_loras": 2, "speculative_config": speculation}, jobs)
+    assert trees["stats"]["num_trees"] > 10
+    assert trees["greedy"] == run_jobs({**engine, "max_loras": 3}, jobs)["greedy"]  # See `BaseRowsKept`.
 
 
 @pytest.mark.slow
