@@ -89,10 +89,10 @@ def test_tokens_reasons_and_logprobs_are_those_of_plain_vllm(plain: dict, trees:
 
 
 def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Path) -> None:
-    # Chunks, preemption; then the same prompts under other adapters, then blocks of the prefix cache.
+    # In chunks; then the same prompts under other adapters, then blocks of the prefix cache.
     first, second = map(str, random_adapters(tmp_path, Path(model), 2))
     folders = [None, first, second, None, second, first]
-    params = {**GREEDY, "max_tokens": 40, "logprobs": 2}
+    params = {**GREEDY, "logprobs": 2}
     jobs = {
         "first": {"prompts": PROMPTS, "params": params, "adapters": folders},
         "shifted": {"prompts": PROMPTS, "params": params, "adapters": folders[1:] + folders[:1]},
@@ -100,7 +100,7 @@ def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Pat
     }
     engine = {**ENGINE, **LORA, "model": model}
     plain = run_jobs({**engine, "max_loras": 3}, jobs)  # Three slots: see `BaseRowsKept`.
-    speculation = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12}
+    speculation = {"method": "treespec", "drafter": "recycling", "tree": 6}
     trees = run_jobs(
         {**engine, "max_loras": 2, "speculative_config": speculation, "num_gpu_blocks_override": NUM_BLOCKS + 4}, jobs
     )
