@@ -207,7 +207,8 @@ def report(data: dict[str, Any]) -> str:
     cells = [[str(row[key]) for key in keys] for row in data["rows"]]
     title = f"# Greedy trees in vLLM against plain vLLM\n\n{data['prompts']} held-out prompts, their last 112 to 126 "
     title += "tokens; identical are tokens, reason to stop and logprobs. `trees`: verified trees with a branch; "
-    title += "`accepted`: draft tokens; `from the cache`: prompt tokens of the prefix cache.\n\n"
+    title += "`accepted`: draft tokens; `from the cache`: prompt tokens of the prefix cache. "
+    title += "Runs with `--features` add rows: the command below is the last one's.\n\n"
     return title + markdown_table(header, cells) + "\n" + settings_lines(data)
 
 
