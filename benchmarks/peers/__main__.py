@@ -53,7 +53,7 @@ def main() -> None:
                 data["found"][f"T = {temperature:g}"] = found | {"run": run}
     write_json(args.output, data)
     picture(data, args.output.with_suffix(".png"))
-    text = report(data, __doc__ or "")
+    text = report(data, __doc__ or "", args.output.with_suffix(".png").name)
     args.output.with_suffix(".md").write_text(text)
     console.print(text, markup=False)
 

@@ -24,10 +24,10 @@ Prompts = dict[str, dict[str, dict[str, Any]]]
 """Runs by prompt and contestant."""
 
 
-def report(data: dict[str, Any], about: str) -> str:
+def report(data: dict[str, Any], about: str, picture: str = "peers.png") -> str:
     """Markdown: per temperature the contestants, then the categories of prompts."""
     lines = ["# Trees and their peers", "", about.split("\n\n")[2].replace("\n", " ").strip(), ""]
-    lines += ["![Milliseconds per token and speed by category](peers.png)", ""]
+    lines += [f"![Milliseconds per token and speed by category]({picture})", ""]
     for title, found in data["found"].items():
         prompts, run, loads = complete(found["prompts"]), found["run"], found["loads"]
         lines += [f"## {title}", ""]

@@ -19,7 +19,7 @@ MEMORY = 0.98
 FIRST_DRAFTS = 6
 FIRST_WAIT, MOST_PATIENCE = 4, 8
 PROBE_SHARE = 0.05
-"""Drafts that are predicted to lose are tried in at most this share of the time, a quarter of it after every one."""
+"""Drafts that are predicted to lose are tried in at most this share of the time, soon in an eighth of it."""
 
 
 class Method:
