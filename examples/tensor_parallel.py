@@ -1,8 +1,9 @@
 """A model split over several processes (tensor parallel): every process prints the same text, rank 0 shows it.
 
-torchrun --nproc-per-node 2 examples/tensor_parallel.py --model HuggingFaceTB/SmolLM2-135M-Instruct
+torchrun --nproc-per-node 3 examples/tensor_parallel.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-Without torchrun one process runs the whole model.
+Every process gets whole heads: this model has nine, and three key-value heads. Without torchrun one process runs
+the whole model.
 """
 
 import os
