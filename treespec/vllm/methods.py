@@ -16,7 +16,8 @@ BIN_EDGES = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85])
 """Values between them are corrected together."""
 PRIOR_HITS = 2.0
 MEMORY = 0.98
-FIRST_DRAFTS = 6
+FIRST_DRAFTS, FIRST_REQUESTS = 2, 6
+"""A way to draft is new until it has made so many drafts, for so many requests in all."""
 FIRST_WAIT, MOST_PATIENCE = 4, 8
 PROBE_SHARE = 0.05
 """Drafts that are predicted to lose are tried in at most this share of the time, soon in an eighth of it."""
@@ -30,14 +31,14 @@ class Method:
         """By requests and by tokens that a head has not read."""
         self._nodes = self._values = np.zeros(len(BIN_EDGES) + 1)
         self._weight = 0.0
-        self.num_drafts = self._waited = 0
+        self.num_drafts = self.num_requests = self._waited = 0
         self._patience = 1
         self._hits = self._predicted = np.full(len(BIN_EDGES) + 1, PRIOR_HITS)
 
     @property
     def is_new(self) -> bool:
         """Whether too little is known to predict anything."""
-        return self.num_drafts < FIRST_DRAFTS
+        return self.num_drafts < FIRST_DRAFTS or self.num_requests < FIRST_REQUESTS
 
     @property
     def correction(self) -> float:
@@ -66,6 +67,7 @@ class Method:
         self._values = memory * self._values + share * np.bincount(bins, values, size)
         self._weight = memory * self._weight + 1 - memory
         self.num_drafts += 1
+        self.num_requests += num_requests
 
     @property
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
