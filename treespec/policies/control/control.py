@@ -14,16 +14,14 @@ import numpy as np
 import torch
 
 from treespec.checks import ShowsOptions, check_count, check_number
-from treespec.policies.control.acceptance import DraftedTree
 from treespec.policies.control.candidates import ACCELERATOR_SIZE, TREE_SIZES, Candidates, StoppedBestFirst
 from treespec.policies.control.contract import CallFacts, Choice, StepControl
+from treespec.policies.control.drafted import DraftedTrees
 from treespec.policies.control.learned import Learned
 from treespec.policies.control.times import MOST_NODES
 from treespec.protocols import TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
-MOST_LEARNED_ROWS = 1
-"""Rows of a batch that a step is learned from, in turn: so that large batches cost no more."""
 CUT_MS = 0.1
 """What it takes to cut a tree."""
 EXPLORED_SHARE = 0.5
@@ -103,8 +101,7 @@ class Control(ShowsOptions, StepControl):
         self._call, self._repeatable = call, dict[tuple, Learned]()
         self._learned = self._learned_of_call()
         self._is_timed = not call.is_repeatable if self.is_timed is None else self.is_timed
-        self._num_steps = 0
-        self._drafted: list[DraftedTree] | None = None
+        self._drafted: DraftedTrees | None = None
         self._size, self._curve = (1, 1), self._learned.passes.curve(1, 1)
         self.current: TreePolicy = self._learned.first_policy
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
@@ -157,47 +154,39 @@ class Control(ShowsOptions, StepControl):
         if is_selected and self._call.is_sampling and not self._is_selecting:
             self._is_selecting, self._learned = True, self._learned_of_call()  # Learns from the next step on.
             return trees
-        values = None if trees.values is None else trees.values.tolist()
-        read = self._learned.acceptance.read
-        self._drafted = [read(tree, values and values[row][: tree.num_nodes]) for row, tree in enumerate(trees.trees)]
+        drafted = self._drafted = self._learned.acceptance.read(trees)
         self._is_trimming = is_selected
-        most = max(len(drafted.probs) for drafted in self._drafted)
-        num_kept = self._num_kept(most) if self._is_trimming else most
+        most = trees.max_nodes - 1
+        num_kept = self._num_kept(drafted) if self._is_trimming else most
         if num_kept == most:
             return trees
         keep = np.zeros(trees.tokens.shape, np.bool_)
         keep[:, 0] = True
-        for kept, drafted in zip(keep, self._drafted, strict=True):
-            kept[drafted.order[:num_kept]] = True
+        np.put_along_axis(keep, drafted.order[:, :num_kept], True, 1)
         return trees.keep_nodes(torch.from_numpy(keep))
 
-    def _num_kept(self, most: int) -> int:
-        """Of up to `most` nodes below the root, the number that gains most tokens, less what its time is worth."""
+    def _num_kept(self, drafted: DraftedTrees) -> int:
+        """The number of nodes below the roots that gains most tokens, less what its time is worth; the best ones."""
+        probs = np.take_along_axis(drafted.path_probs, drafted.order, 1)
+        num_rows, most = probs.shape
         gains = np.zeros(most + 1)
-        for drafted in self._drafted or ():
-            sums = drafted.probs.cumsum()
-            gains[1 : 1 + len(sums)] += sums
-            gains[1 + len(sums) :] += sums[-1] if len(sums) else 0.0
+        probs.sum(0).cumsum(out=gains[1:])
         cost = self._curve[np.minimum(np.arange(1, most + 2), MOST_NODES)]
         if self.max_latency_ms is not None:
             gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0
-        tokens_per_ms = len(self._drafted or ()) * self._rate
+        tokens_per_ms = num_rows * self._rate
         profits = gains - tokens_per_ms * cost
         best = int(profits.argmax())
         return best if profits[best] - profits[most] > tokens_per_ms * CUT_MS else most
 
     def update(self, step: VerifiedStep) -> None:
         """See `LearningPolicy`."""
-        acceptance = self._learned.acceptance
-        self._num_steps += 1
-        if not self._drafted:
+        drafted = self._drafted
+        if drafted is None:
             return
         self._learned.update(len(step.emitted[0]) - 1)
         loss = self._rate if self._is_trimming else 0.0
-        for turn in range(min(len(self._drafted), MOST_LEARNED_ROWS)):
-            row = (self._num_steps * MOST_LEARNED_ROWS + turn) % len(self._drafted)
-            drafted, num_passes = self._drafted[row], self._num_passes()
-            acceptance.update(drafted, step.emitted[row], self._chosen, num_passes, self._curve, loss)
+        self._learned.acceptance.update(drafted, step.emitted, self._chosen, self._num_passes(), self._curve, loss)
 
     def update_times(self, trees: TreeBatch, draft_ms: float, other_ms: float) -> None:
         """See `StepControl`."""
@@ -205,12 +194,12 @@ class Control(ShowsOptions, StepControl):
             return
         num_rows, context = self._size
         self._learned.passes.update(num_rows, context, trees.max_nodes, other_ms)
-        if self._drafted:
-            nodes = sum(len(drafted.probs) for drafted in self._drafted)
+        if self._drafted is not None:
+            nodes = int(self._drafted.num_nodes.sum())
             self._learned.drafts(num_rows).update(self._num_passes(), nodes, draft_ms)
 
     def _num_passes(self) -> int:
         """Draft passes of the last step; of chains the levels."""
         if isinstance(self.current, StoppedBestFirst):
             return self.current.num_passes
-        return max(max(drafted.tree.depths) for drafted in self._drafted or ())
+        return 0 if self._drafted is None else int(self._drafted.depths.max())
