@@ -8,6 +8,7 @@ padding, c some of the candidates, t numbers of nodes in a curve of times.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -47,7 +48,7 @@ class Acceptance:
     def read(self, trees: TreeBatch) -> DraftedTrees:
         """A step's trees with their probabilities."""
         drafted = DraftedTrees(trees)
-        drafted.set_probs(self._table.estimates(drafted))
+        drafted.estimate(self._table.estimates(drafted))
         return drafted
 
     def update(
@@ -67,13 +68,15 @@ class Acceptance:
             curve: milliseconds by nodes, see `PassTimes.curve`.
             loss: accepted tokens per row that a millisecond is worth; 0 where trees are not trimmed.
         """
-        tried, right = drafted.outcomes(emitted)
+        tried, right, chains = drafted.outcomes(emitted)
         self._table.update(drafted, tried, right)
         candidates, candidate = self._candidates, self._candidates[chosen]
-        gains = SEEN_SHARE * right + (1 - SEEN_SHARE) * drafted.path_probs
+        gains = (1 - SEEN_SHARE) * drafted.path_probs
+        gains.ravel()[right] += SEEN_SHARE
         is_full = drafted.num_nodes >= candidate.num_nodes - 1
         shown = np.zeros_like(self._sums)
-        shown[:, candidates.chains] = _of_chains(drafted, gains, is_full | candidate.is_chain, candidates.chain_lengths)
+        is_cut = [candidate.is_chain or is_full_row for is_full_row in is_full.tolist()]
+        shown[:, candidates.chains] = _of_chains(chains, drafted.path_probs, gains, is_cut, candidates.chain_lengths)
         if not candidate.is_chain:
             step = _Step(drafted, gains, candidate, num_passes, is_full)
             for depth, trees in candidates.by_depth.items():
@@ -87,24 +90,25 @@ class Acceptance:
 
 
 def _of_chains(
-    drafted: DraftedTrees, gains: Float[np.ndarray, "B N"], is_cut: Bool[np.ndarray, "B"], lengths: Sequence[int]
+    chains: Sequence[Sequence[int]],
+    path_probs: Float[np.ndarray, "B N"],
+    gains: Float[np.ndarray, "B N"],
+    is_cut: Sequence[bool],
+    lengths: Sequence[int],
 ) -> Float[np.ndarray, "3 c"]:
     """Of the chains of first children by length; one that was cut goes on as it ended."""
-    levels = np.arange(1, CHAIN_LENGTHS[-1] + 1)
-    at = drafted.is_first[:, :, None] & (drafted.depths[:, :, None] == levels)
-    found = at.any(1)
-    probs, shown = (np.where(at, values[:, :, None], 0.0).sum(1) for values in (drafted.path_probs, gains))
-    last = found.sum(1)[:, None]
-    if not found.all():
-        above = np.concatenate([np.ones((len(probs), 1)), probs], 1)
-        ends, before = (np.take_along_axis(above, at, 1) for at in (last, np.maximum(last - 1, 0)))
-        share = np.divide(ends, before, out=np.zeros_like(ends), where=(before > 0) & (last > 0))
-        further = np.take_along_axis(shown, np.maximum(last - 1, 0), 1) * share ** np.maximum(levels - last, 0)
-        shown = np.where(found, shown, further * is_cut[:, None])
-        last = np.where(is_cut[:, None] & (last > 0), levels[-1], last)
-    sums, longest = np.concatenate([[0.0], shown.mean(0).cumsum()]), int(last.max())
-    nodes = np.minimum(lengths, longest)
-    return np.array([sums[nodes], nodes, nodes])
+    by_level, longest = [0.0] * (CHAIN_LENGTHS[-1] + 1), 0
+    for chain, is_cut_row in zip(chains, is_cut, strict=True):
+        shown, probs = gains.take(chain[:CHAIN_LENGTHS[-1]]).tolist(), path_probs.take(chain).tolist()
+        if is_cut_row and probs:
+            share = probs[-1] / probs[-2] if len(probs) > 1 and probs[-2] > 0 else probs[-1]
+            while len(shown) < CHAIN_LENGTHS[-1]:
+                shown.append(shown[-1] * share)
+        longest = max(longest, len(shown))
+        for level, gain in enumerate(shown, start=1):
+            by_level[level] += gain / len(chains)
+    sums, nodes = list(accumulate(by_level)), [min(length, longest) for length in lengths]
+    return np.array([[sums[length] for length in nodes], nodes, nodes])
 
 
 class _Step:
@@ -119,9 +123,8 @@ class _Step:
         is_full: Bool[np.ndarray, "B"],
     ) -> None:
         self._candidate, self._num_passes, self._is_full = candidate, num_passes, is_full[:, None]
-        self._num_nodes, order = drafted.num_nodes[:, None], drafted.order
-        values = drafted.path_probs, np.where(drafted.path_probs > 0, gains, 0.0), drafted.depths
-        self._probs, self._gains, self._depths = (np.take_along_axis(array, order, 1) for array in values)
+        self._num_nodes, self._any_full = drafted.num_nodes[:, None], bool(is_full.any())
+        self._probs, self._gains, self._depths = drafted.probs, drafted.by_order(gains), drafted.by_order(drafted.depths)
 
     def of_trees(
         self, sizes: Int[np.ndarray, "c"], depth: int, curve: Float[np.ndarray, "t"], loss: float
@@ -130,24 +133,23 @@ class _Step:
         probs, gains, count = self._probs, self._gains, self._num_nodes
         more, num_passes = 0.0, min(self._num_passes, depth)
         if depth < self._candidate.depth:
-            is_inside = self._depths <= depth
+            is_inside = (self._depths <= depth) & (self._depths > 0)
             first = np.argsort(~is_inside, axis=1, kind="stable")
-            probs, gains = (np.take_along_axis(np.where(is_inside, v, 0.0), first, 1) for v in (probs, gains))
-            count = np.minimum(is_inside.sum(1)[:, None], count)
+            probs, gains = (np.take_along_axis(values * is_inside, first, 1) for values in (probs, gains))
+            count = is_inside.sum(1)[:, None]
         elif depth > self._candidate.depth:
             more = self._deeper(min(depth, DEEPEST) - self._candidate.depth)
             num_passes = min(depth, DEEPEST)
         most = int(sizes[-1])
         probs, gains = self._further(probs, gains, count, most)
-        num_known = int(count.max()) if not self._is_full.any() else most
-        kept = num_known
+        kept = len(probs)
         if loss > 0 and kept:
-            profit = probs[:, :kept].mean(0).cumsum() - loss * (curve[2 : kept + 2] - curve[1])
+            profit = probs.cumsum() - loss * (curve[2 : kept + 2] - curve[1])
             best = int(profit.argmax())
             kept = best + 1 if profit[best] > 0 else 0
         nodes = np.minimum(sizes, kept)
-        sums = np.zeros(most + 1)
-        gains.mean(0).cumsum(out=sums[1:])
+        sums = np.zeros(len(gains) + 1)
+        gains.cumsum(out=sums[1:])
         return np.array([sums[nodes] + more, nodes, np.minimum(num_passes, sizes)])
 
     def _further(
@@ -156,19 +158,25 @@ class _Step:
         gains: Float[np.ndarray, "B M"],
         count: Int[np.ndarray, "B 1"],
         most: int,
-    ) -> tuple[Float[np.ndarray, "B K"], Float[np.ndarray, "B K"]]:
-        """Both for `most` nodes: in full trees the j-th best of further ones is n / j as probable as the n-th."""
-        probs, gains = (np.pad(array[:, :most], ((0, 0), (0, max(most - array.shape[1], 0)))) for array in (probs, gains))
-        ranks = np.arange(1, most + 1)
-        if not self._is_full.any() or (count >= most).all():
-            return probs, gains
-        ends = np.take_along_axis(probs, np.clip(count - 1, 0, most - 1), 1) * count * self._is_full
-        is_beyond, further = ranks > count, ends / ranks
-        return np.where(is_beyond, further, probs), np.where(is_beyond, further, gains)
+    ) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
+        """Means over rows for at most `most` nodes, more than were drafted if all of a tree were: the j-th best of n
+        is taken to be n / j as probable as the n-th."""
+        num_rows = len(probs)
+        means = probs[:, :most].sum(0) / num_rows, gains[:, :most].sum(0) / num_rows
+        if not self._any_full or (fewest := int(count.min())) >= most:
+            return means
+        ends = probs.take(np.maximum(count - 1, 0) + probs.shape[1] * np.arange(num_rows)[:, None])
+        ranks = np.arange(fewest + 1, most + 1)
+        further = ((ranks > count) * (ends * count * self._is_full)).sum(0) / (num_rows * ranks)
+        found = np.zeros((2, most))
+        found[:, : len(means[0])] = means
+        found[:, fewest:] += further
+        return found[0], found[1]
 
     def _deeper(self, num_levels: int) -> float:
         """What more levels would gain below trees that were not to go deeper: less and less, as their last ones did."""
-        last, before = (self._gains[self._depths == self._candidate.depth - up].sum() / len(self._gains) for up in (0, 1))
+        depth, num_rows = self._candidate.depth, len(self._gains)
+        last, before = (float(self._gains[self._depths == at].sum()) / num_rows for at in (depth, depth - 1))
         share = min(last / before, DEEPER_SHARE) if before > 0 else 0.0
         return last * sum(share**level for level in range(1, num_levels + 1))
 

@@ -167,10 +167,9 @@ class Control(ShowsOptions, StepControl):
 
     def _num_kept(self, drafted: DraftedTrees) -> int:
         """The number of nodes below the roots that gains most tokens, less what its time is worth; the best ones."""
-        probs = np.take_along_axis(drafted.path_probs, drafted.order, 1)
-        num_rows, most = probs.shape
+        num_rows, most = drafted.probs.shape
         gains = np.zeros(most + 1)
-        probs.sum(0).cumsum(out=gains[1:])
+        drafted.probs.sum(0).cumsum(out=gains[1:])
         cost = self._curve[np.minimum(np.arange(1, most + 2), MOST_NODES)]
         if self.max_latency_ms is not None:
             gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0

@@ -6,13 +6,12 @@ Axis letters: B rows, N nodes of a row, the root's first, padding last; M nodes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.tree import TreeBatch
 
 NUM_DEPTHS, NUM_RANKS = 6, 6
 BIN_EDGES = np.array([0.0, 0.01, 0.03, 0.07, 0.15, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99])
@@ -37,66 +36,96 @@ class DraftedTrees:
 
     Attributes:
         depths, ranks: int [B, N]; a node's rank is its number among its siblings.
-        is_first: bool [B, N]: below the root, on the path of first children.
         cells: int [B, N], of a `ConfidenceTable`.
-        confidences: float [B, N], the drafter's estimates that a node is accepted if its parent is, -1 where it gave none.
+        claims: float [B, N], the drafter's estimates that a node is accepted if its parent is, guessed where it gave none.
         num_nodes: int [B], below the root.
+        path_probs: float [B, N], estimates that a node's whole path is accepted, never rising along a path; 0 for
+            padding. `estimate` makes them.
+        order: int [B, M], the nodes below the root by falling probability, then padding; `probs` [B, M], theirs.
     """
 
     def __init__(self, trees: TreeBatch) -> None:
-        self._tokens, self._parents = trees.tokens.numpy(), trees.parents.numpy()
-        self._is_node = self._parents != PADDING_PARENT
-        self._is_node[:, 0] = False
+        parents = trees.parents.numpy()
+        num_rows, width = parents.shape
+        self.starts = width * np.arange(num_rows)[:, None]
+        """Of the rows in flat arrays."""
+        self._trees, self._is_node = trees, parents >= 0
         self.num_nodes = self._is_node.sum(1)
-        self._rows = np.arange(len(self._tokens))
-        self._above = np.maximum(self._parents, 0)
-        siblings = (self._parents[:, :, None] == self._parents[:, None, :]) & _earlier(self._tokens.shape[1])
-        self.ranks = siblings.sum(2)
+        above = np.maximum(parents, 0)
+        self._jumps = _jumps(above + self.starts, self.starts)
+        self.ranks = ((parents[:, :, None] == parents[:, None, :]) & _earlier(width)).sum(2)
         self.depths = self._along_paths(self._is_node.astype(np.int64), np.add)
-        self.is_first = self._along_paths(self.ranks == 0, np.logical_and) & self._is_node
-        self.confidences = np.full(self._tokens.shape, -1.0)
-        if trees.values is not None:
-            values = trees.values.numpy().astype(np.float64)
-            above = np.take_along_axis(values, self._above, 1)
-            self.confidences = np.clip(np.divide(values, above, out=np.ones_like(values), where=above > 0), 0.0, 1.0)
-        coarse = np.minimum(self.ranks, NUM_RANKS - 1) * NUM_BINS + np.searchsorted(BIN_EDGES, self.confidences, "right")
-        self.cells = np.minimum(self.depths, NUM_DEPTHS) * NUM_CELLS + coarse
-        self.path_probs = np.ones(self._tokens.shape)
-        """Estimates that a node's whole path is accepted, never rising along a path; 0 for padding."""
+        cells = np.minimum(self.depths, NUM_DEPTHS) * NUM_CELLS + np.minimum(self.ranks, NUM_RANKS - 1) * NUM_BINS
+        if trees.values is None:
+            self.cells, self.claims = cells, prior_acceptance(self.ranks)
+        else:
+            values = trees.values.numpy()
+            above_values = values.take(self._jumps[0])
+            is_known = above_values > 0
+            self.claims = np.where(is_known, np.minimum(values / np.where(is_known, above_values, 1.0), 1.0), 1.0)
+            self.cells = cells + BIN_EDGES.searchsorted(self.claims, "right")
+        self.path_probs = self.probs = np.zeros(parents.shape)
+        self.order = np.zeros((num_rows, width - 1), np.int64)
 
-    def set_probs(self, probs: Float[np.ndarray, "B N"]) -> None:
-        """From estimates that a node is accepted if its parent is, 1 for the root."""
-        self.path_probs = self._along_paths(np.where(self._is_node, probs, 1.0), np.multiply)
-        self.path_probs[~self._is_node] = 0.0
+    def estimate(self, probs: Float[np.ndarray, "B N"]) -> None:
+        """Take these estimates that a node is accepted if its parent is; anything for the root and for padding."""
+        self.path_probs = self._along_paths(np.where(self._is_node, probs, 1.0), np.multiply) * self._is_node
+        self.order = 1 + np.argsort(-self.path_probs[:, 1:], axis=1, kind="stable")
+        self.probs = self.by_order(self.path_probs)
 
-    @cached_property
-    def order(self) -> Int[np.ndarray, "B M"]:
-        """The nodes below the root by falling probability, then padding."""
-        return 1 + np.argsort(-self.path_probs[:, 1:], axis=1, kind="stable")
+    def by_order(self, values: Shaped[np.ndarray, "B N"]) -> Shaped[np.ndarray, "B M"]:
+        return values.take(self.order + self.starts)
 
-    def outcomes(self, emitted: Sequence[Sequence[int]]) -> tuple[Bool[np.ndarray, "B N"], Bool[np.ndarray, "B N"]]:
-        """The nodes whose parent was right (the root is), and those of them that were right themselves."""
-        tried, right = np.zeros_like(self._is_node), np.zeros_like(self._is_node)
-        node = np.zeros_like(self._rows)
-        for column in range(max(map(len, emitted))):
-            tokens = np.array([row[column] if column < len(row) else -1 for row in emitted])
-            children = (self._parents == node[:, None]) & (tokens >= 0)[:, None]
-            matches = children & (self._tokens == tokens[:, None])
-            tried |= children
-            node = np.where(matches.any(1), matches.argmax(1), -3)  # No node has this parent.
-            right[self._rows[node >= 0], node[node >= 0]] = True
-            if (node < 0).all():
-                break
-        return tried, right
+    def outcomes(self, emitted: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[list[int]]]:
+        """Nodes as flat indices: children of right nodes (the root is one), which of them were right, and by row the
+        path of first children."""
+        tried, right, chains = list[int](), list[int](), list[list[int]]()
+        rows = zip(self._trees.tokens.tolist(), self._trees.parents.tolist(), self.starts[:, 0].tolist(), emitted, strict=True)
+        for tokens, parents, start, texts in rows:
+            node = 0
+            for token in texts:
+                found, child = -1, _next_child(parents, node, node)
+                while child >= 0:
+                    tried.append(start + child)
+                    found = child if found < 0 and tokens[child] == token else found
+                    child = _next_child(parents, node, child)
+                if found < 0:
+                    break
+                node = found
+                right.append(start + node)
+            chains.append([])
+            node = 0
+            while (node := _next_child(parents, node, node)) >= 0:
+                chains[-1].append(start + node)
+        return tried, right, chains
 
     def _along_paths(self, values: np.ndarray, combine: np.ufunc) -> np.ndarray:
-        """Of every node the values of its path combined, the root's too, by jumps of 1, 2, 4, ... nodes."""
-        jumps = self._above
-        while True:
-            values = combine(values, np.take_along_axis(values, jumps, 1))
-            if not jumps.any():
-                return values
-            jumps = np.take_along_axis(jumps, jumps, 1)
+        """Of every node the values of its path combined; the root's changes nothing."""
+        for jumps in self._jumps:
+            values = combine(values, values.take(jumps))
+        return values
+
+
+def _jumps(above: Int[np.ndarray, "B N"], starts: Int[np.ndarray, "B 1"]) -> list[Int[np.ndarray, "B N"]]:
+    """Flat indices of the nodes 1, 2, 4, ... levels above, the root where there is none."""
+    jumps = [above]
+    while (above != starts).any():
+        above = above.take(above)
+        jumps.append(above)
+    return jumps
+
+
+def _next_child(parents: list[int], node: int, after: int) -> int:
+    """The node's first child after a node, or -1."""
+    try:
+        return parents.index(node, after + 1)
+    except ValueError:
+        return -1
+
+
+@cache
+def _earlier(num_nodes: int) -> Bool[np.ndarray, "N N"]:
+    return np.tri(num_nodes, k=-1, dtype=np.bool_)
 
 
 class ConfidenceTable:
@@ -114,35 +143,26 @@ class ConfidenceTable:
     def estimates(self, drafted: DraftedTrees) -> Float[np.ndarray, "B N"]:
         """That a node is accepted if its parent is; anything for the root and for padding."""
         cells = drafted.cells
-        return np.minimum(self._constants[cells] + self._slopes[cells] * _claims(drafted), 1.0)
+        return np.minimum(self._constants.take(cells) + self._slopes.take(cells) * drafted.claims, 1.0)
 
-    def update(self, drafted: DraftedTrees, tried: Bool[np.ndarray, "B N"], right: Bool[np.ndarray, "B N"]) -> None:
+    def update(self, drafted: DraftedTrees, tried: Sequence[int], right: Sequence[int]) -> None:
         """Count the nodes that were tried; see `DraftedTrees.outcomes`."""
-        cells, size = drafted.cells[tried], self._sums.shape[1]
-        counts = np.bincount(cells, minlength=size)
-        hits = np.bincount(cells, weights=right[tried], minlength=size)
-        claims = np.bincount(cells, weights=_claims(drafted)[tried], minlength=size)
-        self._sums *= MEMORY**counts
-        self._sums += (hits, counts, claims)
+        sums, num_cells = self._sums, self._sums.shape[1]
+        cells = drafted.cells.take(tried)
+        counts = np.bincount(cells, minlength=num_cells)
+        sums *= MEMORY**counts
+        sums[0] += np.bincount(drafted.cells.take(right), minlength=num_cells)
+        sums[1] += counts
+        sums[2] += np.bincount(cells, drafted.claims.take(tried), num_cells)
         self._fit()
 
     def _fit(self) -> None:
         """A cell's estimate is a constant and a slope times the confidence."""
-        hits, trials, claims = self._sums.reshape(3, NUM_DEPTHS + 1, NUM_RANKS, NUM_BINS).sum(1)
-        scales = np.empty((NUM_RANKS, 1))
-        for ranks in (slice(0, 1), slice(1, None)):
-            scales[ranks] = (hits[ranks].sum() + TRUST) / (claims[ranks].sum() + TRUST)
-        weight = PRIOR_TRIALS / (trials + PRIOR_TRIALS)
-        constants, slopes = (hits / PRIOR_TRIALS * weight).ravel(), (scales * weight).ravel()
-        fine = PRIOR_TRIALS / (self._sums[1] + PRIOR_TRIALS)
-        self._constants = self._sums[0] / PRIOR_TRIALS * fine + fine * np.tile(constants, NUM_DEPTHS + 1)
-        self._slopes = fine * np.tile(slopes, NUM_DEPTHS + 1)
-
-
-def _claims(drafted: DraftedTrees) -> Float[np.ndarray, "B N"]:
-    """The drafter's confidences, guessed where it gave none."""
-    return np.where(drafted.confidences < 0, prior_acceptance(drafted.ranks), drafted.confidences)
-
-
-def _earlier(num_nodes: int) -> Bool[np.ndarray, "N N"]:
-    return np.tri(num_nodes, k=-1, dtype=np.bool_)
+        fine = self._sums.reshape(3, NUM_DEPTHS + 1, NUM_RANKS, NUM_BINS)
+        coarse = fine.sum(1)
+        (first, _, first_claims), (hits, _, claims) = coarse[:, 0].sum(1), coarse[:, 1:].sum((1, 2))
+        scales = np.full((NUM_RANKS, 1), (hits + TRUST) / (claims + TRUST))
+        scales[0] = (first + TRUST) / (first_claims + TRUST)
+        weights, coarse_weights = (PRIOR_TRIALS / (sums[1] + PRIOR_TRIALS) for sums in (fine, coarse))
+        constants = weights * (fine[0] / PRIOR_TRIALS + coarse_weights * coarse[0] / PRIOR_TRIALS)
+        self._constants, self._slopes = constants.ravel(), (weights * coarse_weights * scales).ravel()
