@@ -3,8 +3,8 @@
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
 would have gained, and its least probable nodes what a larger tree would add.
 
-Axis letters: B rows, M nodes of a row below its root, best first, K further ones too, N nodes with the root and
-padding, c some of the candidates, t numbers of nodes in a curve of times.
+Axis letters: B rows, M nodes of a row below its root, best first, N nodes with the root and padding, c some of the
+candidates, t numbers of nodes in a curve of times.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def _of_chains(
     """Of the chains of first children by length; one that was cut goes on as it ended."""
     by_level, longest = [0.0] * (CHAIN_LENGTHS[-1] + 1), 0
     for chain, is_cut_row in zip(chains, is_cut, strict=True):
-        shown, probs = gains.take(chain[:CHAIN_LENGTHS[-1]]).tolist(), path_probs.take(chain).tolist()
+        shown, probs = gains.take(chain[: CHAIN_LENGTHS[-1]]).tolist(), path_probs.take(chain).tolist()
         if is_cut_row and probs:
             share = probs[-1] / probs[-2] if len(probs) > 1 and probs[-2] > 0 else probs[-1]
             while len(shown) < CHAIN_LENGTHS[-1]:
@@ -124,7 +124,8 @@ class _Step:
     ) -> None:
         self._candidate, self._num_passes, self._is_full = candidate, num_passes, is_full[:, None]
         self._num_nodes, self._any_full = drafted.num_nodes[:, None], bool(is_full.any())
-        self._probs, self._gains, self._depths = drafted.probs, drafted.by_order(gains), drafted.by_order(drafted.depths)
+        self._probs, self._gains = drafted.probs, drafted.by_order(gains)
+        self._depths = drafted.by_order(drafted.depths)
 
     def of_trees(
         self, sizes: Int[np.ndarray, "c"], depth: int, curve: Float[np.ndarray, "t"], loss: float
@@ -152,15 +153,11 @@ class _Step:
         gains.cumsum(out=sums[1:])
         return np.array([sums[nodes] + more, nodes, np.minimum(num_passes, sizes)])
 
-    def _further(
-        self,
-        probs: Float[np.ndarray, "B M"],
-        gains: Float[np.ndarray, "B M"],
-        count: Int[np.ndarray, "B 1"],
-        most: int,
-    ) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
-        """Means over rows for at most `most` nodes, more than were drafted if all of a tree were: the j-th best of n
-        is taken to be n / j as probable as the n-th."""
+    def _further(self, probs: np.ndarray, gains: np.ndarray, count: np.ndarray, most: int) -> Sequence[np.ndarray]:
+        """Means over rows, [K], K <= `most`, of both [B, M]: more than were drafted if all nodes of a tree were.
+
+        The j-th best of n is taken to be n / j as probable as the n-th. `count` [B, 1]: n.
+        """
         num_rows = len(probs)
         means = probs[:, :most].sum(0) / num_rows, gains[:, :most].sum(0) / num_rows
         if not self._any_full or (fewest := int(count.min())) >= most:
@@ -171,7 +168,7 @@ class _Step:
         found = np.zeros((2, most))
         found[:, : len(means[0])] = means
         found[:, fewest:] += further
-        return found[0], found[1]
+        return [*found]
 
     def _deeper(self, num_levels: int) -> float:
         """What more levels would gain below trees that were not to go deeper: less and less, as their last ones did."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 
 from treespec.tree import TreeBatch
 
@@ -37,10 +37,11 @@ class DraftedTrees:
     Attributes:
         depths, ranks: int [B, N]; a node's rank is its number among its siblings.
         cells: int [B, N], of a `ConfidenceTable`.
-        claims: float [B, N], the drafter's estimates that a node is accepted if its parent is, guessed where it gave none.
+        claims: float [B, N], the drafter's confidences: that a node is accepted if its parent is; guessed by rank where
+            it gave none.
         num_nodes: int [B], below the root.
         path_probs: float [B, N], estimates that a node's whole path is accepted, never rising along a path; 0 for
-            padding. `estimate` makes them.
+            the root and padding. `estimate` makes them.
         order: int [B, M], the nodes below the root by falling probability, then padding; `probs` [B, M], theirs.
     """
 
@@ -73,15 +74,16 @@ class DraftedTrees:
         self.order = 1 + np.argsort(-self.path_probs[:, 1:], axis=1, kind="stable")
         self.probs = self.by_order(self.path_probs)
 
-    def by_order(self, values: Shaped[np.ndarray, "B N"]) -> Shaped[np.ndarray, "B M"]:
+    def by_order(self, values: np.ndarray) -> np.ndarray:
+        """[B, N] as [B, M]: of the nodes in `order`."""
         return values.take(self.order + self.starts)
 
     def outcomes(self, emitted: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[list[int]]]:
         """Nodes as flat indices: children of right nodes (the root is one), which of them were right, and by row the
         path of first children."""
         tried, right, chains = list[int](), list[int](), list[list[int]]()
-        rows = zip(self._trees.tokens.tolist(), self._trees.parents.tolist(), self.starts[:, 0].tolist(), emitted, strict=True)
-        for tokens, parents, start, texts in rows:
+        arrays = (self._trees.tokens, self._trees.parents, self.starts[:, 0])
+        for tokens, parents, start, texts in zip(*(array.tolist() for array in arrays), emitted, strict=True):
             node = 0
             for token in texts:
                 found, child = -1, _next_child(parents, node, node)
@@ -106,8 +108,8 @@ class DraftedTrees:
         return values
 
 
-def _jumps(above: Int[np.ndarray, "B N"], starts: Int[np.ndarray, "B 1"]) -> list[Int[np.ndarray, "B N"]]:
-    """Flat indices of the nodes 1, 2, 4, ... levels above, the root where there is none."""
+def _jumps(above: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+    """Flat indices [B, N] of the nodes 1, 2, 4, ... levels above, the root where there is none."""
     jumps = [above]
     while (above != starts).any():
         above = above.take(above)
