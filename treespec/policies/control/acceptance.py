@@ -3,8 +3,7 @@
 A best-first tree holds all smaller ones and the chain of first children, so one verified tree says what each of them
 would have gained, and its least probable nodes what a larger tree would add.
 
-Axis letters: B rows, M nodes of a row below its root, best first, N nodes with the root and padding, c some of the
-candidates, t numbers of nodes in a curve of times.
+Axis letters: c some candidates, n nodes below a root, best first, m those and further ones, t numbers of nodes.
 """
 
 from collections.abc import Sequence
@@ -153,10 +152,12 @@ class _Step:
         gains.cumsum(out=sums[1:])
         return np.array([sums[nodes] + more, nodes, np.minimum(num_passes, sizes)])
 
-    def _further(self, probs: np.ndarray, gains: np.ndarray, count: np.ndarray, most: int) -> Sequence[np.ndarray]:
-        """Means over rows, [K], K <= `most`, of both [B, M]: more than were drafted if all nodes of a tree were.
+    def _further(
+        self, probs: Float[np.ndarray, "B n"], gains: Float[np.ndarray, "B n"], count: Int[np.ndarray, "B 1"], most: int
+    ) -> Sequence[Float[np.ndarray, " m"]]:
+        """Means over rows of both [B, n], of at most `most` nodes: more than were drafted if all nodes of a tree were.
 
-        The j-th best of n is taken to be n / j as probable as the n-th. `count` [B, 1]: n.
+        The j-th best of k nodes is taken to be k / j as probable as the k-th. `count` [B, 1]: k.
         """
         num_rows = len(probs)
         means = probs[:, :most].sum(0) / num_rows, gains[:, :most].sum(0) / num_rows

@@ -167,7 +167,7 @@ class Control(ShowsOptions, StepControl):
 
     def _num_kept(self, drafted: DraftedTrees) -> int:
         """The number of nodes below the roots that gains most tokens, less what its time is worth; the best ones."""
-        num_rows, most = len(drafted.probs), drafted.probs.shape[1]
+        num_rows, most = len(drafted.probs), len(drafted.probs[0])
         gains = np.zeros(most + 1)
         drafted.probs.sum(0).cumsum(out=gains[1:])
         cost = self._curve[np.minimum(np.arange(1, most + 2), MOST_NODES)]

@@ -1,6 +1,6 @@
 """What is expected of a batch of drafted trees: the drafter's confidences, corrected by what became of earlier ones.
 
-Axis letters: B rows, N nodes of a row, the root's first, padding last; M nodes below the root.
+Axis letters: n nodes of a row below its root.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from treespec.tree import TreeBatch
 
@@ -42,7 +42,7 @@ class DraftedTrees:
         num_nodes: int [B], below the root.
         path_probs: float [B, N], estimates that a node's whole path is accepted, never rising along a path; 0 for
             the root and padding. `estimate` makes them.
-        order: int [B, M], the nodes below the root by falling probability, then padding; `probs` [B, M], theirs.
+        order: int [B, n], the nodes below the root by falling probability, then padding; `probs` [B, n], theirs.
     """
 
     def __init__(self, trees: TreeBatch) -> None:
@@ -53,7 +53,10 @@ class DraftedTrees:
         self._trees, self._is_node = trees, parents >= 0
         self.num_nodes = self._is_node.sum(1)
         above = np.maximum(parents, 0)
-        self._jumps = _jumps(above + self.starts, self.starts)
+        self._jumps = [above + self.starts]
+        """Flat indices of the nodes 1, 2, 4, ... levels above, the root where there is none."""
+        while (self._jumps[-1] != self.starts).any():
+            self._jumps.append(self._jumps[-1].take(self._jumps[-1]))
         self.ranks = ((parents[:, :, None] == parents[:, None, :]) & _earlier(width)).sum(2)
         self.depths = self._along_paths(self._is_node.astype(np.int64), np.add)
         cells = np.minimum(self.depths, NUM_DEPTHS) * NUM_CELLS + np.minimum(self.ranks, NUM_RANKS - 1) * NUM_BINS
@@ -74,8 +77,7 @@ class DraftedTrees:
         self.order = 1 + np.argsort(-self.path_probs[:, 1:], axis=1, kind="stable")
         self.probs = self.by_order(self.path_probs)
 
-    def by_order(self, values: np.ndarray) -> np.ndarray:
-        """[B, N] as [B, M]: of the nodes in `order`."""
+    def by_order(self, values: Shaped[np.ndarray, "B N"]) -> Shaped[np.ndarray, "B n"]:
         return values.take(self.order + self.starts)
 
     def outcomes(self, emitted: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[list[int]]]:
@@ -101,20 +103,11 @@ class DraftedTrees:
                 chains[-1].append(start + node)
         return tried, right, chains
 
-    def _along_paths(self, values: np.ndarray, combine: np.ufunc) -> np.ndarray:
+    def _along_paths(self, values: Shaped[np.ndarray, "B N"], combine: np.ufunc) -> Shaped[np.ndarray, "B N"]:
         """Of every node the values of its path combined; the root's changes nothing."""
         for jumps in self._jumps:
             values = combine(values, values.take(jumps))
         return values
-
-
-def _jumps(above: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
-    """Flat indices [B, N] of the nodes 1, 2, 4, ... levels above, the root where there is none."""
-    jumps = [above]
-    while (above != starts).any():
-        above = above.take(above)
-        jumps.append(above)
-    return jumps
 
 
 def _next_child(parents: list[int], node: int, after: int) -> int:
