@@ -24,7 +24,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.common.drafters import warm_start
+from benchmarks.common.drafters import fastest_head, warm_start
 from benchmarks.common.estimates import ratio
 from benchmarks.common.outputs import strip_padding
 from benchmarks.common.progress import progress_bar
@@ -38,7 +38,7 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
-from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
+from treespec import Chain, Eagle3, TreeSpeculation, optimize
 from treespec.drafters.base import SessionSource
 from treespec.hf.loading import smollm2
 from treespec.hf.measure.estimates import bootstrap
@@ -86,9 +86,7 @@ class RandomDrafts(SessionSource):
 
 
 def drafters(model: Any) -> dict[str, Callable[[], Any]]:
-    head = load_drafter(shipped_head(smollm2.NAME), model)
-    assert isinstance(head, Eagle3)
-    optimize(head.head)
+    head = fastest_head(model)
     return {
         "head": lambda: Eagle3(head.head, head.hidden_layers),
         "merged": lambda: [Eagle3(head.head, head.hidden_layers), *warm_start().drafters()],

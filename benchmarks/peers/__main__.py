@@ -3,12 +3,13 @@
     python -m benchmarks.peers --spec-bench question.jsonl --temperatures 0 --minutes 30
     make bench-peers ARGS="--spec-bench question.jsonl --prompts 20"
 
-Every prompt is decoded by all contestants, one after the other, in rotating order; other libraries wait in processes of
-their own environments. Reading the prompt is left out in the same way for all: the time of a call for one token, and
-that token, are subtracted. Trees, whose call for one token takes a whole step besides, have plain decoding's with the
-same model. Contestants of treespec and transformers run from the fastest linear layers (`treespec.optimize`) but for
-plain `generate`. Drafters learn from prompt to prompt. Finished prompts are kept in the user's cache folder: started
-again, a run goes on where it stopped, with new drafters. Other temperatures of the result file stay.
+Every prompt is decoded by all contestants, one after the other, in rotating order; other libraries wait in processes
+of their own environments. Reading the prompt is left out in the same way for all: the time of a call for one token,
+and that token, are subtracted. Trees, whose call for one token takes a whole step besides, have plain decoding's with
+the same model. Contestants of treespec and transformers run from the fastest linear layers (`treespec.optimize`) but
+for plain `generate` and compiled plain decoding. The head's weights have 8 bits. Drafters learn from prompt to prompt.
+Finished prompts are kept in the user's cache folder: started again, a run goes on where it stopped, with new drafters.
+Other temperatures of the result file stay.
 """
 
 from __future__ import annotations

@@ -12,24 +12,26 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from transformers import CompileConfig, StaticCache
 
-from benchmarks.common.drafters import EXIT_LAYERS, warm_start
+from benchmarks.common.drafters import EXIT_LAYERS, fastest_head, warm_start
 from benchmarks.control import RandomDrafts
 from benchmarks.peers.process import environment
-from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
+from treespec import Chain, Eagle3, TreeSpeculation, optimize
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
 from treespec.hf.models.pass_times import pass_times
 
 ROOT = Path(__file__).parents[2]
-PLAIN, PACKED, OPTIMIZED, AUTO = "plain", "packed", "optimized", "auto"
+PLAIN, PACKED, OPTIMIZED, COMPILED, AUTO = "plain", "packed", "optimized", "compiled", "auto"
 CHAINS, TREES = (2, 4, 6), (8, 16, 32)
-DEFAULT = [PLAIN, OPTIMIZED, "lookup", *(f"chain-{n}" for n in CHAINS), "tree-8", AUTO]
+DEFAULT = [PLAIN, OPTIMIZED, COMPILED, "lookup", *(f"chain-{n}" for n in CHAINS), "tree-8", AUTO]
 TITLES = {
     PLAIN: "plain `generate`",
     PACKED: "plain, packed",
     OPTIMIZED: "plain, optimized",
+    COMPILED: "plain, compiled",
     "lookup": "transformers' prompt lookup",
     "early-exit": f"transformers' assisted generation, {EXIT_LAYERS} of 30 layers draft",
     "assisted": "transformers' assisted generation, draft model",
@@ -81,6 +83,28 @@ class Generate:
         out = self._model.generate(**inputs, **sampling, max_new_tokens=num_new, **self._options)
         tokens = out[0, inputs["input_ids"].shape[1] :].tolist()
         return Output(tokens, time.perf_counter() - start)
+
+
+class Compiled(Generate):
+    """`generate` whose passes after the prompt run through `torch.compile`: frozen weights, a static cache."""
+
+    SLOTS = (512, 2048)
+    """Of the caches: a text has the first that it fits in, for passes read all slots. Each is compiled at once."""
+
+    def __init__(self, model: Any) -> None:
+        config = CompileConfig(fullgraph=False, dynamic=False, mode=None, options={"freezing": True})
+        config._compile_all_devices = True  # Else `generate` compiles on accelerators only.
+        super().__init__(model, compile_config=config)
+        self._caches = {slots: StaticCache(model.config, max_cache_len=slots) for slots in self.SLOTS}
+        for slots in self.SLOTS:
+            ids = torch.ones(1, slots // 2, dtype=torch.int64)
+            self.decode({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 3, 0.0, 0)
+
+    def decode(self, inputs: dict[str, Tensor], num_new: int, temperature: float, seed: int) -> Output:
+        cache = next(c for slots, c in self._caches.items() if slots >= inputs["input_ids"].shape[1] + num_new)
+        cache.reset()
+        self._options["past_key_values"] = cache
+        return super().decode(inputs, num_new, temperature, seed)
 
 
 class Process:
@@ -151,9 +175,7 @@ def own_makers(model: Any, names: list[str], draft_model: Path | None) -> dict[s
         prepack_linears(packed)
     optimize(optimized, is_remeasured=True)
     pass_times(optimized, is_remeasured=True)
-    head = load_drafter(shipped_head(smollm2.NAME), optimized)
-    assert isinstance(head, Eagle3)
-    optimize(head.head)
+    head = fastest_head(optimized)
 
     def own_head() -> Eagle3:
         return Eagle3(head.head, head.hidden_layers)
@@ -175,6 +197,7 @@ def own_makers(model: Any, names: list[str], draft_model: Path | None) -> dict[s
         PLAIN: lambda: Generate(model),
         PACKED: lambda: Generate(packed),
         OPTIMIZED: lambda: Generate(optimized),
+        COMPILED: lambda: Compiled(smollm2.load()[0]),
         "lookup": lambda: Generate(optimized, prompt_lookup_num_tokens=10),
         "early-exit": lambda: Generate(optimized, assistant_early_exit=EXIT_LAYERS),
         "assisted": assisted,

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.common import prompts
-from benchmarks.common.drafters import DRAFTERS
+from benchmarks.common.drafters import DRAFTERS, fastest_head
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.common.store import Store, digest
@@ -33,7 +33,7 @@ from benchmarks.tree_vs_chain import contexts as tree_contexts
 from benchmarks.tree_vs_chain import contexts_report
 from benchmarks.tree_vs_chain import report as tree_report
 from benchmarks.tree_vs_chain import wall_clock as tree_time
-from treespec import Eagle3, load_drafter, optimize, shipped_head
+from treespec import optimize
 from treespec.hf.loading import smollm2
 from treespec.hf.models.pass_times import pass_times
 
@@ -75,9 +75,7 @@ def contexts(args: argparse.Namespace, console: Console) -> None:
     store = Store(cache / f"{digest(args.new_tokens, args.seed, args.threads, len(pool))}-contexts.jsonl")
     with optimize(model), progress_bar(console) as progress:
         pass_times(model, is_remeasured=True)  # Before anything is timed; what is kept may be a busier hour's.
-        head = load_drafter(shipped_head(smollm2.NAME), model)
-        assert isinstance(head, Eagle3)
-        optimize(head.head)
+        head = fastest_head(model)
         prompts = [prompt for source in pool for prompt in source]
         bench = tree_contexts.Bench(model, tokenizer, head, prompts, min(args.contexts))
         found = tree_contexts.measure(args, bench, store, progress)
