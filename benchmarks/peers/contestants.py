@@ -17,7 +17,7 @@ from transformers import CompileConfig, StaticCache
 from benchmarks.common.drafters import EXIT_LAYERS, fastest_head, warm_start
 from benchmarks.control import RandomDrafts
 from benchmarks.peers.process import environment
-from treespec import Chain, Eagle3, TreeSpeculation, optimize
+from treespec import Chain, Eagle3, TreeSpeculation, optimize, shipped_head
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
