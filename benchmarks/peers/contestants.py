@@ -92,7 +92,8 @@ class Compiled(Generate):
     """Of the caches: a text has the first that it fits in, for passes read all slots. Each is compiled at once."""
 
     def __init__(self, model: Any) -> None:
-        config = CompileConfig(fullgraph=False, dynamic=False, mode=None, options={"freezing": True})
+        settings: Any = {"fullgraph": False, "dynamic": False, "mode": None, "options": {"freezing": True}}
+        config: Any = CompileConfig(**settings)
         config._compile_all_devices = True  # Else `generate` compiles on accelerators only.
         super().__init__(model, compile_config=config)
         self._caches = {slots: StaticCache(model.config, max_cache_len=slots) for slots in self.SLOTS}

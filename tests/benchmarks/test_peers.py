@@ -8,7 +8,7 @@ import torch
 from helpers.tiny import tiny_llama
 
 from benchmarks.peers.__main__ import agreeing, measured
-from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, ROOT, Generate, Output, Process
+from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, ROOT, Compiled, Generate, Output, Process
 from benchmarks.peers.report import category, complete, ms_per_token, picture, report
 from treespec import SuffixLookup, TreeSpeculation
 from treespec.hf.loading import smollm2
@@ -111,3 +111,16 @@ def test_requests_and_answers_are_lines(tmp_path):
     ready, answer = done.stdout.splitlines()
     assert "ready" in ready
     assert '"tokens": [3, 4]' in answer
+
+
+@pytest.mark.slow
+def test_compiled_plain_decoding_gives_the_same_tokens_with_either_cache():
+    class Short(Compiled):
+        SLOTS = (16, 32)
+
+    model = tiny_llama()
+    compiled, plain = Short(model), Generate(model)
+    for length in (5, 12, 20, 6):
+        ids = torch.arange(1, length + 1)[None]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        assert compiled.decode(inputs, 8, 0.0, 0).tokens == plain.decode(inputs, 8, 0.0, 0).tokens
