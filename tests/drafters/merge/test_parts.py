@@ -43,3 +43,17 @@ def test_a_part_that_adds_less_than_its_time_is_worth_is_left_out():
     assert run([both, slow_alone], ms=(50.0, 1.0)) == [times_asked, 100]
     assert run([slow_alone, both]) == [100, times_asked], "beyond a node that the other alone has it adds nothing"
     assert run([both, both], tokens_per_ms=0.0) == [100, 100]
+
+
+def test_one_cold_draft_leaves_no_part_out():
+    clock, values, both = [0.0], PartValues(2), {0: VOTE, 1: VOTE}
+    values.clock = lambda: clock[0]
+    slow, quick = Timed(clock, 500.0), Timed(clock, 1.0)
+    for step in range(100):
+        values.choose(0.03)
+        assert values.left_out != 0, step
+        for number, part in enumerate((slow, quick)):
+            if number != values.left_out:
+                values.propose(number, part, 4)
+        values.update([[both, {0: VOTE}] if step % 2 else [both]])
+        slow.ms = 8.0  # Worth a quarter of a token, and the part adds half of one.
