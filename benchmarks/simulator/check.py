@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.common.drafters import warm_start
+from benchmarks.common.drafters import fastest_head, warm_start
 from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import load_average, markdown_table
 from benchmarks.simulator.costs import (
@@ -31,7 +31,7 @@ from benchmarks.simulator.costs import (
     fit_passes,
 )
 from benchmarks.simulator.replay import Replay
-from treespec import BestFirst, Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
+from treespec import BestFirst, Chain, Eagle3, TreeSpeculation, optimize
 from treespec.engine.stats import SpeculationStats
 from treespec.hf.loading import smollm2
 from treespec.hf.models.pass_times import pass_times
@@ -89,9 +89,8 @@ def check(args: argparse.Namespace, recorded: Sequence[dict[str, Any]], console:
     """The table, and the numbers."""
     loaded, _ = smollm2.load(say=console.print)
     model: Any = loaded
-    head = load_drafter(shipped_head(smollm2.NAME), model)
-    assert isinstance(head, Eagle3)
-    with optimize(model), optimize(head.head):
+    head = fastest_head(model)
+    with optimize(model):
         profile = pass_times(model, is_remeasured=True)
         assert profile is not None
         half = len(recorded) // 2

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.common.drafters import warm_start
+from benchmarks.common.drafters import fastest_head, warm_start
 from benchmarks.common.prompts import Prompt, encode
-from treespec import BestFirst, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
+from treespec import BestFirst, TreeSpeculation, optimize
 from treespec.drafters import Merge
 from treespec.drafters.merge.merge import read_trees
 from treespec.hf.loading import smollm2
@@ -45,14 +45,13 @@ def record(args: argparse.Namespace, prompts: list[Prompt], console: Console) ->
     """
     loaded, tokenizer = smollm2.load(say=console.print)
     model: Any = loaded
-    head = load_drafter(shipped_head(smollm2.NAME), model)
-    assert isinstance(head, Eagle3)
+    head = fastest_head(model)
     recorder = Recorder([head, *warm_start().drafters()])
     speculation = TreeSpeculation(recorder, tree=BestFirst(NUM_RECORDED, children="selected"))
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": 0}
     options = sampling if args.temperature else {"do_sample": False}
     found = []
-    with optimize(model), optimize(head.head):
+    with optimize(model):
         for number, prompt in enumerate(prompts):
             torch.manual_seed(number)
             inputs = encode(tokenizer, [prompt])
