@@ -1,12 +1,11 @@
-"""A part of a merge that costs more than it adds is left out, and asked again now and then."""
+"""A part of a merge that costs clearly more than it adds is left out, and asked again now and then."""
 
 import torch
 
-from treespec.drafters.merge.opinion_pool import Vote
+from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.parts import ASKED_EVERY, FIRST_STEPS, PartValues
-from treespec.tree import TreeBatch
-
-VOTE = Vote(0, 0.5)
+from treespec.drafters.merge.union import UnionTree
+from treespec.tree import HostTree, TreeBatch
 
 
 class Timed:
@@ -21,39 +20,52 @@ class Timed:
         return TreeBatch(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1))
 
 
-def run(path, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0)):
-    """How often each of two parts was asked; `path`: who voted for the emitted tokens of every step."""
+def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=None, cold_ms=0.0):
+    """How often each of two parts was asked; the first one adds `num_added(step)` tokens."""
     clock, values = [0.0], PartValues(2)
     values.clock = lambda: clock[0]
     parts = [Timed(clock, each) for each in ms]
-    for _ in range(num_steps):
-        values.choose(tokens_per_ms)
+    for step in range(num_steps):
+        values.choose(tokens_per_ms, drawing)
         for number, part in enumerate(parts):
             if number != values.left_out:
+                part.ms = ms[number] + (cold_ms if step == 0 else 0.0)
                 values.propose(number, part, 4)
-        values.update([path])
+        if values.examined is not None:
+            assert values.examined == 0
+            assert values.left_out is None
+            values.update(num_added(step))
     return [part.num_asked for part in parts]
 
 
-def test_a_part_that_adds_less_than_its_time_is_worth_is_left_out():
-    both, slow_alone = {0: VOTE, 1: VOTE}, {0: VOTE}
-    times_asked = FIRST_STEPS + 100 // ASKED_EVERY
-    assert run([both, both]) == [times_asked, 100], "the slow part adds nothing"
-    assert run([both, slow_alone]) == [100, times_asked], "20 ms are worth 0.6 tokens, the slow part adds 1"
-    assert run([both, slow_alone], ms=(50.0, 1.0)) == [times_asked, 100]
-    assert run([slow_alone, both]) == [100, times_asked], "beyond a node that the other alone has it adds nothing"
-    assert run([both, both], tokens_per_ms=0.0) == [100, 100]
+def test_a_part_whose_time_is_worth_clearly_more_than_what_it_adds_is_left_out():
+    often = 100
+    first = 1 + FIRST_STEPS + 100 // ASKED_EVERY
+    assert run(lambda step: 0.0) == [first, often], "20 ms are worth 0.6 tokens, it adds nothing"
+    assert run(lambda step: 1.0) == [often, often]
+    assert run(lambda step: 0.5) == [often, often], "hardly less than it is worth"
+    assert run(lambda step: float(step % 2), ms=(150.0, 1.0)) == [first, often]
+    assert run(lambda step: 0.0, tokens_per_ms=0.0) == [often, often]
+    assert run(lambda step: 0.0, drawing=0) == [often, often]
+    assert run(lambda step: 0.0, ms=(3.0, 1.0)) == [often, often], "too cheap to be asked what it adds"
 
 
 def test_one_cold_draft_leaves_no_part_out():
-    clock, values, both = [0.0], PartValues(2), {0: VOTE, 1: VOTE}
-    values.clock = lambda: clock[0]
-    slow, quick = Timed(clock, 500.0), Timed(clock, 1.0)
-    for step in range(100):
-        values.choose(0.03)
-        assert values.left_out != 0, step
-        for number, part in enumerate((slow, quick)):
-            if number != values.left_out:
-                values.propose(number, part, 4)
-        values.update([[both, {0: VOTE}] if step % 2 else [both]])
-        slow.ms = 8.0  # Worth a quarter of a token, and the part adds half of one.
+    """500 ms once; then 8 ms, worth a quarter of a token, and the part adds half of one."""
+    assert run(lambda step: float(step % 2), ms=(8.0, 1.0), cold_ms=500.0) == [100, 100]
+
+
+def test_what_a_part_adds_is_found_by_a_tree_of_as_many_nodes_without_it():
+    """The first drafter knows 5 6 7, the second 5 8 and 9."""
+    first = HostTree([0, 5, 6, 7], [-1, 0, 1, 2], [1.0, 0.9, 0.8, 0.7])
+    second = HostTree([0, 5, 8, 9], [-1, 0, 1, 0], [1.0, 0.6, 0.5, 0.3])
+    union, pool = UnionTree(0, [first, second]), OpinionPool([1.0, 1.0])
+    values = union.values(pool, without=0)
+    assert [value > 0 for value in values] == [True, True, False, False, True, True]
+    alone = UnionTree(0, [HostTree([0], [-1], [1.0]), second])
+    assert sorted(values)[2:] == sorted(alone.values(pool))
+    assert union.length_without(0, pool, 4, [5, 6, 7]) == 1
+    assert union.length_without(1, pool, 4, [5, 6, 7]) == 3
+    assert union.length_without(0, pool, 4, [5, 8, 1]) == 2
+    assert union.length_without(0, pool, 2, [5, 8, 1]) == 1, "the second node is the best one"
+    assert union.length_without(0, pool, 4, [6]) == 0

@@ -123,17 +123,25 @@ class Merge(ShowsOptions):
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""
-        paths = []
+        self._examine_part(step)
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
-            paths.append([])
             for siblings, right in union.outcomes(emitted):
                 self._call_pool.update(siblings, right)
-                if right is not None:
-                    paths[-1].append(siblings.votes[right])
-        self._part_values.update(paths)
         self._proposed = []
         for drafter in self._drafters:
             drafter.update(step)
+
+    def _examine_part(self, step: VerifiedStep) -> None:
+        """Learn what the slowest part added, compared with trees of as many nodes without it."""
+        part = self._part_values.examined
+        if part is None or not self._proposed:
+            return
+        rows = zip(self._proposed, step.trees.num_nodes.tolist(), step.emitted, strict=True)
+        added = [
+            len(emitted) - 1 - union.length_without(part, self._call_pool, num_nodes, emitted)
+            for union, num_nodes, emitted in rows
+        ]
+        self._part_values.update(sum(added) / len(added))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._proposed = [self._proposed[b] for b in rows] if self._proposed else []

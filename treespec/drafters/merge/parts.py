@@ -1,51 +1,62 @@
-"""Which parts of a merge are worth their time, where `tree="auto"` says what time is worth."""
+"""Which part of a merge is not worth its time, where `tree="auto"` says what time is worth."""
 
 from collections import deque
-from collections.abc import Sequence, Set
 from math import sqrt
 from statistics import median
 from time import perf_counter
 
-from treespec.drafters.merge.opinion_pool import Vote
 from treespec.protocols import Drafter
 from treespec.tree import TreeBatch
 
 FIRST_STEPS, ASKED_EVERY = 12, 16
-"""All parts are asked in the first steps, and then every so many."""
+"""All parts are asked until so many steps have said what one adds, and then every so many."""
+EXAMINED_EVERY = 4
+"""After the first steps, of those that ask all parts so many say what one adds."""
+CLEARLY = 1.5
+"""A part is left out where its time is worth so many times what it adds: keeping one that hardly pays costs little."""
+LEAST_WORTH = 0.1
+"""Accepted tokens that a part's time must be worth before it is asked what it adds, which takes time as well."""
 NUM_TIMES = 9
 """The last drafts whose median is a part's time: the first ones of a process, which are cold, soon do not count."""
-GAIN_MEMORY = 0.95
+GAIN_MEMORY = 0.98
 """The factor per step on what parts have added."""
 
 
 class PartValues:
-    """Per part of a merge the milliseconds of a draft, and the accepted tokens that no other part would have had."""
+    """Per part of a merge the milliseconds of a draft, and the accepted tokens that it added to the others'.
+
+    Attributes:
+        left_out: the part that this step does not ask.
+        examined: the part of which `update` wants to know what it added, in some of the steps that ask all.
+    """
 
     def __init__(self, num_parts: int) -> None:
         self._ms = [deque[float](maxlen=NUM_TIMES) for _ in range(num_parts)]
         self._gains = [_Mean() for _ in range(num_parts)]
-        self._num_steps, self._num_whole = 0, 0
+        self._num_steps = 0
         self.clock = perf_counter
         self.left_out: int | None = None
-        """The part that this step does not ask."""
+        self.examined: int | None = None
 
     def choose(self, tokens_per_ms: float, drawing: int | None = None) -> None:
-        """Leave out the part whose time is worth most more than what it adds, if there is one; not the one that draws.
+        """Leave out the slowest part where its time is worth more than what it adds; never the one that draws.
 
-        One part at most: what two of them add together is not known. A part that may add enough, by the standard error
+        One part at most: what two of them add together is not known. A part that may add enough, by two standard errors
         of what it has added, stays: left out, it would show little of itself.
         """
         self._num_steps += 1
-        self.left_out = None
-        if tokens_per_ms > 0 and self._num_whole >= FIRST_STEPS and self._num_steps % ASKED_EVERY:
-            losses = [
-                tokens_per_ms * median(ms) - gain.value - gain.error
-                for ms, gain in zip(self._ms, self._gains, strict=True)
-            ]
-            if drawing is not None:
-                losses[drawing] = 0.0
-            most = max(range(len(losses)), key=losses.__getitem__)
-            self.left_out = most if losses[most] > 0 else None
+        self.left_out = self.examined = None
+        times = [median(ms) if ms and part != drawing else 0.0 for part, ms in enumerate(self._ms)]
+        part = max(range(len(times)), key=times.__getitem__)
+        worth, gain = tokens_per_ms * times[part], self._gains[part]
+        if worth < LEAST_WORTH:
+            return
+        if gain.count < FIRST_STEPS or self._num_steps % ASKED_EVERY == 0:
+            self.examined = part
+        elif worth > CLEARLY * (gain.value + 2 * gain.error):
+            self.left_out = part
+        elif self._num_steps % EXAMINED_EVERY == 0:
+            self.examined = part
 
     def propose(self, part: int, drafter: Drafter, max_depth: int) -> TreeBatch:
         """A part's trees, and its time."""
@@ -54,13 +65,10 @@ class PartValues:
         self._ms[part].append(1e3 * (self.clock() - start))
         return trees
 
-    def update(self, paths: Sequence[Sequence[Set[int] | dict[int, Vote]]]) -> None:
-        """Learn from a step that asked all parts: by row, who voted for the nodes along the emitted tokens."""
-        if self.left_out is not None or not paths:
-            return
-        self._num_whole += 1
-        for part, gain in enumerate(self._gains):
-            gain.add(sum(len(path) - _length_without(part, path) for path in paths) / len(paths))
+    def update(self, num_added: float) -> None:
+        """Learn how many accepted tokens, a mean over rows, the others would not have had without `examined`."""
+        assert self.examined is not None
+        self._gains[self.examined].add(num_added)
 
 
 class _Mean:
@@ -68,8 +76,10 @@ class _Mean:
 
     def __init__(self) -> None:
         self._weight = self._sum = self._squares = 0.0
+        self.count = 0
 
     def add(self, value: float) -> None:
+        self.count += 1
         self._weight = GAIN_MEMORY * self._weight + 1
         self._sum = GAIN_MEMORY * self._sum + value
         self._squares = GAIN_MEMORY * self._squares + value**2
@@ -81,8 +91,3 @@ class _Mean:
     @property
     def error(self) -> float:
         return sqrt(max(self._squares / self._weight - self.value**2, 0.0) / self._weight)
-
-
-def _length_without(part: int, path: Sequence[Set[int] | dict[int, Vote]]) -> int:
-    """Nodes of a path before the first that only this part voted for."""
-    return next((length for length, voters in enumerate(path) if set(voters) <= {part}), len(path))
