@@ -25,13 +25,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import treespec
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
+from benchmarks.accelerator.heads import head_cases
 from benchmarks.common.settings import RESULTS, markdown_table, settings, settings_lines, write_json
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.engine import loop
 from treespec.policies import TreeBuilder
 
-MODEL_PASSES = ("hf/models/base.py", "hf/cache/growing.py", "hf/attention/folded.py")
-"""Files whose lines run within a model's pass."""
+MODEL_PASSES = (
+    "hf/models/base.py",
+    "hf/models/layers.py",
+    "hf/cache/growing.py",
+    "hf/attention/folded.py",
+    "heads/modules/",
+)
+"""Files whose lines run within a model's or a head's pass."""
 PROCESSORS = ("hf/generation/processors.py", "hf/generation/fast_warpers.py")
 """Files whose lines run the caller's logits processors: kernels of transformers, over all nodes of a pass at once."""
 GREEDY = {"do_sample": False}
@@ -63,6 +70,7 @@ def cases() -> Iterator[Case]:
                 lambda draft, make=make: TreeSpeculation(make(), tree=8, seed=0),
                 settings[setting],
             )
+    yield from head_cases({"greedy": GREEDY, "sampled": SAMPLED})
 
 
 def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
@@ -151,7 +159,7 @@ def report(data: dict[str, Any], before: dict[str, Any]) -> str:
     columns.append("of the models")
     table = []
     for row in data["rows"]:
-        then = old[row["name"]]
+        then = old.get(row["name"])
         table.append(
             [
                 row["name"],
@@ -160,8 +168,8 @@ def report(data: dict[str, Any], before: dict[str, Any]) -> str:
                 f"{row['pinned']:.1f}",
                 f"{row['launches']:.0f}",
                 f"{row['launches of processors']:.0f}",
-                f"{then['reads'] + then['uploads']:.1f}",
-                f"{then['launches']:.0f}",
+                f"{then['reads'] + then['uploads']:.1f}" if then else "",
+                f"{then['launches']:.0f}" if then else "",
                 f"{row['launches of models']:.0f}",
             ]
         )

@@ -12,7 +12,7 @@ from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
 from benchmarks.accelerator.waits import cases, prompts, tiny_models
 
 CASES = list(cases())
-QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy")
+QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy", "EAGLE-3, 2 x 2, sampled")
 
 
 def decode(case: Any, on_device: bool, num_rows: int, **more: Any) -> list[list[int]]:

@@ -22,6 +22,7 @@ from treespec.policies import BestFirst
 from treespec.policies.truncated import shape_of
 from treespec.protocols import Frontier, Proposal, Session
 from treespec.tree import TreeBatch
+from treespec.tree.transfer import download, upload
 
 
 class DFlash(HeadDrafter[DFlashHead]):
@@ -45,7 +46,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         with torch.no_grad():
             logits = self._read_block(depth)
             self._block = _Block(self._session, self.head, logits, self._num_candidates)
-            if self._num_candidates is not None and self._session.device.type == "cpu" and can_use_heap(policy):
+            if self._block.is_on_host and can_use_heap(policy):
                 return self._block.grow(policy, depth)
             return policy.grow(self, depth)
 
@@ -59,14 +60,15 @@ class DFlash(HeadDrafter[DFlashHead]):
         """Logits of the first depths below the roots, without what a Markov head adds."""
         head = self.head
         keys = self._keys
-        device = head.fc.weight.device
         for states, _, counts in self._unread.take():
-            self._read_context(states.to(device), counts)
-        lengths = torch.tensor([keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
-        masks = self._masks(lengths[0])
+            self._read_context(states.to(keys.device), counts)
+        lengths = torch.tensor([keys.lengths, self._unread.offsets]).unsqueeze(-1)
+        positions = lengths.sum(0) + torch.arange(head.config.block_size)
+        inputs = upload(keys.device, head.block_tokens(self.root_tokens), positions, lengths[0])
+        tokens, positions, ends = inputs
+        masks = self._masks(ends)
         keys.begin_pending(head.config.block_size)
-        positions = lengths.sum(0).unsqueeze(1) + torch.arange(head.config.block_size, device=device)
-        outputs = head.run(head.block_tokens(self.root_tokens.to(device)), positions, masks, keys)
+        outputs = head.run(tokens, positions, masks, keys)
         keys.drop_pending()
         return head.read(head.by_depth(outputs)[:, :num_depths])
 
@@ -74,29 +76,28 @@ class DFlash(HeadDrafter[DFlashHead]):
         """Keep the keys of committed tokens' states for good."""
         keys = self._keys
         num_columns = states.shape[1]
-        firsts = [length + offset for length, offset in zip(keys.lengths, self._unread.offsets, strict=True)]
-        positions = torch.tensor(firsts).to(states.device, non_blocking=True).unsqueeze(1)
-        positions = positions + torch.arange(num_columns, device=states.device)
-        keys.begin_commit(counts, num_columns)
+        firsts = torch.tensor([keys.lengths, self._unread.offsets]).sum(0)
+        (positions,) = keys.begin_commit(counts, num_columns, firsts.unsqueeze(1) + torch.arange(num_columns))
         self.head.add_context(self.head.fuse(states), positions, keys)
 
-    def _masks(self, lengths: Int[Tensor, "B"]) -> list[Tensor | None]:
-        """Per layer, what the blocks see: bool [B, 1, Q, S], or None where that is everything."""
+    def _masks(self, ends: Int[Tensor, "B 1"]) -> list[Tensor | None]:
+        """Per layer, what blocks behind the context's ends see: bool [B, 1, Q, S], or None where that is everything."""
         num_committed = self._keys.num_committed
         size = self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1
-        slots = torch.arange(num_committed, device=lengths.device)
-        ahead = (lengths.unsqueeze(1) - slots)[:, None, None]
+        slots = torch.arange(num_committed, device=ends.device)
         masks: dict[Span, Tensor | None] = {}
         for span in set(self.head.config.spans):
             window = num_committed if span.window is None else span.window
             if not is_ragged and not span.is_causal and window >= num_committed:
                 masks[span] = None
                 continue
-            block = torch.ones(size, size, dtype=torch.bool, device=lengths.device)
-            block = (block.tril() if span.is_causal else block).expand(len(lengths), 1, -1, -1)
-            context = ((ahead > 0) & (ahead <= window)).expand(-1, -1, size, -1)
-            masks[span] = torch.cat([context, block], -1)
+            context = slots < ends
+            if span.window is not None:
+                context = context & (slots >= ends - span.window)
+            block = torch.ones(size, size, dtype=torch.bool, device=ends.device)
+            block = (block.tril() if span.is_causal else block).expand(len(ends), 1, -1, -1)
+            masks[span] = torch.cat([context[:, None, None].expand(-1, -1, size, -1), block], -1)
         return [masks[span] for span in self.head.config.spans]
 
 
@@ -115,19 +116,26 @@ class _Block:
         self._shared: Proposal | None = None
         if head.markov_head is None and session.processors.is_path_free:
             self._shared = self._propose(logits, None)
+            if self._shared.tokens is not None:  # One wait for all depths.
+                self._shared = Proposal(*download(self._shared.probs, self._shared.tokens))
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether candidates are read without a wait."""
+        is_read = self._shared is not None or self._session.device.type == "cpu"
+        return is_read and self._num_candidates is not None
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
-        depths = frontier.depths
-        rows = torch.arange(len(depths), device=depths.device).unsqueeze(1)
+        rows = torch.arange(len(frontier.depths)).unsqueeze(1)
         if self._shared is not None:
             probs, ids = self._shared
+            rows, depths = upload(probs.device, rows, frontier.depths)
             return Proposal(probs[rows, depths], None if ids is None else ids[rows, depths])
-        rows = rows.to(self._logits.device)
-        depths = depths.to(self._logits.device)
+        rows, depths, tokens = upload(self._logits.device, rows, frontier.depths, frontier.tokens)
         logits = self._logits[rows, depths]
         if self._head.markov_head is not None:
-            logits = logits + self._head.markov_head(frontier.tokens.to(logits.device))
+            logits = logits + self._head.markov_head(tokens)
         return self._propose(logits, frontier)
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:

@@ -20,6 +20,7 @@ from treespec.policies.best_first import DENSE_DEPTH
 from treespec.policies.truncated import shape_of
 from treespec.protocols import Frontier, Proposal
 from treespec.tree import TreeBatch
+from treespec.tree.transfer import upload
 
 
 class Eagle3(HeadDrafter[Eagle3Head]):
@@ -54,24 +55,29 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         """The head's output after the roots: `logits` [B, 1, W], `features` [B, 1, H]."""
         roots: Tensor | None = None
         for pairs in self._unread.take():
-            outputs = self._read_committed(pairs, self._keys, self._unread.offsets)
-            last = torch.tensor(pairs.counts).to(outputs.device, non_blocking=True).unsqueeze(1) - 1
-            ends = take_columns(outputs, last.clamp(min=0))
-            roots = ends if roots is None else torch.where(last.unsqueeze(-1) >= 0, ends, roots)
+            ends = self._read_committed(pairs, self._keys, self._unread.offsets)
+            if roots is not None and min(pairs.counts) == 0:
+                (has_pairs,) = upload(ends.device, torch.tensor(pairs.counts)[:, None, None] > 0)
+                ends = torch.where(has_pairs, ends, roots)
+            roots = ends
         assert roots is not None
         return self.head.read(roots)
 
-    def _read_committed(self, pairs: Pairs, keys: DraftingCache, offsets: list[int]) -> Float[Tensor, "B M H"]:
-        """Outputs of a pass over committed tokens, whose keys are kept; `offsets`: see `UnreadFeatures`."""
-        device = self.head.fc.weight.device
+    def _read_committed(self, pairs: Pairs, keys: DraftingCache, offsets: list[int]) -> Float[Tensor, "B 1 H"]:
+        """A pass over committed tokens, whose keys are kept; returns the outputs at each row's last one.
+
+        `offsets`: see `UnreadFeatures`.
+        """
         states, tokens, counts = pairs
         num_columns = tokens.shape[1]
-        first = torch.tensor([keys.lengths, offsets]).to(device, non_blocking=True)
-        num_slots = keys.begin_commit(counts, num_columns)
-        own_slots = first[0].unsqueeze(1) + torch.arange(num_columns, device=device)
-        mask = self._sees(own_slots, torch.arange(num_slots, device=device).expand(len(counts), -1))
-        features = self._fuse(states.to(device))
-        return self.head.run(tokens.to(device), features, own_slots + first[1].unsqueeze(1), mask, keys)
+        slots = torch.tensor(keys.lengths).unsqueeze(1) + torch.arange(num_columns)
+        positions = slots + torch.tensor(offsets).unsqueeze(1)
+        last = (torch.tensor(counts).unsqueeze(1) - 1).clamp(min=0)
+        inputs = keys.begin_commit(counts, num_columns, tokens, slots, positions, last)
+        tokens, slots, positions, last = inputs
+        mask = self._sees(slots.unsqueeze(-1), torch.arange(keys.num_slots, device=keys.device))
+        features = self._fuse(states.to(keys.device))
+        return take_columns(self.head.run(tokens, features, positions, mask.unsqueeze(1), keys), last)
 
     def _fuse(self, states: Float[Tensor, "B M Y"]) -> Float[Tensor, "B M H"]:
         """The head's features of the target's states."""
@@ -79,26 +85,28 @@ class Eagle3(HeadDrafter[Eagle3Head]):
 
     def _read_level(self, frontier: Frontier) -> Eagle3Output:
         """The head's output after nodes below the root. Padding reads the root's feature."""
-        device = self.head.fc.weight.device
+        keys = self._keys
         num_nodes = frontier.tokens.shape[1]
-        features = take_columns(self._features, frontier.parents.clamp(min=0).to(device))
-        lengths = torch.tensor([self._keys.lengths, self._unread.offsets]).to(device, non_blocking=True)
-        num_committed = self._keys.num_committed
-        self._keys.begin_pending(num_nodes)
-        slots = torch.arange(num_committed, device=device).expand(len(features), -1)
         # A node of depth d has the position of the d-th token after the root.
-        all_nodes = lengths[0].unsqueeze(1) - 1 + frontier.expanded_depths.to(device)
-        nodes = all_nodes[:, -num_nodes:]
-        committed = (slots < lengths[0].unsqueeze(1))[:, None, None].expand(-1, -1, num_nodes, -1)
-        mask = torch.cat([committed, frontier.ancestors[:, None, :, 1:].to(device)], -1)
+        lengths = torch.tensor([keys.lengths, self._unread.offsets]).unsqueeze(-1)
+        slots = lengths[0] - 1 + frontier.expanded_depths
+        nodes = slots[:, -num_nodes:]
+        is_above = frontier.ancestors[..., 1:]
         if self.head.config.layer.window is not None:
-            mask = mask & self._sees(nodes, torch.cat([slots, all_nodes[:, 1:]], 1))
-        positions = nodes + lengths[1].unsqueeze(1)
-        return self.head.read(self.head.run(frontier.tokens.to(device), features, positions, mask, self._keys))
+            is_above = is_above & self._sees(nodes.unsqueeze(-1), slots[:, None, 1:])
+        arrays = frontier.tokens, frontier.parents.clamp(min=0), nodes + lengths[1], nodes, lengths[0], is_above
+        tokens, parents, positions, nodes, ends, is_above = upload(keys.device, *arrays)
+        committed = torch.arange(keys.num_committed, device=keys.device)
+        is_committed = (committed < ends).unsqueeze(1)
+        if self.head.config.layer.window is not None:
+            is_committed = is_committed & self._sees(nodes.unsqueeze(-1), committed)
+        mask = torch.cat([is_committed.expand(-1, num_nodes, -1), is_above], -1).unsqueeze(1)
+        keys.begin_pending(num_nodes)
+        features = take_columns(self._features, parents)
+        return self.head.read(self.head.run(tokens, features, positions, mask, keys))
 
-    def _sees(self, queries: Int[Tensor, "B F"], keys: Int[Tensor, "B S"]) -> Bool[Tensor, "B 1 F S"]:
+    def _sees(self, queries: Int[Tensor, "B F 1"], keys: Int[Tensor, "... S"]) -> Bool[Tensor, "B F S"]:
         """Whether a key's slot is in the window that ends at a query's."""
-        ahead = queries.unsqueeze(-1) - keys.unsqueeze(1)
         window = self.head.config.layer.window
-        mask = ahead >= 0 if window is None else (ahead >= 0) & (ahead < window)
-        return mask.unsqueeze(1)
+        is_before = keys <= queries
+        return is_before if window is None else is_before & (keys > queries - window)

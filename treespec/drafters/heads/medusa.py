@@ -23,6 +23,7 @@ from treespec.heads.modules.medusa import MedusaHeads
 from treespec.policies import BestFirst
 from treespec.protocols import Frontier, HiddenStates, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
+from treespec.tree.transfer import upload
 
 LAST = -1
 
@@ -84,23 +85,26 @@ class Medusa(SessionSource):
         """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
         states = step.scores.hidden_states[LAST]
         nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
-        self._features = self._take(states[torch.arange(len(nodes)), torch.tensor(nodes)])
+        index = upload(states.device, torch.arange(len(nodes)), torch.tensor(nodes))
+        self._features = self._take(states[index[0], index[1]])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows' features, in this order."""
         if self._features is not None:
-            self._features = self._features[list(rows)]
+            (index,) = upload(self._features.device, torch.tensor(list(rows)))
+            self._features = self._features[index]
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`: the distribution of every node's depth."""
-        # A pass reaches at most one level deeper, so it needs at most one head more; depths stay on the device.
+        # A pass reaches at most one level deeper, so it needs at most one head more.
         num_depths = min(len(self._logits) + 1, self._heads.num_heads)
-        rows = torch.arange(len(frontier.depths), device=frontier.depths.device).unsqueeze(1)
+        rows = torch.arange(len(frontier.depths)).unsqueeze(1)
+        rows, depths = upload(self._session.device, rows, frontier.depths)
         if self._session.processors.is_path_free:
             probs = torch.stack([self._depth_probs(d) for d in range(num_depths)], 1)
-            return Proposal(probs[rows, frontier.depths])
+            return Proposal(probs[rows, depths])
         logits = torch.stack([self._depth_logits(d) for d in range(num_depths)], 1)
-        return Proposal(path_probs(self._session, logits[rows, frontier.depths], frontier))
+        return Proposal(path_probs(self._session, logits[rows, depths], frontier))
 
     def _prompt_features(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
         """The features before the first roots; None where the target has computed none."""

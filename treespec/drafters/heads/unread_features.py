@@ -10,13 +10,17 @@ from torch import Tensor
 
 from treespec.protocols import HiddenStates, Session, VerifiedStep
 from treespec.tree import pad_rows
+from treespec.tree.transfer import upload
 
 MAX_COLUMNS = 512
 """The most tokens that one pass catches up with: it bounds the attention's memory on long prompts."""
 
 
 class Pairs(NamedTuple):
-    """Committed tokens that the head has not read, with the states before them: `counts[b]` of row b, first."""
+    """Committed tokens that the head has not read, with the states before them: `counts[b]` of row b, first.
+
+    The states are on the call's device, the tokens on the host.
+    """
 
     states: Float[Tensor, "B M Y"]
     tokens: Int[Tensor, "B M"]
@@ -46,11 +50,9 @@ class UnreadFeatures:
         """Keep the emitted tokens and the states before them."""
         counts = [len(tokens) for tokens in step.emitted]
         paths = [verdict.path[:count] for verdict, count in zip(step.verdicts, counts, strict=True)]
-        index = torch.tensor([pad_rows(paths, 0), pad_rows(step.emitted, 0)]).to(
-            self._session.device, non_blocking=True
-        )
-        states = take_columns(self._join_layers(step.scores.hidden_states), index[0])
-        self._unread.append(Pairs(states, index[1], counts))
+        (index,) = upload(self._session.device, torch.tensor(pad_rows(paths, 0)))
+        states = take_columns(self._join_layers(step.scores.hidden_states), index)
+        self._unread.append(Pairs(states, torch.tensor(pad_rows(step.emitted, 0)), counts))
 
     def take(self) -> list[Pairs]:
         """All pairs that were not taken yet, in order, in parts of at most `MAX_COLUMNS` columns."""
@@ -65,9 +67,12 @@ class UnreadFeatures:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(list(rows), device=self._session.device)
+        index = torch.tensor(list(rows))
+        (states_index,) = upload(self._session.device, index)
         self.offsets = [self.offsets[b] for b in rows]
-        self._unread = [Pairs(p.states[index], p.tokens[index], [p.counts[b] for b in rows]) for p in self._unread]
+        self._unread = [
+            Pairs(p.states[states_index], p.tokens[index], [p.counts[b] for b in rows]) for p in self._unread
+        ]
 
     def _prompt_pairs(self, states: HiddenStates) -> Pairs:
         """The prompt's pairs: those of its last columns, where a given cache held the first ones."""
@@ -78,11 +83,10 @@ class UnreadFeatures:
         firsts = [max(start, padding) for padding in history.num_padding]
         self.offsets = [first - padding for first, padding in zip(firsts, history.num_padding, strict=True)]
         tokens = torch.stack([history.row(b) for b in range(history.num_rows)])[:, start + 1 :]
-        tokens = tokens.to(self._session.device)
         if len(set(firsts)) > 1 or firsts[0] > start:
-            shift = torch.tensor(firsts, device=tokens.device).unsqueeze(1) - start
-            index = (shift + torch.arange(tokens.shape[1], device=tokens.device)).clamp(max=tokens.shape[1] - 1)
-            joined, tokens = take_columns(joined, index), tokens.gather(1, index)
+            shift = torch.tensor(firsts).unsqueeze(1) - start
+            index = (shift + torch.arange(tokens.shape[1])).clamp(max=tokens.shape[1] - 1)
+            joined, tokens = take_columns(joined, *upload(joined.device, index)), tokens.gather(1, index)
         return Pairs(joined, tokens, [last - first for first in firsts])
 
     def _join_layers(self, states: HiddenStates) -> Float[Tensor, "B N Y"]:
@@ -95,10 +99,10 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
     rows = zip(*(part.counts for part in parts), strict=True)
     columns = [[s + i for s, n in zip(starts, counts, strict=False) for i in range(n)] for counts in rows]
     counts = list(map(len, columns))
-    index = torch.tensor(pad_rows(columns, 0)).to(parts[0].tokens.device, non_blocking=True)
+    index = torch.tensor(pad_rows(columns, 0))
     states = torch.cat([part.states for part in parts], 1)
     tokens = torch.cat([part.tokens for part in parts], 1)
-    return Pairs(take_columns(states, index), tokens.gather(1, index), counts)
+    return Pairs(take_columns(states, *upload(states.device, index)), tokens.gather(1, index), counts)
 
 
 def take_columns(states: Float[Tensor, "B N H"], index: Int[Tensor, "B M"]) -> Float[Tensor, "B M H"]:

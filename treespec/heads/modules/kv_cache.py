@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from treespec.heads.modules.layers import LayerConfig
+from treespec.tree.transfer import upload
 
 FIRST_SLOTS = 256
 
@@ -35,33 +36,45 @@ class DraftingCache:
         self._scattered: tuple[Int[Tensor, "M"], Int[Tensor, "M"], Int[Tensor, "M"]] | None = None
 
     @property
+    def device(self) -> torch.device:
+        return self._buffers[0][0].device
+
+    @property
     def num_committed(self) -> int:
         """The slots of the longest row."""
         return max(self.lengths, default=0)
 
-    def begin_commit(self, counts: Sequence[int], num_columns: int) -> int:
-        """The next pass commits the first `counts[b]` of its columns to row b; returns S, the slots it attends."""
+    @property
+    def num_slots(self) -> int:
+        """S, the slots that a pass attends after its `begin_...`."""
+        return self._end
+
+    def begin_commit(self, counts: Sequence[int], num_columns: int, *inputs: Shaped[Tensor, "..."]) -> list[Tensor]:
+        """The next pass commits the first `counts[b]` of its columns to row b.
+
+        Returns `inputs`, what the pass reads from the host, on the keys' device: one copy takes all there.
+        """
         self._num_pending = 0
         ends = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._reserve(max(ends))
         if len(set(self.lengths)) == 1 and set(counts) == {num_columns}:
             self._start, self._scattered = self.lengths[0], None
+            copies = upload(self.device, *inputs)
         else:
             triples = [(b, c, self.lengths[b] + c) for b, count in enumerate(counts) for c in range(count)]
             index = torch.tensor(triples, dtype=torch.int64).view(-1, 3).T
-            rows, columns, slots = index.to(self._buffers[0][0].device, non_blocking=True)
+            *copies, (rows, columns, slots) = upload(self.device, *inputs, index)
             self._start, self._scattered = None, (rows, columns, slots)
         self.lengths = ends
         self._end = max(ends)
-        return self._end
+        return copies
 
-    def begin_pending(self, num_nodes: int) -> int:
-        """The next pass adds nodes that may be dropped; returns S."""
+    def begin_pending(self, num_nodes: int) -> None:
+        """The next pass adds nodes that may be dropped."""
         self._start, self._scattered = self.num_committed + self._num_pending, None
         self._num_pending += num_nodes
         self._end = self._start + num_nodes
         self._reserve(self._end)
-        return self._end
 
     def drop_pending(self) -> None:
         self._num_pending = 0
@@ -80,7 +93,7 @@ class DraftingCache:
         return stored_keys[:, :, : self._end], stored_values[:, :, : self._end]
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        index = torch.tensor(list(rows), dtype=torch.int64, device=self._buffers[0][0].device)
+        (index,) = upload(self.device, torch.tensor(list(rows), dtype=torch.int64))
         self._buffers = [(keys[index], values[index]) for keys, values in self._buffers]
         self.lengths = [self.lengths[row] for row in rows]
 
