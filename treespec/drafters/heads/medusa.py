@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.checks import AUTO
 from treespec.drafters.base import SessionSource, single_nodes
+from treespec.drafters.heads.proposals import needs_full_probs
 from treespec.drafters.host_trees import can_use_heap, grow_on_host
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
@@ -23,7 +24,7 @@ from treespec.heads.modules.medusa import MedusaHeads
 from treespec.policies import BestFirst
 from treespec.protocols import Frontier, HiddenStates, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
-from treespec.tree.transfer import upload
+from treespec.tree.transfer import download, upload
 
 LAST = -1
 
@@ -77,7 +78,14 @@ class Medusa(SessionSource):
         self._probs: list[Tensor] = []
         depth = min(max_depth, self._heads.num_heads)
         policy = self._policy
-        if can_use_heap(policy) and self._selects_on_host(policy):
+        is_on_cpu = self._session.device.type == "cpu"
+        # A CPU computes only the depths that a tree reaches; an accelerator waits less if it computes all at once.
+        self._shared = None if is_on_cpu or not self._session.processors.is_path_free else self._all_probs(depth)
+        self._candidates: tuple[Tensor, Tensor] | None = None
+        if self._shared is not None and not needs_full_probs(self._session, policy):
+            probs, tokens = download(*self._shared.topk(min(max(policy.max_nodes - 1, 1), self._shared.shape[-1])))
+            self._candidates = probs, tokens
+        if can_use_heap(policy) and (self._candidates is not None or (is_on_cpu and self._is_shared(policy))):
             return self._grow_on_host(policy, depth)
         return policy.grow(self, depth)
 
@@ -96,10 +104,14 @@ class Medusa(SessionSource):
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`: the distribution of every node's depth."""
+        rows = torch.arange(len(frontier.depths)).unsqueeze(1)
+        if self._candidates is not None:
+            return Proposal(*(values[rows, frontier.depths] for values in self._candidates))
+        rows, depths = upload(self._session.device, rows, frontier.depths)
+        if self._shared is not None:
+            return Proposal(self._shared[rows, depths])
         # A pass reaches at most one level deeper, so it needs at most one head more.
         num_depths = min(len(self._logits) + 1, self._heads.num_heads)
-        rows = torch.arange(len(frontier.depths)).unsqueeze(1)
-        rows, depths = upload(self._session.device, rows, frontier.depths)
         if self._session.processors.is_path_free:
             probs = torch.stack([self._depth_probs(d) for d in range(num_depths)], 1)
             return Proposal(probs[rows, depths])
@@ -141,18 +153,29 @@ class Medusa(SessionSource):
             self._probs.append(path_probs(self._session, self._depth_logits(d).unsqueeze(1)).squeeze(1))
         return self._probs[depth]
 
-    def _selects_on_host(self, policy: BestFirst) -> bool:
-        """Whether children are selected, from distributions for which one top-k per depth is enough, on a host."""
+    def _is_shared(self, policy: BestFirst) -> bool:
+        """Whether children are selected, from distributions for which one top-k per depth is enough."""
         is_selected = policy.children != AUTO or not self.is_sampling
-        return is_selected and self._session.processors.is_path_free and self._session.device.type == "cpu"
+        return is_selected and self._session.processors.is_path_free
+
+    def _best(self, depth: int, k: int) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
+        """Probabilities and tokens of the best children of nodes at `depth`."""
+        if self._candidates is not None:
+            probs, tokens = self._candidates
+            return probs[:, depth], tokens[:, depth]
+        distribution = self._depth_probs(depth)
+        return distribution.topk(min(k, distribution.shape[1]))
+
+    def _all_probs(self, num_depths: int) -> Float[Tensor, "B D V"]:
+        """The distributions of depths, where processors look at no path."""
+        return path_probs(self._session, torch.stack([self._depth_logits(d) for d in range(num_depths)], 1))
 
     def _grow_on_host(self, policy: BestFirst, max_depth: int) -> TreeBatch:
         tops: list[list[list[tuple[float, int, int]]]] = []
 
         def children_of(row: int, depth: int) -> list[tuple[float, int, int]]:
             for d in range(len(tops), depth + 1):
-                distribution = self._depth_probs(d)
-                probs, tokens = distribution.topk(min(policy.num_nodes - 1, distribution.shape[1]))
+                probs, tokens = self._best(d, policy.num_nodes - 1)
                 pairs = zip(probs.tolist(), tokens.tolist(), strict=True)
                 tops.append([[(p, t, d + 1) for p, t in zip(*pair, strict=True) if p > 0] for pair in pairs])
             return tops[depth][row]
