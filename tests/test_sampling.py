@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,15 +14,20 @@ import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.accelerator.device import DeviceTensor, PretendAccelerator
 from treespec.sampling import (
     draw_independent,
+    draw_on_host,
     draw_without_replacement,
     flatten_at_zeros,
     inverse_cdf,
     normalise,
+    race,
     race_of_blocks,
 )
+from treespec.tree.transfer import download
 
 ALMOST_ONE = 1 - 2**-53
 SIGNIFICANCE = 1e-6  # Seeds are fixed: a failure is a bug, and a bias of a hundredth would fail by far.
@@ -102,6 +110,64 @@ def test_sums_of_parallel_scans_are_made_monotone() -> None:
     assert flatten_at_zeros(weights.cumsum(0), weights).equal(weights.cumsum(0))
 
 
+class RaggedSums(TorchDispatchMode):
+    """Cumulative sums of the pretended device that are off by so many ulps of one, as those of a parallel scan."""
+
+    def __init__(self, errors: list[int]) -> None:
+        super().__init__()
+        self.errors = torch.tensor(errors) * 2.0**-52
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.cumsum.default:
+            out.inner += self.errors[: out.shape[-1]]
+        return out
+
+
+RAGGED = {0: [0, 4, 0, 0, 0, 0], 1: [0] * 6, 2: [0, 0, 0, 4, 0, 0], 3: [0, 0, 0, 0, -4, 0]}
+"""By case: a rise before the tokens with mass, none, one between them, and a dip at the last."""
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_tokens_without_mass_are_drawn_again(case: int) -> None:
+    """On a device: the goals lie on the edges, where a sum that is off by a few ulps finds its neighbour."""
+    weights = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.5, 0.0])
+    uniform = torch.tensor([[0.0, 2**-53, 0.25], [0.5, 0.75, ALMOST_ONE]], dtype=torch.float64)
+    with PretendAccelerator() as device:
+        on_device = DeviceTensor(weights.expand(2, 3, 6).contiguous())
+        with RaggedSums(RAGGED[case]):
+            tokens, extra = draw_on_host(on_device, uniform, DeviceTensor(weights))
+        num_reads = sum(device.reads.values())
+    assert extra.equal(weights)
+    assert tokens.tolist() == [[2, 2, 2], [4, 4, 4]]
+    assert num_reads == (1 if case == 1 else 2)
+
+
+def test_draws_on_the_host_are_those_of_the_inverse_cdf() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(50, 4, 9, generator=generator) * (torch.rand(50, 4, 9, generator=generator) < 0.5)
+    weights[..., 3] += 0.01
+    uniform = torch.rand(50, 4, dtype=torch.float64, generator=generator)
+    expected = inverse_cdf(weights, uniform)
+    assert draw_on_host(weights, uniform)[0].equal(expected)
+    with PretendAccelerator() as device:
+        assert draw_on_host(DeviceTensor(weights), uniform)[0].equal(expected)
+        assert sum(device.reads.values()) == 1
+        assert sum(device.launches.values()) <= 8
+        nothing = draw_on_host(DeviceTensor(torch.full((2, 9), torch.nan)), uniform[0, :2])[0]
+    assert ((nothing >= 0) & (nothing < 9)).all()
+
+
+def test_a_clock_whose_uniform_is_zero_rings() -> None:
+    """Else a draw from a point mass could return a token without mass."""
+    probs = torch.zeros(2, 1500)
+    probs[:, 700] = 1
+    with patch.object(torch, "rand", lambda size, **_: torch.zeros(size, dtype=torch.float64)):
+        for some in (probs, probs[:, 600:800]):
+            tokens = draw_independent(some, 1, torch.Generator())
+            assert some.gather(-1, tokens).tolist() == [[1.0], [1.0]]
+
+
 def g_test(counts: dict, probs: dict, num_draws: int) -> float:
     """The p-value of counted outcomes under an exact distribution."""
     assert set(counts) <= {outcome for outcome, prob in probs.items() if prob > 0}
@@ -170,6 +236,18 @@ def test_large_vocabularies_are_drawn_from_by_blocks() -> None:
     tokens, is_drawn = draw_without_replacement(probs[:5], 6, torch.Generator().manual_seed(0))
     assert is_drawn.sum(-1).tolist() == [4] * 5
     assert all(len(set(row)) == 6 for row in tokens.tolist())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_races_have_their_exact_ordered_distribution(k: int, is_on_device: bool) -> None:
+    probs = torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1)
+    with PretendAccelerator() if is_on_device else nullcontext():
+        tokens, speeds = download(
+            *race(DeviceTensor(probs) if is_on_device else probs, k, torch.Generator().manual_seed(k))
+        )
+    assert g_test(counted(tokens), without_replacement_probs(DISTRIBUTION, k), NUM_DRAWS) > SIGNIFICANCE
+    assert stats.kstest((1 / speeds[:, 0]).numpy(), "expon").pvalue > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("k", [1, 2])

@@ -8,17 +8,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from treespec.protocols import History, PathProcessors
 from treespec.tree import Path
-from treespec.tree.transfer import upload
+from treespec.tree.transfer import download, upload
 
 LEAST_SPLIT = 1024
 """Smaller vocabularies are drawn from token by token; larger ones on a CPU by blocks first."""
 LARGEST_UNIFORM = 1 - 2.0**-52
 """The product of this double, or a smaller one, with a normal total is below the total, however it is rounded."""
+LEAST_UNIFORM = 2.0**-54
+"""Stands for a uniform of zero, whose logarithm is infinite: a clock with any rate rings."""
 
 
 def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
@@ -44,8 +46,46 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     return _search(weights, uniform.unsqueeze(-1)).squeeze(-1)
 
 
+def draw_on_host(
+    weights: Float[Tensor, "*rows V"],
+    uniform: Float[Tensor, "*rows"],
+    *more: Shaped[Tensor, "..."],
+    sums: Float[Tensor, "*rows"] | None = None,
+) -> list[Tensor]:
+    """`inverse_cdf` for uniforms float64 on the host: tokens int64 [*rows], then `more`, all on the host by one copy.
+
+    `sums` are the weights', float64, where they are known.
+
+    A device's sums, made in parallel, may rise by an ulp where there is no mass. Making them flat there costs more
+    kernels than the draw: rows where such an index was found are drawn once more, by `inverse_cdf`.
+    """
+    if weights.device.type == "cpu":
+        return [inverse_cdf(weights, uniform), *download(*more)]
+    (uploaded,) = upload(weights.device, uniform.double())
+    sums = weights.sum(-1, dtype=torch.float64) if sums is None else sums
+    tokens, found, *rest = download(*find_tokens(weights, uploaded * sums), *more)
+    is_empty = (found == 0).flatten()
+    if is_empty.any():
+        again = is_empty.nonzero().flatten()
+        index, uploaded = upload(weights.device, again, uniform.double().flatten()[again])
+        tokens.view(-1)[again] = download(inverse_cdf(weights.flatten(0, -2)[index], uploaded))[0]
+    return [tokens, *rest]
+
+
+def find_tokens(
+    weights: Float[Tensor, "*rows V"], goal: Float[Tensor, "*rows"]
+) -> tuple[Int[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """Tokens at which cumulative sums, added in any order, pass a goal, and their weights; one of zero is not drawn."""
+    # Without the last sum, so that every index found is a token's, even where weights are NaN.
+    cdf = weights[..., :-1].cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(cdf, goal.unsqueeze(-1), right=True)
+    return tokens.squeeze(-1), weights.gather(-1, tokens).squeeze(-1)
+
+
 def draw_independent(probs: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """k independent draws per distribution, duplicates kept, in drawing order: int64 [..., k]."""
+    """k independent draws per distribution with mass, duplicates kept, in drawing order: int64 [..., k]."""
+    if k == 1:  # Needs no sum over the vocabulary.
+        return race(probs, 1, generator)[0]
     uniform = torch.rand(*probs.shape[:-1], k, dtype=torch.float64, device=probs.device, generator=generator)
     return _search(probs, uniform)
 
@@ -91,10 +131,9 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     size = probs.shape[-1]
     if probs.device.type == "cpu" and size >= max(LEAST_SPLIT, 16 * k):
         return race_of_blocks(probs, k, 1 << round(math.log2(size / k) / 2), generator)
-    uniform = torch.rand(probs.shape, dtype=torch.float64, device=probs.device, generator=generator)
-    # Speeds below zero, so that neither clocks nor their signs cost a kernel each; zero mass never rings.
-    first = (probs / uniform.log_()).topk(min(k, size), dim=-1, largest=False)
-    return first.indices, -first.values
+    speeds = probs / _exponential(probs, generator)
+    first = speeds.max(-1, keepdim=True) if k == 1 else speeds.topk(min(k, size), dim=-1)
+    return first.indices, first.values
 
 
 def race_of_blocks(probs: Tensor, k: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -116,9 +155,15 @@ def race_of_blocks(probs: Tensor, k: int, size: int, generator: torch.Generator)
 
 def _clocks(rates: Tensor, generator: torch.Generator) -> Tensor:
     """Exponential arrival times float64, infinite at rate zero."""
-    # Not `exponential_`, which takes three times as long on a CPU. A uniform of zero never rings.
-    uniform = torch.rand(rates.shape, dtype=torch.float64, device=rates.device, generator=generator)
-    return uniform.log_().neg_().div_(rates)
+    return _exponential(rates, generator).div_(rates)
+
+
+def _exponential(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard exponentials float64, neither zero nor infinite."""
+    if like.device.type != "cpu":  # One kernel; a CPU takes three times as long for it.
+        return torch.empty(like.shape, dtype=torch.float64, device=like.device).exponential_(generator=generator)
+    uniform = torch.rand(like.shape, dtype=torch.float64, generator=generator)
+    return uniform.clamp_(min=LEAST_UNIFORM).log_().neg_()
 
 
 class NoProcessors:
@@ -146,7 +191,7 @@ def path_scores(
     """
     flat = logits.flatten(0, 1)
     if processors.is_path_free:
-        no_ids = torch.zeros(len(flat), 1, dtype=torch.int64, device=logits.device)
+        no_ids = torch.empty(len(flat), 1, dtype=torch.int64, device=logits.device)  # Nobody reads them.
         return processors(no_ids, flat, row_ids[0]).view(logits.shape)
     padded = ([*paths, *[None] * (logits.shape[1] - len(paths))] for paths in read_paths())
     texts = [(row, path or ()) for row, paths in enumerate(padded) for path in paths]

@@ -34,6 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from treespec.sampling import LEAST_UNIFORM
+
 _setup_privateuseone_for_python_backend("pretend")
 DEVICE = torch.device("pretend", 0)
 _backend: Any = torch.get_device_module("pretend")
@@ -149,7 +151,7 @@ class PretendAccelerator(TorchDispatchMode):
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
         args, kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
-        out = func(*args, **kwargs)
+        out = (_exponential_ if func is aten.exponential_.default else func)(*args, **kwargs)
         own = {id(x.inner): x for x in here}  # What is written in place is the caller's own tensor.
         return tree_map(lambda x: _wrapped(x, own), out) if is_here else out
 
@@ -181,6 +183,12 @@ class _Literals(TorchFunctionMode):
                 key = tuple(DeviceTensor(torch.tensor(k)) if isinstance(k, list) else k for k in key)
                 args = (first, key, *args[2:])
         return func(*args, **kwargs)
+
+
+def _exponential_(out: Tensor, lambd: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    """As `treespec.sampling` draws them on a CPU, so that both draw the same."""
+    uniform = torch.rand(out.shape, dtype=torch.float64, generator=generator)
+    return out.copy_(uniform.clamp_(min=LEAST_UNIFORM).log_().neg_().div_(lambd))
 
 
 def _generator_class(real: type) -> type:

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from treespec import sampling
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.hf.generation.processors import TreeProcessors
@@ -75,7 +76,8 @@ def test_reads_of_a_whole_step(
     warpers = TreeProcessors([TemperatureLogitsWarper(0.8), last], num_rows=30)
     probs = TargetProbs(dataclasses.replace(trees), logits, history, warpers, list(range(30)), is_sampling)
     reads: list[int] = []
-    monkeypatch.setattr(forms, "download", lambda *tensors: reads.append(len(tensors)) or list(tensors))
+    for module in (forms, sampling):
+        monkeypatch.setattr(module, "download", lambda *tensors: reads.append(len(tensors)) or list(tensors))
     rule = resolve(name, is_sampling, probs.trees)
     if is_sampling:
         found = verify_batch(rule, probs.trees, probs, coins, draws)

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from treespec.checks import are_distributions, are_totals
+from treespec.checks import are_totals
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
-from treespec.sampling import inverse_cdf
+from treespec.sampling import draw_on_host
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
@@ -81,8 +81,9 @@ def verify_dense(
     """
     if type(rule) is TargetWalk:
         check_flags(trees, is_verifiable(trees, target_probs.shape[-1]), True)
-        picks = inverse_cdf(target_probs, *upload(target_probs.device, draws))
-        return _follow(trees, *download(picks, are_distributions(target_probs)))
+        sums = target_probs.sum(-1, dtype=torch.float64)
+        picks, least, total = draw_on_host(target_probs, draws, target_probs.amin(-1), sums, sums=sums)
+        return _follow(trees, picks, are_totals(least, total))
     check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
     scan = form.scan(trees, target_probs)
@@ -143,8 +144,8 @@ def _read_checked(trees: TreeBatch, target_probs: Probs, scan: Scan) -> list[Flo
 def _draw_next(scan: Scan, rows: list[int], last: list[int], draws: Uniforms) -> list[int]:
     """The token after every tree's last accepted node, from that row of the scan's."""
     uniforms = draws[torch.arange(len(last)), torch.tensor(last)]
-    index, uniforms = upload(scan.rows.device, torch.tensor(rows), uniforms)
-    return download(inverse_cdf(scan.rows[index], uniforms))[0].tolist()
+    (index,) = upload(scan.rows.device, torch.tensor(rows))
+    return draw_on_host(scan.rows[index], uniforms)[0].tolist()
 
 
 def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
