@@ -15,6 +15,8 @@ FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
 MORE_WHERE_DRAWN = 60
 """Of draft models and heads: draws, and verification with some twelve operations per wave of drawn children."""
+ONE_WAIT = ("DFlash", "Medusa")
+"""Heads whose depths share their distributions wait once for all levels where children are selected."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""
 QUICK = (
@@ -39,7 +41,8 @@ def counted(case: Any) -> dict[str, Any]:
 )
 def test_waits_and_launches_are_few(case: Any) -> None:
     name, row = case[0], counted(case)
-    assert row["reads"] + row["uploads"] <= row["levels"] + 2 + ROWS_LEAVE
+    waiting_levels = 0 if name.startswith(ONE_WAIT) and "greedy" in name else row["levels"]
+    assert row["reads"] + row["uploads"] <= waiting_levels + 2 + ROWS_LEAVE
     is_adaptive = ", tree of" in name and row["levels"] > 0
     limit = LEVEL_LAUNCHES * row["levels"] if is_adaptive else FIXED_LAUNCHES
     if row["levels"] > 0 and "sampled" in name:
