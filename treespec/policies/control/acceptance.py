@@ -25,6 +25,8 @@ PRIOR_ROWS = 2.0
 """The weight of what acceptance by depth and rank predicts, in rows of a step."""
 DEEPER_SHARE = 0.7
 """The most of a level's gain that a deeper one is expected to have."""
+FIRST_STEPS = 24
+"""After these candidates learn from every other step, as their estimates move slowly and making them takes time."""
 DEEPEST = 8
 SEEN_SHARE = 0.75
 """What a step shows is a mean of what was accepted, with this weight, and of what was expected, which is less noisy."""
@@ -39,6 +41,7 @@ class Acceptance:
         self._sums = np.zeros((3, len(candidates)))
         """Accepted tokens, verified nodes below the root and passes, summed over rows, older ones less."""
         self._weights = np.zeros(len(candidates))
+        self._num_steps = 0
 
     def expected(self) -> Float[np.ndarray, "3 C"]:
         """Accepted tokens, nodes below the root and draft passes."""
@@ -69,6 +72,9 @@ class Acceptance:
         """
         tried, right, chains = drafted.outcomes(emitted)
         self._table.update(drafted, tried, right)
+        self._num_steps += 1
+        if self._num_steps > FIRST_STEPS and self._num_steps % 2:
+            return
         candidates, candidate = self._candidates, self._candidates[chosen]
         gains = (1 - SEEN_SHARE) * drafted.path_probs
         gains.ravel()[right] += SEEN_SHARE

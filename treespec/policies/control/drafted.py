@@ -24,6 +24,8 @@ TRUST = 8.0
 """Accepted children that a drafter's own confidences count for against what was accepted of all its children."""
 MEMORY = 0.997
 """The factor on a cell's counts per trial."""
+FIRST_STEPS, RENEWED_EVERY = 16, 4
+"""Estimates are made again after each of the first steps, and then after every so many."""
 
 
 def prior_acceptance(ranks: Int[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -133,6 +135,7 @@ class ConfidenceTable:
     def __init__(self) -> None:
         self._sums = np.zeros((3, (NUM_DEPTHS + 1) * NUM_CELLS))
         """Right children, tried ones, and the sum of their confidences, by cell; older ones count less."""
+        self._num_steps = 0
         self._fit()
 
     def estimates(self, drafted: DraftedTrees) -> Float[np.ndarray, "B N"]:
@@ -149,7 +152,9 @@ class ConfidenceTable:
         sums[0] += np.bincount(drafted.cells.take(right), minlength=num_cells)
         sums[1] += counts
         sums[2] += np.bincount(cells, drafted.claims.take(tried), num_cells)
-        self._fit()
+        self._num_steps += 1
+        if self._num_steps <= FIRST_STEPS or self._num_steps % RENEWED_EVERY == 0:
+            self._fit()
 
     def _fit(self) -> None:
         """A cell's estimate is a constant and a slope times the confidence."""
