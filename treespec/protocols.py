@@ -156,23 +156,36 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Frontier:
-    """The F nodes per row that one draft pass expands, on the host; `TreeBuilder` makes it.
+    """The F nodes per row that one draft pass expands; `TreeBuilder` makes it.
 
     Expanded nodes are numbered by column in the order of expansion, padding included: the root, which is expanded first
     and alone, is 0, and these are the last F of E. A parent has a lower number than its child.
+
+    All is on the host but for `tokens` in trees of a fixed shape on an accelerator: there they stay where they were
+    chosen, and the host waits for them only if it asks for `expanded_tokens` or `path_tokens`.
     """
 
     parents: Int[Tensor, "B F"]
     """Expanded numbers; -1 for the root, -2 for padding."""
     ancestors: Bool[Tensor, "B F E"]
     """Whether an expanded node is this node or one of its ancestors; False in the rows of padding."""
-    expanded_tokens: Int[Tensor, "B E"]
-    """Any token for padding."""
+    known_tokens: Int[Tensor, "B E"] | Callable[[], Tensor]
+    """`expanded_tokens`, or what reads them."""
     expanded_depths: Int[Tensor, "B E"]
     """0 for the root and for padding."""
+    device_tokens: Int[Tensor, "B F"] | None = None
+    """`tokens` where the host does not know them yet."""
+
+    @property
+    def expanded_tokens(self) -> Int[Tensor, "B E"]:
+        """On the host; any token for padding."""
+        return self.known_tokens if isinstance(self.known_tokens, Tensor) else self.known_tokens()
 
     @property
     def tokens(self) -> Int[Tensor, "B F"]:
+        """On the host or on the device of the distributions; any token for padding."""
+        if self.device_tokens is not None:
+            return self.device_tokens
         return self.expanded_tokens[:, -self.parents.shape[1] :]
 
     @property
@@ -182,7 +195,7 @@ class Frontier:
     @property
     def is_root(self) -> bool:
         """Whether this is the first pass of a tree, over the root alone."""
-        return self.expanded_tokens.shape[1] == 1
+        return self.expanded_depths.shape[1] == 1
 
     def path_tokens(self) -> list[list[Path | None]]:
         """Per row and node the tokens on its path below the root, None for padding."""

@@ -45,6 +45,22 @@ def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> st
     return children
 
 
+class PickedChildren(NamedTuple):
+    """`Children` on the draft's device, before `read_children` brings them to the host.
+
+    `evidence` is positive where there is such a child; None: where `probs` are, of draws everywhere. `norms` are the
+    square roots of `squares`.
+    """
+
+    tokens: Int[Tensor, "B F k"]
+    probs: Float[Tensor, "B F k"]
+    evidence: Shaped[Tensor, "B F k"] | None = None
+    draft_probs: Float[Tensor, "B F V"] | None = None
+    num_sampled: int = 0
+    is_without_replacement: bool = False
+    norms: Float[Tensor, "B F 1"] | None = None
+
+
 def choose_children(
     proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator, has_squares: bool = False
 ) -> Children:
@@ -53,18 +69,50 @@ def choose_children(
     Widths are fixed before anything is drawn and draws keep their order, so the stored distributions stay exact. One
     copy brings the children to the host, with `squares` if these are wanted.
     """
+    return read_children([(pick_children(proposal, widths, children, generator, has_squares), widths)])[0]
+
+
+def pick_children(
+    proposal: Proposal, widths: Sequence[int], children: str, generator: torch.Generator, has_squares: bool = False
+) -> PickedChildren:
+    """`choose_children` without the copy."""
     k = max(widths)
     if children == SELECTED:
-        chosen = _select(proposal, k)
-    elif children == MIXED:
-        chosen = _mix(proposal.probs, widths, generator)
-    else:
-        chosen = _draw(proposal.probs, k, children == WITHOUT_REPLACEMENT and k > 1, generator, has_squares)
-    missing = k - chosen.tokens.shape[-1]
-    if missing > 0:  # The distribution or the candidates had fewer.
-        tokens, probs, is_real = (np.pad(x, ((0, 0), (0, 0), (0, missing))) for x in chosen[:3])
-        chosen = chosen._replace(tokens=tokens, probs=probs, is_real=is_real)
-    return chosen._replace(is_real=chosen.is_real & _is_within(widths, k))
+        return _select(proposal, k)
+    if children == MIXED:
+        return _mix(proposal.probs, widths, generator)
+    return _draw(proposal.probs, k, children == WITHOUT_REPLACEMENT and k > 1, generator, has_squares)
+
+
+def read_children(levels: Sequence[tuple[PickedChildren, Sequence[int]]]) -> list[Children]:
+    """The children of levels with their widths, by one copy."""
+    arrays = iter(on_host(*(tensor for picked, _ in levels for tensor in _parts(picked))))
+    return [_as_children(picked, [next(arrays) for _ in _parts(picked)], widths) for picked, widths in levels]
+
+
+def _parts(picked: PickedChildren) -> list[Tensor]:
+    """What the host reads."""
+    found = (picked.tokens, picked.probs, picked.evidence, picked.norms)
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _as_children(picked: PickedChildren, arrays: list[np.ndarray], widths: Sequence[int]) -> Children:
+    tokens, probs, *more = arrays
+    is_real = np.ones_like(tokens, np.bool_) if picked.num_sampled else probs > 0
+    if picked.evidence is not None:
+        is_real = more[0] > 0
+    k = max(widths)
+    if (missing := k - tokens.shape[-1]) > 0:  # The distribution or the candidates had fewer.
+        tokens, probs, is_real = (np.pad(x, ((0, 0), (0, 0), (0, missing))) for x in (tokens, probs, is_real))
+    return Children(
+        tokens,
+        probs,
+        is_real & _is_within(widths, k),
+        picked.draft_probs,
+        picked.num_sampled,
+        picked.is_without_replacement,
+        None if picked.norms is None else np.square(more[-1]),
+    )
 
 
 def on_host(*tensors: Shaped[Tensor, "..."]) -> list[np.ndarray]:
@@ -78,32 +126,26 @@ def _is_within(widths: Sequence[int], k: int) -> Bool[np.ndarray, "_ k"]:
     return np.arange(k) < np.array(widths)[:, None]
 
 
-def _select(proposal: Proposal, k: int) -> Children:
+def _select(proposal: Proposal, k: int) -> PickedChildren:
     if proposal.tokens is None:
         probs, tokens = proposal.probs.topk(min(k, proposal.probs.shape[-1]), dim=-1)
-    else:
-        probs, tokens = proposal.probs[..., :k], proposal.tokens[..., :k]
-    tokens, probs = on_host(tokens, probs)
-    return Children(tokens, probs, probs > 0)
+        return PickedChildren(tokens, probs)
+    return PickedChildren(proposal.tokens[..., :k], proposal.probs[..., :k])
 
 
 def _draw(
     probs: Float[Tensor, "B F V"], k: int, is_without_replacement: bool, generator: torch.Generator, has_squares: bool
-) -> Children:
+) -> PickedChildren:
     """Independent draws, or draws without replacement."""
     if is_without_replacement:
         tokens, speeds = race(probs, k, generator)
     else:
         tokens, speeds = draw_independent(probs, k, generator), None
-    norms = [torch.linalg.vector_norm(probs, dim=-1, keepdim=True)] if has_squares else []  # One kernel.
-    more = norms if speeds is None else [*norms, speeds]
-    drawn, chances, *found = on_host(tokens, probs.gather(-1, tokens), *more)
-    is_real = np.ones_like(drawn, np.bool_) if speeds is None else found[-1] > 0
-    squares = np.square(found[0]) if has_squares else None
-    return Children(drawn, chances, is_real, probs, k, is_without_replacement, squares)
+    norms = torch.linalg.vector_norm(probs, dim=-1, keepdim=True) if has_squares else None  # One kernel.
+    return PickedChildren(tokens, probs.gather(-1, tokens), speeds, probs, k, is_without_replacement, norms)
 
 
-def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> Children:
+def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator: torch.Generator) -> PickedChildren:
     """One sample of the rest first, then the top: verified in that order the sample's distribution needs no change."""
     num_selected = min(max(widths), distribution.shape[-1]) - 1
     probs, tokens = distribution.topk(num_selected, dim=-1)
@@ -113,9 +155,10 @@ def _mix(distribution: Float[Tensor, "B F V"], widths: Sequence[int], generator:
     has_rest = rest.sum(-1, keepdim=True) > 0
     rest = normalise(rest, fallback=distribution)
     sampled = draw_independent(rest, 1, generator)
-    arrays = on_host(
+    return PickedChildren(
         torch.cat([sampled, tokens], -1),
         torch.cat([distribution.gather(-1, sampled), probs], -1),
         torch.cat([has_rest, is_selected], -1),
+        rest,
+        num_sampled=1,
     )
-    return Children(*arrays, draft_probs=rest, num_sampled=1)

@@ -95,5 +95,5 @@ def grow_shape(levels: Sequence[Level], children: str, source: DraftSource, max_
         expanded = nodes[:, list(level.positions)]
         if builder.is_exhausted(expanded):
             break
-        nodes = builder.grow(expanded, level.widths, children)
+        nodes = builder.grow(expanded, level.widths, children, is_read=False)
     return builder.build()

@@ -18,13 +18,14 @@ WAITS: Counter[str] = Counter()
 
 
 def upload(device: torch.device, *tensors: Shaped[Tensor, "..."]) -> list[Tensor]:
-    """Host tensors on `device` by one copy from pinned memory, which the host does not wait for; themselves on a CPU.
+    """Tensors on `device`, those of the host by one copy from pinned memory, which the host does not wait for.
 
-    The copies are views of one buffer.
+    The copies are views of one buffer; tensors that are on `device` already stay themselves.
     """
-    if device.type == "cpu":
-        return list(tensors)
-    return _unpack(_pack(tensors).pin_memory().to(device, non_blocking=True), tensors)
+    away = [] if device.type == "cpu" else [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    copies = iter(_unpack(_pack(away).pin_memory().to(device, non_blocking=True), away) if away else [])
+    is_away = [device.type != "cpu" and tensor.device.type == "cpu" for tensor in tensors]
+    return [next(copies) if flag else tensor.to(device) for flag, tensor in zip(is_away, tensors, strict=True)]
 
 
 def download(*tensors: Shaped[Tensor, "..."]) -> list[Tensor]:

@@ -108,8 +108,8 @@ class DraftModel(SessionSource):
         if self._pending is None:
             logits = self._catch_up()
         else:
-            tokens = self._text.to_draft(frontier.tokens)
-            logits = self._score(tokens, self._pending.add(tokens, frontier.parents))
+            parents = self._pending.add(frontier, self._text.to_draft)
+            logits = self._score(self._text.to_draft(frontier.tokens), parents)
             self._pending.keep_logits(logits)
         return Proposal(self._probs(logits, frontier))
 

@@ -1,11 +1,12 @@
 """The nodes that a draft model has scored since its last commit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from treespec.protocols import Frontier
 from treespec.tree import PADDING_PARENT
 
 
@@ -28,18 +29,23 @@ class PendingNodes:
         self.parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), self._width)
         self._roots = torch.tensor(lengths).unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
+        self._read_nodes: Callable[[], Tensor] | None = None
 
-    def add(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
-        """Append F nodes, given their parents' expanded numbers (-2 for padding); returns the parents' pending ids."""
+    def add(self, frontier: Frontier, to_draft: Callable[[Tensor], Tensor]) -> Int[Tensor, "B F"]:
+        """Append the nodes of a pass below the root; returns their parents' pending ids.
+
+        `to_draft` gives the draft's ids of tokens on the host, which are read when they are wanted.
+        """
+        parents = frontier.parents
+        self._read_nodes = lambda: to_draft(frontier.expanded_tokens[:, 1:])
         below = torch.where(parents > 0, self._width - 1 + parents, parents)
         above = torch.where(parents == 0, self._roots, below)
-        self.tokens = torch.cat([self.tokens, tokens], 1)
         self.parents = torch.cat([self.parents, above], 1)
         return above
 
     def keep_logits(self, logits: Float[Tensor, "B F V"]) -> None:
         """Keep the raw logits of the nodes added last: one of them may become the next root."""
-        self._logits.append((self.tokens.shape[1] - logits.shape[1], logits))
+        self._logits.append((self.parents.shape[1] - logits.shape[1], logits))
 
     def logits_of(self, row: int, node: int) -> Float[Tensor, "V"]:
         """Raw logits after a pending node that was added by `add`."""
@@ -48,7 +54,8 @@ class PendingNodes:
 
     def match(self, emitted: Sequence[Sequence[int]]) -> list[list[int]]:
         """Per row the pending nodes of committed tokens: the chain, then what is found of `emitted` below the root."""
-        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        below = [] if self._read_nodes is None else [self._read_nodes()]
+        tokens, parents = torch.cat([self.tokens, *below], 1).tolist(), self.parents.tolist()
         return [
             [*range(length), *_longest_match(tokens[row], parents[row], length - 1, emitted[row])]
             for row, length in enumerate(self.chain_lengths)

@@ -31,7 +31,7 @@ class DraftText:
     history: History  # In the draft's tokens.
 
     def to_draft(self, tokens: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
-        """Drafted tokens in the draft's ids."""
+        """Drafted tokens, on the host or on the call's device, in the draft's ids."""
         return tokens
 
     def to_target(self, logits: Float[Tensor, "B F W"]) -> Float[Tensor, "B F V"]:
@@ -116,7 +116,7 @@ class _OtherText(DraftText):
         super().__init__(History(*left_padded(prompts, session.device)))
 
     def to_draft(self, tokens: Tensor) -> Tensor:
-        return self._draft_ids[tokens]
+        return (self._draft_ids if tokens.device.type == "cpu" else self._ids)[tokens]
 
     def to_target(self, logits: Tensor) -> Tensor:
         return logits[..., self._ids].masked_fill(self._is_unknown, -torch.inf)

@@ -28,7 +28,7 @@ from treespec.hf.models.prompt import PromptInputs, ReadPrompt
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import HiddenStates, Scores
 from treespec.tree import PADDING_PARENT, pad_rows
-from treespec.tree.transfer import upload
+from treespec.tree.transfer import download, upload
 
 
 class ExitScorer(TreeScorer):
@@ -148,7 +148,7 @@ class _EarlyPart(_Part):
         num_known = self._parents.shape[1]
         if not num_known:
             return found, 0
-        tokens = torch.cat(self._tokens, 1).tolist()
+        tokens = torch.cat(download(*self._tokens), 1).tolist()
         for row, parents in enumerate(self._parents.tolist()):
             for node, parent in enumerate(parents):
                 if parent != PADDING_PARENT:
