@@ -2,36 +2,16 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from treespec.policies.children import (
-    Children,
-    PickedChildren,
-    pick_children,
-    read_children,
-    resolve_children,
-)
+from treespec.policies.children import Children, pick_children, read_children, resolve_children
+from treespec.policies.unread_levels import UnreadLevel, read_levels
 from treespec.protocols import DraftSource, Frontier, Proposal
 from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeBatch
-from treespec.tree.transfer import upload
-
-
-class _UnreadLevel(NamedTuple):
-    """A level whose children the host does not know yet: the columns of its nodes, which are its children `chosen`.
-
-    `first`: the first of the columns. `widths`: see `choose_children`.
-    """
-
-    picked: PickedChildren
-    widths: Sequence[int]
-    nodes: Int[np.ndarray, "B F"]
-    chosen: Int[np.ndarray, " w"]
-    first: int
 
 
 class TreeBuilder:
@@ -60,7 +40,7 @@ class TreeBuilder:
         self._ancestors = np.zeros((len(self.tokens), 0, 0), np.bool_)
         """bool [B, E, E]: of all expanded nodes."""
         self._probs: list[Tensor] = []
-        self._unread: list[_UnreadLevel] = []
+        self._unread: list[UnreadLevel] = []
         self._unread_expansions: list[tuple[int, Int[np.ndarray, "B F"]]] = []
         """Expanded number of the first, and columns, of nodes expanded before the host knew their tokens."""
 
@@ -83,6 +63,9 @@ class TreeBuilder:
 
     def _frontier(self, nodes: Int[np.ndarray, "B F"]) -> Frontier:
         """Number `nodes` as expanded."""
+        device_tokens = self._unread[-1].tokens_of(nodes) if self._unread else None
+        if device_tokens is None:
+            self._read_levels()
         columns = self.take(self.parents, nodes)
         is_node = self._is_node(nodes)
         above = np.where(columns == ROOT_PARENT, ROOT_PARENT, self.take(self._numbers, columns))
@@ -101,27 +84,12 @@ class TreeBuilder:
             self._ancestors[:, first:, :first] = known[self._rows, np.maximum(parents, 0)] & is_node[..., None]
         self._ancestors[rows, first + offsets, first + offsets] = True
         tokens: Tensor | partial[Tensor] = torch.from_numpy(self._expanded_tokens)
-        device_tokens = self._device_tokens(nodes)
         if device_tokens is not None:
             self._unread_expansions.append((first, nodes))
             tokens = partial(self._read_expanded, first + count)
         masks = torch.from_numpy(self._ancestors[:, first:])
         depths = torch.from_numpy(self._expanded_depths)
         return Frontier(torch.from_numpy(parents), masks, tokens, depths, device_tokens)
-
-    def _device_tokens(self, nodes: Int[np.ndarray, "B F"]) -> Int[Tensor, "B F"] | None:
-        """The tokens of nodes of the last level where the host does not know them; others are read at once."""
-        if not self._unread:
-            return None
-        level = self._unread[-1]
-        places = nodes[0] - level.first
-        if (nodes != nodes[0]).any() or places.min() < 0:
-            self._read_levels()
-            return None
-        tokens, index = level.picked.tokens.flatten(1), level.chosen[places]
-        if np.array_equal(index, np.arange(tokens.shape[1])):
-            return tokens
-        return tokens.index_select(1, *upload(tokens.device, torch.from_numpy(index)))
 
     def _read_expanded(self, count: int) -> Int[Tensor, "B E"]:
         """The tokens of the first `count` expanded nodes, read from the device if need be."""
@@ -133,20 +101,17 @@ class TreeBuilder:
         levels, self._unread = self._unread, []
         if not levels:
             return
-        tokens = self.tokens.copy()  # Of padding too, as it was expanded.
-        for level, chosen in zip(levels, read_children([level[:2] for level in levels]), strict=True):
-            columns = slice(level.first, level.first + len(level.chosen))
-            above = level.nodes[:, level.chosen // chosen.tokens.shape[-1]]
-            drawn, probs, is_real = (x.reshape(len(above), -1)[:, level.chosen] for x in chosen[:3])
-            is_real = is_real & self._is_node(above)
-            tokens[:, columns] = drawn
-            self.tokens[:, columns] = np.where(is_real, drawn, 0)
+        expanded = self.tokens.copy()  # Of padding too, as it was expanded.
+        for columns, above, tokens, probs, is_picked in read_levels(levels):
+            expanded[:, columns] = tokens
+            is_real = is_picked & self._is_node(above)
+            self.tokens[:, columns] = np.where(is_real, tokens, 0)
             self.values[:, columns] = np.where(is_real, self.take(self.values, above) * probs, 0.0)
             self._flags[:, columns] &= is_real
             for array, nothing in ((self.parents, PADDING_PARENT), (self._draft_index, POINT_MASS)):
                 array[:, columns] = np.where(is_real, array[:, columns], nothing)
         for first, nodes in self._unread_expansions:
-            self._expanded_tokens[:, first : first + nodes.shape[1]] = tokens[self._rows, nodes]
+            self._expanded_tokens[:, first : first + nodes.shape[1]] = expanded[self._rows, nodes]
         self._unread_expansions = []
 
     def add(
@@ -213,30 +178,12 @@ class TreeBuilder:
         k = max(widths)
         chosen = np.array([k * node + rank for node, width in enumerate(widths) for rank in range(width)])
         if not is_read and picked.tokens.device.type != "cpu" and picked.tokens.shape[-1] == k:
-            return self._add_unread(nodes, picked, widths, chosen)
+            unread = UnreadLevel(picked, widths, np.asarray(nodes), chosen, self.tokens.shape[1])
+            self._unread.append(unread)
+            level = unread.stand_in()
+            return self._add(nodes, level, level.probs, chosen)
         (level,) = read_children([(picked, widths)])
         return self.add(nodes, level, self.take(self.values, nodes)[..., None] * level.probs, chosen)
-
-    def _add_unread(
-        self,
-        nodes: Int[np.ndarray, "B F"],
-        picked: PickedChildren,
-        widths: Sequence[int],
-        chosen: Int[np.ndarray, " w"],
-    ) -> Int[np.ndarray, "B w"]:
-        """Add a level as if all its children were there; `_read_levels` says which are, and their tokens."""
-        shape = picked.tokens.shape
-        level = Children(
-            np.zeros(shape, np.int64),
-            np.ones(shape, np.float32),
-            np.ones(shape, np.bool_),
-            picked.draft_probs,
-            picked.num_sampled,
-            picked.is_without_replacement,
-        )
-        first = self.tokens.shape[1]
-        self._unread.append(_UnreadLevel(picked, widths, np.asarray(nodes), chosen, first))
-        return self._add(nodes, level, level.probs, chosen)
 
     def build(self, keep: Bool[np.ndarray, "B M"] | None = None, is_width_fixed: bool = True) -> TreeBatch:
         """The trees of the collected nodes.
