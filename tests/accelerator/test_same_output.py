@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
 from benchmarks.accelerator.waits import cases, prompts, tiny_models
+from treespec import KAry, Paths, TreeSpeculation
 
 CASES = list(cases())
 QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy", "EAGLE-3, 2 x 2, sampled")
@@ -41,6 +42,18 @@ def test_output_is_that_of_the_cpu(case: Any, num_rows: int) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case[0] in QUICK], ids=QUICK)
 def test_quick_cases(case: Any) -> None:
     assert decode(case, True, 2) == decode(case, False, 2)
+
+
+FEWER_TOKENS_THAN_CHILDREN = {"do_sample": True, "top_k": 2}
+SHAPES = {"all expanded": KAry((3, 2)), "some expanded": Paths([(0,), (1,), (2,), (0, 0), (2, 0), (2, 1), (0, 0, 0)])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [FEWER_TOKENS_THAN_CHILDREN, {"do_sample": True}, {"do_sample": False}])
+@pytest.mark.parametrize("tree", SHAPES.values(), ids=SHAPES)
+def test_levels_that_the_host_reads_at_the_end_make_the_same_trees(tree: Any, extra: dict[str, Any]) -> None:
+    case = ("fixed shape", lambda draft: TreeSpeculation(draft, tree=tree, seed=0), extra)
+    assert decode(case, True, 4) == decode(case, False, 4)
 
 
 @pytest.mark.slow
