@@ -13,8 +13,8 @@ from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
-MORE_WHERE_DRAWN = 60
-"""Of draft models and heads: draws, and verification with some twelve operations per wave of drawn children."""
+MORE_WHERE_DRAWN = 30
+"""Of draft models and heads: draws, and verification with some nine operations per wave of drawn children."""
 ONE_WAIT = ("DFlash", "Medusa")
 """Heads whose depths share their distributions wait once for all levels where children are selected."""
 ROWS_LEAVE = 0.5

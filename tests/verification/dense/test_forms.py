@@ -15,11 +15,13 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from benchmarks.accelerator.device import DeviceTensor, PretendAccelerator
 from treespec import sampling
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
+from treespec.sampling import find_tokens
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify, verify_dense
 from treespec.verification.dense import forms
@@ -87,6 +89,30 @@ def test_reads_of_a_whole_step(
         found = verify_greedy(probs.trees, probs)
     assert len(reads) == num_reads
     assert max(verdict.num_accepted for verdict in found) >= 2
+
+
+@pytest.mark.parametrize("way", ["ahead", "later", "again"])
+@pytest.mark.parametrize("name", TREE_RULES)
+def test_a_device_verifies_as_the_cpu_does(name: str, way: str, monkeypatch) -> None:
+    """Next tokens come with the verdicts, or by one more read: of large batches, and where one has no mass."""
+    if way == "later":
+        monkeypatch.setattr(forms, "DRAWN_AHEAD", 0)
+    if way == "again":
+        monkeypatch.setattr(forms, "find_tokens", lambda *args: [2 * find_tokens(*args)[0], find_tokens(*args)[1] * 0])
+    rng = np.random.default_rng(11)
+    for number in range(12):
+        trees, target_probs = as_batch([random_drafted(rng, 2 + number % 4) for _ in range(20)])
+        target_probs = target_probs.nan_to_num(0.0)
+        coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+        expected = verify_rows(RULES[name], trees, target_probs, coins, draws)
+        assert trees.draft_probs is not None
+        with PretendAccelerator() as device:
+            there = dataclasses.replace(trees, draft_probs=DeviceTensor(trees.draft_probs))
+            found = verify_dense(RULES[name], there, DeviceTensor(target_probs), coins, draws)
+            num_reads = sum(device.reads.values())
+        assert found == expected
+        if name != "target_walk":  # It checks the draft's distributions apart.
+            assert num_reads == (1 if way == "ahead" else 2)
 
 
 def two_rows() -> tuple[TreeBatch, torch.Tensor]:

@@ -1,11 +1,12 @@
 """The dense form of each rule: where the kept path ends, given the probabilities of acceptance of all nodes.
 
-The device is read once for a walk after the target, else once more for the next token.
+The device is read once, and in large batches, except by a walk after the target, once more for the next tokens.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from treespec.checks import are_totals
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
-from treespec.sampling import draw_on_host
+from treespec.sampling import draw_on_host, find_tokens
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
@@ -23,11 +24,14 @@ from treespec.verification.recursive import RecursiveRejection, TokenVerificatio
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
 
+DRAWN_AHEAD = 1 << 24
+"""Up to so many numbers, drawing after all nodes takes a device less time than waiting for the one to draw after."""
+
 
 class DenseForm(NamedTuple):
     """`scan` runs on the distributions' device, `last_node` on the host, over a row's acceptances and coins [N]."""
 
-    scan: Callable[[TreeBatch, Probs], Scan]
+    scan: Callable[[TreeBatch, Probs, Uniforms], Scan]
     last_node: Callable[[TokenTree, Sequence[float], Sequence[float]], int]
 
 
@@ -86,13 +90,15 @@ def verify_dense(
         return _follow(trees, picks, are_totals(least, total))
     check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
-    scan = form.scan(trees, target_probs)
-    accept_probs, next_rows = outcomes(scan, *_read_checked(trees, target_probs, scan))
+    scan = form.scan(trees, target_probs, draws)
+    numbers, ahead = _read_checked(trees, scan)
+    accept_probs, next_rows = outcomes(scan, *numbers)
     size = trees.max_nodes
     starts = range(0, len(accept_probs), size)
     rows = zip(trees.trees, (accept_probs[i : i + size] for i in starts), coins.tolist(), strict=True)
     last = [form.last_node(*row) for row in rows]
-    tokens = _draw_next(scan, [next_rows[i + node] for i, node in zip(starts, last, strict=True)], last, draws)
+    ends = [i + node for i, node in zip(starts, last, strict=True)]
+    tokens = _next_tokens(scan, ends, next_rows, ahead, draws)
     return [
         Verdict(tree.path_to(node), token, is_bonus=not tree.children(node))
         for tree, node, token in zip(trees.trees, last, tokens, strict=True)
@@ -128,24 +134,43 @@ def _walk(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -
     return Verdict(tuple(path), picks[path[-1]], is_bonus=path[-1] not in parents)
 
 
-def _read_checked(trees: TreeBatch, target_probs: Probs, scan: Scan) -> list[Float[Tensor, "M"]]:
-    """The scan's numbers, on the host; raises as `check_flags` for what comes with them."""
-    tables = [table for table in (target_probs, trees.draft_probs) if table is not None]
-    checked = [number for table in tables for number in (table.amin(-1), table.sum(-1))]
-    numbers = download(scan.sums, scan.weights, scan.drawn_probs, *checked)
-    sums, weights, drawn_probs, least, total, *draft_totals = numbers
-    is_drawn = bool((drawn_probs > 0).all())
-    if draft_totals:
-        is_drawn = is_drawn and bool(are_totals(draft_totals[0], draft_totals[1], SUM_TOLERANCE).all())
-    check_flags(trees, is_drawn, bool((are_totals(least, total) | (trees.parents == PADDING_PARENT)).all()))
-    return [sums, weights, drawn_probs]
+def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]], list[int] | None]:
+    """The scan's numbers on the host, and the token after every node if what it leaves in the end is drawn from.
+
+    The tokens are -1 where none was found, and None where drawing them all is not worth it: they are drawn later then;
+    raises as `check_flags` for what comes with them.
+    """
+    cells, layout = scan.cells, scan.cells.layout
+    drawn = []
+    if cells.flat.device.type != "cpu" and layout.num_nodes * layout.size <= DRAWN_AHEAD:
+        rows = cells.table[cells.gathers.finals]
+        drawn = find_tokens(rows, cells.draws * rows.sum(-1, dtype=torch.float64))
+    numbers, totals, least, *drawn = download(scan.numbers, scan.totals, scan.least, *drawn)
+    num_drafts, totals_known = layout.num_drafts, totals[layout.num_children :]
+    is_draft = are_totals(least[:num_drafts], totals_known[:num_drafts], SUM_TOLERANCE)
+    is_target = are_totals(least[num_drafts:], totals_known[num_drafts:]) | (trees.parents == PADDING_PARENT).flatten()
+    check_flags(trees, bool((numbers[1] > 0).all()) and bool(is_draft.all()), bool(is_target.all()))
+    ahead = torch.where(drawn[1] > 0, drawn[0], -1).tolist() if drawn else None
+    return [totals[: layout.num_children], *numbers], ahead
 
 
-def _draw_next(scan: Scan, rows: list[int], last: list[int], draws: Uniforms) -> list[int]:
-    """The token after every tree's last accepted node, from that row of the scan's."""
-    uniforms = draws[torch.arange(len(last)), torch.tensor(last)]
-    (index,) = upload(scan.rows.device, torch.tensor(rows))
-    return draw_on_host(scan.rows[index], uniforms)[0].tolist()
+def _next_tokens(
+    scan: Scan, last: Sequence[int], next_rows: Sequence[int], ahead: Sequence[int] | None, draws: Uniforms
+) -> list[int]:
+    """The token after every tree's last accepted node, counted through the batch; `ahead` as it was read."""
+    found = [-1] * len(last)
+    if ahead is not None:
+        finals = scan.plan.finals
+        found = [ahead[node] if next_rows[node] == finals[node] else -1 for node in last]
+    missing = [row for row, token in enumerate(found) if token < 0]
+    if missing:
+        nodes = [last[row] for row in missing]
+        rows = scan.cells.layout.row_of(np.array([next_rows[node] for node in nodes]))
+        (index,) = upload(scan.cells.flat.device, torch.from_numpy(rows))
+        drawn = draw_on_host(scan.cells.table[index], draws.flatten()[nodes])[0].tolist()
+        for row, token in zip(missing, drawn, strict=True):
+            found[row] = token
+    return found
 
 
 def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:

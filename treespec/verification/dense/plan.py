@@ -41,6 +41,14 @@ class Plan(NamedTuple):
     def is_selected(self) -> Bool[np.ndarray, "M"]:
         return self.draft_rows == POINT_MASS
 
+    @property
+    def finals(self) -> Int[np.ndarray, "R"]:
+        """By node: what the token after it is most often drawn from, by the numbers of `sources`: what its last child
+        leaves, or its own distribution."""
+        finals = np.arange(len(self.numbers))
+        finals[self.parents] = len(self.numbers) + np.arange(len(self.nodes))  # Of siblings the last stays.
+        return finals
+
 
 def make_plan(trees: TreeBatch, has_masses: bool) -> Plan:
     """The children of all trees in waves; `has_masses`: a node's mass depends on its parent's residuals."""
