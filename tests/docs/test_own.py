@@ -49,6 +49,6 @@ def test_the_stop_rule_of_the_page_stops_chains() -> None:
     assert found is not None
     stop = eval(found[1])
     assert stop(torch.tensor([[0.9, 0.9], [0.9, 0.2]])).tolist() == [False, True]
-    chains = policies.Chain(3), policies.Chain(3, stop=stop)
-    whole, stopped = (chain.grow(TableSource([0, 1], TableLM(5)), 3) for chain in chains)
-    assert whole.tokens.shape[1] == 4 > stopped.tokens.shape[1]
+    chains = policies.Chain(12), policies.Chain(12, stop=stop)
+    whole, stopped = (chain.grow(TableSource([0, 1], TableLM(5)), 12) for chain in chains)
+    assert whole.tokens.shape[1] == 13 > stopped.tokens.shape[1]

@@ -170,7 +170,7 @@ class TreeBuilder:
         """Expand `nodes` and add `widths[f]` children of each: their columns, node by node.
 
         is_read: False leaves an accelerator's children there until `build`, or until the draft asks for their tokens.
-            Then the builder's arrays do not tell them yet, and only they may be expanded.
+            Then the builder's arrays do not have them yet, and only they may be expanded.
         """
         proposal = self.expand(nodes)
         resolved = resolve_children(children, proposal, self._source.is_sampling)

@@ -36,10 +36,10 @@ class UnreadLevel(NamedTuple):
 
     def tokens_of(self, nodes: Int[np.ndarray, "B F"]) -> Int[Tensor, "B F"] | None:
         """The tokens of nodes of this level, on their device; None for others, or where rows' nodes differ."""
-        places = nodes[0] - self.first
-        if (nodes != nodes[0]).any() or places.min() < 0:
+        offsets = nodes[0] - self.first
+        if (nodes != nodes[0]).any() or offsets.min() < 0:
             return None
-        tokens, index = self.picked.tokens.flatten(1), self.chosen[places]
+        tokens, index = self.picked.tokens.flatten(1), self.chosen[offsets]
         if np.array_equal(index, np.arange(tokens.shape[1])):
             return tokens
         return tokens.index_select(1, *upload(tokens.device, torch.from_numpy(index)))

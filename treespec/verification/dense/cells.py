@@ -56,7 +56,7 @@ class Layout(NamedTuple):
     def spares(self) -> int:
         return self.sums + self.num_children
 
-    def row_of(self, numbers: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    def row_of(self, numbers: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
         """Rows of the table: below R of the distributions after nodes, else R + a child's number, of what it leaves."""
         rests = numbers - self.num_nodes + self.num_made
         return np.where(numbers < self.num_nodes, numbers + self.num_rows - self.num_nodes, rests)
