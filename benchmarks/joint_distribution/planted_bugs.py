@@ -220,8 +220,9 @@ _pending_attention, _keep_paths, _from_seed = (
 )
 
 
-def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.Children:
-    return _select(proposal, k)._replace(draft_probs=proposal.probs, num_sampled=k)
+def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.PickedChildren:
+    picked = _select(proposal, k)
+    return picked._replace(draft_probs=proposal.probs, num_sampled=k, evidence=picked.probs)
 
 
 def empty_paths(probs: TargetProbs) -> list[list[Path]]:
