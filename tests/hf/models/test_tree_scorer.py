@@ -331,8 +331,7 @@ class TestPlantedBugs:
 
     def test_compaction_forgotten(self, monkeypatch):
         def cut_only(layers, num_slots, paths):
-            for layer in layers:
-                slot_cache._cut(layer, num_slots + max(len(path) for path in paths))
+            slot_cache._cut(layers, num_slots + max(len(path) for path in paths))
 
         monkeypatch.setattr(slot_cache, "keep_paths", cut_only)
         assert self.worst() > 0.1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
@@ -64,11 +64,13 @@ class DFlash(HeadDrafter[DFlashHead]):
             self._read_context(states.to(keys.device), counts)
         lengths = torch.tensor([keys.lengths, self._unread.offsets]).unsqueeze(-1)
         positions = lengths.sum(0) + torch.arange(head.config.block_size)
-        inputs = upload(keys.device, head.block_tokens(self.root_tokens), positions, lengths[0])
-        tokens, positions, ends = inputs
-        masks = self._masks(ends)
+        tokens = head.block_tokens(self.root_tokens)
+        spans = head.config.spans
+        masks = {span: mask for span in spans if (mask := self._mask(span, lengths[0])) is not None}
+        tokens, positions, *copies = upload(keys.device, tokens, positions, *masks.values())
+        masks = dict(zip(masks, copies, strict=True))
         keys.begin_pending(head.config.block_size)
-        outputs = head.run(tokens, positions, masks, keys)
+        outputs = head.run(tokens, positions, [masks.get(span) for span in spans], keys)
         keys.drop_pending()
         return head.read(head.by_depth(outputs)[:, :num_depths])
 
@@ -80,25 +82,21 @@ class DFlash(HeadDrafter[DFlashHead]):
         (positions,) = keys.begin_commit(counts, num_columns, firsts.unsqueeze(1) + torch.arange(num_columns))
         self.head.add_context(self.head.fuse(states), positions, keys)
 
-    def _masks(self, ends: Int[Tensor, "B 1"]) -> list[Tensor | None]:
-        """Per layer, what blocks behind the context's ends see: bool [B, 1, Q, S], or None where that is everything."""
+    def _mask(self, span: Span, ends: Int[Tensor, "B 1"]) -> Bool[Tensor, "B 1 Q S"] | None:
+        """What blocks behind the context's ends see in layers of a span, or None where that is everything."""
         num_committed = self._keys.num_committed
         size = self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1
-        slots = torch.arange(num_committed, device=ends.device)
-        masks: dict[Span, Tensor | None] = {}
-        for span in set(self.head.config.spans):
-            window = num_committed if span.window is None else span.window
-            if not is_ragged and not span.is_causal and window >= num_committed:
-                masks[span] = None
-                continue
-            context = slots < ends
-            if span.window is not None:
-                context = context & (slots >= ends - span.window)
-            block = torch.ones(size, size, dtype=torch.bool, device=ends.device)
-            block = (block.tril() if span.is_causal else block).expand(len(ends), 1, -1, -1)
-            masks[span] = torch.cat([context[:, None, None].expand(-1, -1, size, -1), block], -1)
-        return [masks[span] for span in self.head.config.spans]
+        window = num_committed if span.window is None else span.window
+        if not is_ragged and not span.is_causal and window >= num_committed:
+            return None
+        slots = torch.arange(num_committed)
+        context = slots < ends
+        if span.window is not None:
+            context = context & (slots >= ends - span.window)
+        block = torch.ones(size, size, dtype=torch.bool)
+        block = (block.tril() if span.is_causal else block).expand(len(ends), 1, -1, -1)
+        return torch.cat([context[:, None, None].expand(-1, -1, size, -1), block], -1)
 
 
 class _Block:
@@ -127,15 +125,11 @@ class _Block:
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
-        rows = torch.arange(len(frontier.depths)).unsqueeze(1)
         if self._shared is not None:
-            probs, ids = self._shared
-            rows, depths = upload(probs.device, rows, frontier.depths)
-            return Proposal(probs[rows, depths], None if ids is None else ids[rows, depths])
-        rows, depths, tokens = upload(self._logits.device, rows, frontier.depths, frontier.tokens)
-        logits = self._logits[rows, depths]
+            return Proposal(*(None if part is None else _at_depths(part, frontier.depths) for part in self._shared))
+        logits = _at_depths(self._logits, frontier.depths)
         if self._head.markov_head is not None:
-            logits = logits + self._head.markov_head(tokens)
+            logits = logits + self._head.markov_head(upload(logits.device, frontier.tokens)[0])
         return self._propose(logits, frontier)
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
@@ -169,3 +163,12 @@ class _Block:
         bias = self._head.markov_head(torch.tensor([token], device=self._logits.device))
         logits = self._logits[row, depth] + bias[0]
         return candidates(logits, self._head.target_ids, self._num_candidates, self._session.device)
+
+
+def _at_depths(of_depths: Shaped[Tensor, "B D W"], depths: Int[Tensor, "B F"]) -> Shaped[Tensor, "B F W"]:
+    """The rows of nodes' depths; a view where all nodes have one depth, as in a level of a fixed shape."""
+    first = int(depths[0, 0])
+    if bool((depths == first).all()):
+        return of_depths[:, first : first + 1].expand(-1, depths.shape[1], -1)
+    rows, depths = upload(of_depths.device, torch.arange(len(depths)).unsqueeze(1), depths)
+    return of_depths[rows, depths]

@@ -27,8 +27,8 @@ class Eagle3(HeadDrafter[Eagle3Head]):
     """Drafts with an EAGLE-3 head; see `HeadDrafter` and `Drafter`."""
 
     _head_type = Eagle3Head
-    _features: Tensor
-    """[B, E, H]: what the children of every expanded node read."""
+    _features: list[Tensor]
+    """[B, F, H] of every level: what the children of every expanded node read."""
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
@@ -45,10 +45,10 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         with torch.no_grad():
             if frontier.is_root:
                 output = self._catch_up()
-                self._features = output.features
+                self._features = [output.features]
             else:
                 output = self._read_level(frontier)
-                self._features = torch.cat([self._features, output.features], 1)
+                self._features.append(output.features)
             return self._propose(output.logits, frontier)
 
     def _catch_up(self) -> Eagle3Output:
@@ -73,11 +73,11 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         slots = torch.tensor(keys.lengths).unsqueeze(1) + torch.arange(num_columns)
         positions = slots + torch.tensor(offsets).unsqueeze(1)
         last = (torch.tensor(counts).unsqueeze(1) - 1).clamp(min=0)
-        inputs = keys.begin_commit(counts, num_columns, tokens, slots, positions, last)
-        tokens, slots, positions, last = inputs
-        mask = self._sees(slots.unsqueeze(-1), torch.arange(keys.num_slots, device=keys.device))
+        num_slots = max(length + count for length, count in zip(keys.lengths, counts, strict=True))
+        mask = self._sees(slots.unsqueeze(-1), torch.arange(num_slots)).unsqueeze(1)
+        tokens, positions, last, mask = keys.begin_commit(counts, num_columns, tokens, positions, last, mask)
         features = self._fuse(states.to(keys.device))
-        return take_columns(self.head.run(tokens, features, positions, mask.unsqueeze(1), keys), last)
+        return take_columns(self.head.run(tokens, features, positions, mask, keys), last)
 
     def _fuse(self, states: Float[Tensor, "B M Y"]) -> Float[Tensor, "B M H"]:
         """The head's features of the target's states."""
@@ -91,19 +91,27 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         lengths = torch.tensor([keys.lengths, self._unread.offsets]).unsqueeze(-1)
         slots = lengths[0] - 1 + frontier.expanded_depths
         nodes = slots[:, -num_nodes:]
+        committed = torch.arange(keys.num_committed)
+        is_seen = (committed < lengths[0]).unsqueeze(1).expand(-1, num_nodes, -1)
         is_above = frontier.ancestors[..., 1:]
         if self.head.config.layer.window is not None:
+            is_seen = is_seen & self._sees(nodes.unsqueeze(-1), committed)
             is_above = is_above & self._sees(nodes.unsqueeze(-1), slots[:, None, 1:])
-        arrays = frontier.tokens, frontier.parents.clamp(min=0), nodes + lengths[1], nodes, lengths[0], is_above
-        tokens, parents, positions, nodes, ends, is_above = upload(keys.device, *arrays)
-        committed = torch.arange(keys.num_committed, device=keys.device)
-        is_committed = (committed < ends).unsqueeze(1)
-        if self.head.config.layer.window is not None:
-            is_committed = is_committed & self._sees(nodes.unsqueeze(-1), committed)
-        mask = torch.cat([is_committed.expand(-1, num_nodes, -1), is_above], -1).unsqueeze(1)
+        mask = torch.cat([is_seen, is_above], -1).unsqueeze(1)
+        above, parents = self._above(frontier.parents)
+        arrays = frontier.tokens, parents, nodes + lengths[1], mask
+        tokens, parents, positions, mask = upload(keys.device, *arrays)
         keys.begin_pending(num_nodes)
-        features = take_columns(self._features, parents)
+        features = take_columns(above, parents)
         return self.head.read(self.head.run(tokens, features, positions, mask, keys))
+
+    def _above(self, parents: Int[Tensor, "B F"]) -> tuple[Float[Tensor, "B E H"], Int[Tensor, "B F"]]:
+        """The features of levels that hold all parents, of the last one if it does, and the parents' columns there."""
+        first = sum(level.shape[1] for level in self._features[:-1])
+        if bool((parents >= first).all()):
+            return self._features[-1], parents - first
+        self._features = [torch.cat(self._features, 1)]
+        return self._features[0], parents.clamp(min=0)
 
     def _sees(self, queries: Int[Tensor, "B F 1"], keys: Int[Tensor, "... S"]) -> Bool[Tensor, "B F S"]:
         """Whether a key's slot is in the window that ends at a query's."""

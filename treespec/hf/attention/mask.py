@@ -6,7 +6,7 @@ same position.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -22,6 +22,8 @@ from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, ancestor_mask
 from treespec.tree.transfer import upload
 
 MASK_IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
+MOST_ON_HOST = 1 << 17
+"""Entries of a mask that the host makes: it travels with the tokens. A larger one is put together on the device."""
 Mask: TypeAlias = Tensor | BlockMask
 
 
@@ -54,6 +56,16 @@ class TreeAttention:
     key_positions: Int[Tensor, "B K"] | None = None
     """The position of every slot's token (any number where there is none), for models whose keys need it
     (alibi); None where slots are positions or no layer needs them."""
+
+    def upload(self, device: torch.device, *more: Shaped[Tensor, "..."]) -> tuple["TreeAttention", list[Tensor]]:
+        """The same on `device`, and further tensors, by one copy."""
+        masks = self.mask if isinstance(self.mask, dict) else {"": self.mask}
+        names = [name for name, mask in masks.items() if isinstance(mask, Tensor)]
+        keys = [] if self.key_positions is None else [self.key_positions]
+        positions, *rest = upload(device, self.position_ids, *more, *(masks[name] for name in names), *keys)
+        moved = masks | dict(zip(names, rest[len(more) :], strict=False))
+        mask = moved if isinstance(self.mask, dict) else moved[""]
+        return replace(self, mask=mask, position_ids=positions, key_positions=rest[-1] if keys else None), rest[: len(more)]
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,8 @@ def tree_attention_mask(
     if slots.mask.ndim != 2 or slots.mask.dtype != torch.bool or slots.mask.shape[0] != batch.num_rows:
         got = f"{slots.mask.dtype} {list(slots.mask.shape)}"
         raise InvalidTreeError(f"cached must be bool [{batch.num_rows}, S], one row per tree, got {got}")
-    return pending_attention(slots, batch.parents, batch.max_nodes, attention_layout(config), dtype)
+    attention = pending_attention(slots, batch.parents, batch.max_nodes, attention_layout(config), dtype)
+    return attention.upload(slots.device)[0]
 
 
 def pending_attention(
@@ -151,13 +164,17 @@ def pending_attention(
 ) -> TreeAttention:
     """The mask and positions of the last `num_new` of the N pending nodes, which follow the committed slots.
 
-    `parents` is on the host; `dtype` is that of additive masks. Chains behind full slots need no mask.
+    `parents` is on the host; `dtype` is that of additive masks. Chains behind full slots need no mask. What is small
+    stays on the host, see `TreeAttention.upload`.
     """
     num_pending = parents.shape[1]
     if slots.is_contiguous and is_known_chain(parents):
         first = slots.mask.shape[1] + num_pending - num_new
         positions = torch.arange(first, first + num_new).expand(parents.shape[0], -1)
-        return TreeAttention(None, upload(slots.device, positions)[0])
+        return TreeAttention(None, positions)
+    num_keys = slots.num_slots or slots.mask.shape[1] + num_pending
+    if layout.implementation != "flex_attention" and parents.shape[0] * num_new * num_keys <= MOST_ON_HOST:
+        slots = replace(slots, device=torch.device("cpu"))
     ancestors = ancestor_mask(parents)
     depths = (ancestors.sum(-1) - 1).clamp(min=0)
     # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.

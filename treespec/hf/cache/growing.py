@@ -6,7 +6,7 @@ of larger tensors, the layer's room, so that a pass copies its own nodes only.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,19 @@ from transformers.cache_utils import DynamicLayer
 
 LEAST_SPARE = 32
 """A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
+
+
+class Rooms(NamedTuple):
+    """A layer's rooms for keys and values [B, G, num_room, d]."""
+
+    keys: Tensor
+    values: Tensor
+    shared: object = None
+    """The `SharedRooms` that these rooms, and those of a cache's other layers, are slices of; None: its own."""
+
+    def hold(self, layer: DynamicLayer) -> bool:
+        """Whether what the layer holds are the first slots of these rooms."""
+        return is_start(cast(Tensor, layer.keys), self.keys) and is_start(cast(Tensor, layer.values), self.values)
 
 
 class GrowingLayer(DynamicLayer):
@@ -29,7 +42,7 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._rooms: tuple[Tensor, Tensor] | None = None
+        self.rooms: Rooms | None = None
 
     def update(
         self, key_states: Float[Tensor, "B G F d"], value_states: Float[Tensor, "B G F _"], *args: Any, **kwargs: Any
@@ -40,21 +53,22 @@ class GrowingLayer(DynamicLayer):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        key_room, value_room = self._rooms or (None, None)
-        self.keys, key_room = _append(cast(Tensor, self.keys), key_room, key_states)
-        self.values, value_room = _append(cast(Tensor, self.values), value_room, value_states)
-        self._rooms = key_room, value_room
+        old_keys, old_values = self.rooms[:2] if self.rooms else (None, None)
+        self.keys, keys = _append(cast(Tensor, self.keys), old_keys, key_states)
+        self.values, values = _append(cast(Tensor, self.values), old_values, value_states)
+        if keys is not old_keys or values is not old_values:
+            self.rooms = Rooms(keys, values)
         return self.keys, self.values
 
     def reset(self) -> None:
         super().reset()
-        self._rooms = None
+        self.rooms = None
 
     def __copy__(self) -> GrowingLayer:
         """A layer that holds the same tokens and makes a room of its own when it grows."""
         twin = GrowingLayer()
         vars(twin).update(vars(self))
-        twin._rooms = None
+        twin.rooms = None
         return twin
 
 
@@ -73,7 +87,7 @@ def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLaye
         cache.layer_class_to_replicate = new
     for number, layer in enumerate(cache.layers):
         if type(layer) is old:
-            state = {name: value for name, value in vars(layer).items() if name != "_rooms"}
+            state = {name: value for name, value in vars(layer).items() if name != "rooms"}
             cache.layers[number] = new()
             vars(cache.layers[number]).update(state)
 
@@ -85,16 +99,30 @@ def _append(
     start = held.shape[-2] if held.ndim == fresh.ndim else 0
     end = start + fresh.shape[-2]
     if room is None or end > room.shape[-2] or not _can_append(held, room, fresh):
-        room = fresh.new_empty(*fresh.shape[:-2], end + max(end // 4, LEAST_SPARE), fresh.shape[-1])
+        room = fresh.new_empty(*fresh.shape[:-2], room_for(end), fresh.shape[-1])
         if start:
             room.narrow(-2, 0, start).copy_(held)
     room.narrow(-2, start, fresh.shape[-2]).copy_(fresh)
     return room.narrow(-2, 0, end), room
 
 
+def room_for(num_slots: int) -> int:
+    """The slots of a new room."""
+    return num_slots + max(num_slots // 4, LEAST_SPARE)
+
+
 def _can_append(held: Float[Tensor, "B G S d"], room: Float[Tensor, "..."], fresh: Float[Tensor, "B G F d"]) -> bool:
     """Whether what is held are the first slots of the room, and the new states fit behind them."""
-    is_start = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and held.dtype == room.dtype
-    is_alike = held.shape[:-2] == room.shape[:-2] == fresh.shape[:-2] and held.shape[-1] == fresh.shape[-1]
-    # PyTorch forbids writing into tensors of inference mode outside of it.
-    return is_start and is_alike and (torch.is_inference_mode_enabled() or not room.is_inference())
+    is_alike = room.shape[:-2] == fresh.shape[:-2] and room.shape[-1] == fresh.shape[-1]
+    return is_start(held, room) and is_alike and is_writable(room)
+
+
+def is_start(held: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
+    """Whether states are the first slots of a room, of all its rows and heads."""
+    is_alike = held.shape[:-2] == room.shape[:-2] and held.shape[-1] == room.shape[-1] and held.dtype == room.dtype
+    return is_alike and held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
+
+
+def is_writable(room: Float[Tensor, "..."]) -> bool:
+    """PyTorch forbids writing into tensors of inference mode outside of it."""
+    return torch.is_inference_mode_enabled() or not room.is_inference()

@@ -15,6 +15,7 @@ from transformers.cache_utils import StaticLayer
 from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
+from treespec.hf.cache.shared_rooms import select_rows, stacked_states
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
 
@@ -83,10 +84,8 @@ class SlotCache:
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         index, layers = torch.tensor(list(rows)), filled_layers(self.cache)
-        copies = _copies(index, layers)
+        select_rows(layers, _copies(index, layers))
         for layer in layers:
-            layer.keys = layer.keys.index_select(0, copies[layer.keys.device])
-            layer.values = layer.values.index_select(0, copies[layer.values.device])
             if isinstance(layer, StaticLayer):
                 layer.batch_size = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
@@ -104,10 +103,7 @@ class SlotCache:
         end = self.num_slots
         order = mask.long().argsort(dim=1, stable=True)[:, self.num_holes :]
         pending = torch.arange(end, end + self.num_pending).expand(mask.shape[0], -1)
-        layers = filled_layers(self.cache)
-        copies = _copies(torch.cat([order, pending], dim=1), layers)
-        for layer in layers:
-            move_to_front(layer, 0, copies[layer.keys.device])
+        _move_to_front(filled_layers(self.cache), 0, torch.cat([order, pending], dim=1))
         self._set_slots(mask.gather(1, order))
 
 
@@ -152,14 +148,19 @@ def path_mask(paths: Paths, device: torch.device) -> Bool[Tensor, "B L"]:
 
 def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> None:
     """Move the accepted nodes of the pending region, which starts at slot `num_slots`, to its front; cut the rest."""
-    longest = max(len(path) for path in paths)
     if all(list(path) == list(range(len(path))) for path in paths):  # All are there already.
-        for layer in layers:
-            _cut(layer, num_slots + longest)
+        _cut(layers, num_slots + max(len(path) for path in paths))
         return
-    copies = _copies(torch.tensor(pad_rows(paths, 0)) + num_slots, layers)
-    for layer in layers:
-        move_to_front(layer, num_slots, copies[layer.keys.device])
+    _move_to_front(layers, num_slots, torch.tensor(pad_rows(paths, 0)) + num_slots)
+
+
+def _move_to_front(layers: Sequence[FilledLayer], start: int, index: Int[Tensor, "B L"]) -> None:
+    """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows."""
+    copies = _copies(index, layers)
+    for states in stacked_states(layers):
+        source = _take(states, copies[states.device])
+        states.narrow(-2, start, index.shape[1]).copy_(source)
+    _cut(layers, start + index.shape[1])
 
 
 def _copies(index: Int[Tensor, "..."], layers: Sequence[FilledLayer]) -> dict[torch.device, Tensor]:
@@ -167,26 +168,19 @@ def _copies(index: Int[Tensor, "..."], layers: Sequence[FilledLayer]) -> dict[to
     return {device: upload(device, index)[0] for device in {layer.keys.device for layer in layers}}
 
 
-def move_to_front(layer: FilledLayer, start: int, index: Int[Tensor, "B L"]) -> None:
-    """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows; the index is where they are."""
-    for states in (layer.keys, layer.values):
-        source = _take(states, index)
-        states.narrow(-2, start, index.shape[1]).copy_(source)
-    _cut(layer, start + index.shape[1])
-
-
-def _take(states: Float[Tensor, "B G S d"], index: Int[Tensor, "B L"]) -> Float[Tensor, "B G L d"]:
-    """A copy of the slots `index`."""
-    if states.shape[0] == 1:
+def _take(states: Float[Tensor, "N B G S d"], index: Int[Tensor, "B L"]) -> Float[Tensor, "N B G L d"]:
+    """A copy of the slots `index`, which is where the states are."""
+    if states.shape[1] == 1:
         return states.index_select(-2, index[0])
-    expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+    expanded = index[:, None, :, None].expand(states.shape[0], -1, states.shape[2], -1, states.shape[4])
     return states.gather(-2, expanded)
 
 
-def _cut(layer: FilledLayer, end: int) -> None:
-    """Drop the slots from `end` on. A view is enough: the next update copies it and frees the old storage."""
-    if isinstance(layer, StaticLayer):
-        layer.cumulative_length.fill_(end)
-        return
-    layer.keys = layer.keys.narrow(-2, 0, end)
-    layer.values = layer.values.narrow(-2, 0, end)
+def _cut(layers: Sequence[FilledLayer], end: int) -> None:
+    """Drop the slots from `end` on, in growing layers by views: the slots are written to again."""
+    for layer in layers:
+        if isinstance(layer, StaticLayer):
+            layer.cumulative_length.fill_(end)
+        else:
+            layer.keys = layer.keys.narrow(-2, 0, end)
+            layer.values = layer.values.narrow(-2, 0, end)

@@ -21,7 +21,6 @@ from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
-from treespec.tree.transfer import upload
 
 
 class TreeScorer(ModelScorer):
@@ -154,8 +153,9 @@ class TreeScorer(ModelScorer):
         if self._first_scores is not None:
             scores, self._first_scores = self._first_scores, None
             return scores
-        with self._patches.applied(self._attend(slots.slots, pending, num_new)) as attention:
-            scores = self._forward(upload(self.device, tokens)[0], attention)
+        attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
+        with self._patches.applied(attention) as attention:
+            scores = self._forward(tokens, attention)
         if self._read is not None:
             self._read = self._read.checked(scores.logits[:, 0], self.facts)
         return scores
@@ -209,7 +209,6 @@ class TreeScorer(ModelScorer):
         num_pending = parents.shape[1]
         positions = slots.lengths.unsqueeze(1) + torch.arange(num_pending - num_new, num_pending)
         mask = torch.nn.functional.pad(slots.mask.long(), (0, num_pending), value=1)
-        positions, mask = upload(slots.device, positions, mask)
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
