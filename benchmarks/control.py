@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -98,12 +98,14 @@ def drafters(model: Any) -> dict[str, Callable[[], Any]]:
 class Bench:
     """The model and one `TreeSpeculation` per contestant, by temperature and batch size."""
 
-    def __init__(self, model: Any, tokenizer: Any, num_new: int, made: dict[str, Callable[[], Any]]) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, num_new: int, made: dict[str, Callable[[], Any]], shapes: Sequence[str]
+    ) -> None:
         self.model, self._tokenizer, self._num_new = model, tokenizer, num_new
         self.speculations: dict[str, TreeSpeculation | None] = {PLAIN: None}
         for drafter, make in made.items():
-            for shape, tree in SHAPES.items():
-                self.speculations[f"{drafter}, {shape}"] = TreeSpeculation(make(), tree=tree)
+            for shape in shapes:
+                self.speculations[f"{drafter}, {shape}"] = TreeSpeculation(make(), tree=SHAPES[shape])
 
     def measure(self, prompts: list[Prompt], temperature: float, turn: int, seed: int) -> dict[str, float]:
         """Milliseconds per token of every contestant, in an order that rotates with `turn`."""
@@ -144,7 +146,7 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
         task = progress.add_task("prompts", total=len(prompts) * len(args.batches) * len(args.temperatures))
         for size in args.batches:
             for temperature in args.temperatures:
-                bench, runs, loads = Bench(model, tokenizer, args.new_tokens, made), [], [load_average()]
+                bench, runs, loads = Bench(model, tokenizer, args.new_tokens, made, args.shapes), [], [load_average()]
                 for turn, start in enumerate(range(0, len(prompts), size)):
                     part = prompts[start : start + size]
                     runs.append(bench.measure(part, temperature, turn, args.seed + turn))
@@ -169,16 +171,16 @@ def table(runs: Runs, choices: dict[str, Counter[str]]) -> str:
     rows = []
     for drafter in dict.fromkeys(name.split(", ")[0] for name in runs if name != PLAIN):
         own = {name.split(", ")[1]: ms for name, ms in runs.items() if name.startswith(f"{drafter}, ")}
-        chain, tree = (
-            min((n for n in own if n.startswith(kind)), key=lambda n: fmean(own[n])) for kind in ("chain", "tree")
-        )
+        kinds = [[name for name in own if name.startswith(kind)] for kind in ("chain", "tree")]
+        best = [min(names, key=lambda n, own=own: fmean(own[n]), default=None) for names in kinds]
+        others = [runs[PLAIN], *(None if name is None else own[name] for name in best)]
         taken = Counter(choices.get(f"{drafter}, {AUTO}", {}))
         rows.append(
             [
                 drafter,
-                *(f"{np.median(ms):.1f}" for ms in (runs[PLAIN], own[chain], own[tree], own[AUTO])),
-                f"{chain} / {tree}",
-                *(ratio(other, own[AUTO]).text() for other in (runs[PLAIN], own[chain], own[tree])),
+                *("" if ms is None else f"{np.median(ms):.1f}" for ms in (*others, own[AUTO])),
+                " / ".join(name or "-" for name in best),
+                *("" if ms is None else ratio(ms, own[AUTO]).text() for ms in others),
                 ", ".join(f"{name} {count / taken.total():.0%}" for name, count in taken.most_common(3)),
             ]
         )
@@ -240,6 +242,13 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--prompts", type=int, default=24)
     options.add_argument("--new-tokens", type=int, default=48)
     options.add_argument("--drafters", nargs="+", default=["head", "merged", "lookups", "random"])
+    options.add_argument(
+        "--shapes",
+        nargs="+",
+        default=list(SHAPES),
+        choices=list(SHAPES),
+        help="contestants besides plain; one must be auto",
+    )
     options.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8])
     options.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     options.add_argument("--output", type=Path, default=RESULTS / "control" / "control.json")

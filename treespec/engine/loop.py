@@ -95,7 +95,9 @@ class _Run:
             target=target,
         )
         self.uniforms: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.control = self.session.policy if isinstance(self.session.policy, StepControl) else None
+        policy = self.session.policy
+        self.control = policy if isinstance(policy, StepControl) else None
+        self.learner = policy if isinstance(policy, LearningPolicy) else None
 
     def start(self, states: HiddenStates) -> None:
         """Begin the drafter's call, and the control's."""
@@ -197,8 +199,8 @@ class _Run:
     def update(self, step: VerifiedStep) -> None:
         """Update the drafter, and the session's policy if it learns (`as_chain` may have replaced the request's)."""
         self.drafter.update(step)
-        if isinstance(self.session.policy, LearningPolicy):
-            self.session.policy.update(step)
+        if self.learner is not None:
+            self.learner.update(step)
 
     def record(
         self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]

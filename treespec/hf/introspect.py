@@ -2,9 +2,11 @@
 
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from treespec.engine.ranks import Alone
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.devices.ranks import AnyRanks, ranks_of
+from treespec.hf.devices.weights import weight_counts
 from treespec.protocols import HiddenStates
 
 
@@ -44,6 +47,11 @@ class ModelFacts:
     adapters: Hashable = None
     ranks: AnyRanks = field(default_factory=Alone)
     weights: frozenset[tuple[str, ...]] = frozenset()
+
+    @cached_property
+    def weight_counts(self) -> Counter[str]:
+        """See the function of this name."""
+        return weight_counts(self.model)
 
     @property
     def name(self) -> str:
@@ -87,6 +95,11 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
     # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
+
+
+def uncompiled(facts: ModelFacts) -> ModelFacts:
+    """The same model without `torch.compile`."""
+    return facts if facts.forward is facts.model else replace(facts, forward=facts.model)
 
 
 def check_model(model: object) -> None:

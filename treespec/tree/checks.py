@@ -51,7 +51,9 @@ def is_drafted(trees: TreeArrays) -> bool:
 def is_well_formed(trees: TreeArrays) -> bool:
     """What the host knows of that: a root, then children after their parents, then padding; draft rows that exist."""
     parents = trees.parents.numpy()
-    is_node = trees.parents.numpy() != PADDING_PARENT
+    if trees.draft_probs is None and parents.shape[1] == 1:  # Roots alone, as in steps without drafts.
+        return bool((parents == ROOT_PARENT).all())
+    is_node = parents != PADDING_PARENT
     in_order = (parents[:, 0] == ROOT_PARENT).all() and not (is_node[:, 1:] & ~is_node[:, :-1]).any()
     has_parents = ((parents >= 0) & (parents < np.arange(parents.shape[1])) | ~is_node)[:, 1:].all()
     if trees.draft_probs is None or trees.draft_index is None:

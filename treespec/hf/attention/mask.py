@@ -62,10 +62,14 @@ class TreeAttention:
         masks = self.mask if isinstance(self.mask, dict) else {"": self.mask}
         names = [name for name, mask in masks.items() if isinstance(mask, Tensor)]
         keys = [] if self.key_positions is None else [self.key_positions]
-        positions, *rest = upload(device, self.position_ids, *more, *(masks[name] for name in names), *keys)
-        moved = masks | dict(zip(names, rest[len(more) :], strict=False))
-        mask = moved if isinstance(self.mask, dict) else moved[""]
-        return replace(self, mask=mask, position_ids=positions, key_positions=rest[-1] if keys else None), rest[: len(more)]
+        positions, *rest = upload(device, self.position_ids, *(masks[name] for name in names), *keys, *more)
+        moved = masks | dict(zip(names, rest, strict=False))
+        attention = TreeAttention(
+            mask=moved if isinstance(self.mask, dict) else moved[""],
+            position_ids=positions,
+            key_positions=rest[len(names)] if keys else None,
+        )
+        return attention, rest[len(names) + len(keys) :]
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,6 @@ def _cut(layers: Sequence[FilledLayer], end: int) -> None:
     for layer in layers:
         if isinstance(layer, StaticLayer):
             layer.cumulative_length.fill_(end)
-        else:
+        elif layer.keys.shape[-2] > end:
             layer.keys = layer.keys.narrow(-2, 0, end)
             layer.values = layer.values.narrow(-2, 0, end)

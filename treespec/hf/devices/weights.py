@@ -20,9 +20,8 @@ def weight_counts(model: nn.Module) -> Counter[str]:
     return counts
 
 
-def read_cost(model: nn.Module) -> int:
+def read_cost(counts: Counter[str]) -> int:
     """What a pass reads in this process: its weights, of which offloaded ones count `OFFLOADED_COST` times."""
-    counts = weight_counts(model)
     return counts.total() + (OFFLOADED_COST - 1) * (counts["memory"] + counts["disk"])
 
 

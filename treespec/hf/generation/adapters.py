@@ -29,8 +29,8 @@ class LearnedByAdapters:
         """The options with what has learned with the model's active adapters."""
         own = (options.drafter, options.policy)
         key = (id(options.drafter), id(options.policy))
-        first = self._known.setdefault(key, (active_adapters(model), own))[0]
         adapters = active_adapters(model)
+        first = self._known.setdefault(key, (adapters, own))[0]
         if adapters == first:
             return options
         if (*key, adapters) not in self._known:

@@ -50,7 +50,7 @@ def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
 def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output, Result]:
     ranks = facts.ranks
     scores = OutputScores(call.config, *call.input_ids.shape)
-    target: Any = _make_target(call, options)
+    target: Any = _make_target(call, options, facts)
     check_like_generate(facts, target.capability, is_padded=not bool(call.mask.all()))
     if call.state_layers:
         has_filled_cache = call.cache is not None and is_filled(call.cache)
@@ -74,7 +74,7 @@ def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output
         seed=options.seed,
         on_tokens=bar.listener(options.streamer),
         on_target_probs=scores if scores.kept else None,
-        pass_ms=_pass_ms(call, options.policy),
+        pass_ms=_pass_ms(facts, options.policy),
         has_records=options.record_steps,
         trace=trace,
         ranks=ranks,
@@ -108,9 +108,9 @@ def _criteria(call: Prepared, options: Options) -> StoppingCriteriaList:
     return StoppingCriteriaList([*call.criteria, StopStringCriteria(options.tokenizer, strings)])
 
 
-def _pass_ms(call: Prepared, policy: TreePolicy) -> Mapping[int, float] | None:
+def _pass_ms(facts: ModelFacts, policy: TreePolicy) -> Mapping[int, float] | None:
     """What a control predicts from: the times that it was given, else those of the model on this machine."""
-    return pass_times(call.model) if isinstance(policy, StepControl) and policy.needs_pass_times else None
+    return pass_times(facts) if isinstance(policy, StepControl) and policy.needs_pass_times else None
 
 
 def _recorder(call: Prepared, options: Options, processors: PathProcessors, ranks: AnyRanks) -> Recorder | None:
@@ -143,7 +143,7 @@ def _longest_text(call: Prepared) -> int:
     return call.config.max_length
 
 
-def _make_target(call: Prepared, options: Options) -> AnyScorer:
+def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScorer:
     """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
     drafter = options.drafter
     cache = call.cache
@@ -160,10 +160,10 @@ def _make_target(call: Prepared, options: Options) -> AnyScorer:
     kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "prompt": call.prompt}
     kwargs["hidden_layers"] = layers
     if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
-        return make_exit_scorer(call.model, drafter.exit_layer, **kwargs)
+        return make_exit_scorer(facts, drafter.exit_layer, **kwargs)
     longest = call.config.max_length
     kwargs["longest_text"] = None if longest is None else longest + options.policy.max_nodes
-    scorer = make_scorer(call.model, **kwargs)
+    scorer = make_scorer(facts, **kwargs)
     if scorer.capability == Capability.PLAIN and not isinstance(scorer, RecurrentScorer):
         _check_passes(call, scorer.facts.name)
     return scorer

@@ -28,7 +28,7 @@ class ModelScorer:
     @property
     def num_weights(self) -> int:
         """Of the whole model: what a pass reads in this process, see `read_cost`."""
-        return read_cost(self.facts.model)
+        return read_cost(self.facts.weight_counts)
 
     def _run(
         self,

@@ -9,7 +9,7 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import is_filled
-from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
+from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
 from treespec.hf.models.capability import Detection, detect, keeps_states, num_indexed, warn_once
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.plain_scorer import PlainScorer
@@ -88,7 +88,7 @@ def _plain_by_index(facts: ModelFacts, longest_text: int | None) -> Detection | 
 
 
 def _checked(facts: ModelFacts, is_static: bool) -> Detection:
-    plain = model_facts(facts.model)  # The check's passes are too few to be worth compiling.
+    plain = uncompiled(facts)  # The check's passes are too few to be worth compiling.
     attempts: list[Attempt] = [
         (capability, partial(TreeScorer, plain, capability=capability))
         for capability in (Capability.TREE, Capability.CHAIN, Capability.PLAIN)
@@ -97,7 +97,7 @@ def _checked(facts: ModelFacts, is_static: bool) -> Detection:
 
 
 def make_exit_scorer(
-    model: PreTrainedModel,
+    model: PreTrainedModel | ModelFacts,
     exit_layer: int,
     *,
     cache: Cache | None = None,
@@ -112,7 +112,7 @@ def make_exit_scorer(
 
     Raises `UnsupportedModelError`: the model verifies no trees, does not split, or a static cache is wanted.
     """
-    facts = model_facts(model_facts(model).model)
+    facts = uncompiled(model_facts(model))
     if max_cache_len is not None:
         raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
     if make_scorer(facts).capability != Capability.TREE:

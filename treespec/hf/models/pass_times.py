@@ -17,7 +17,7 @@ from treespec.errors import TreespecError
 from treespec.hf.cpu.linear_kernels import own_forward
 from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
 from treespec.hf.cpu.native import processor
-from treespec.hf.devices.weights import local_part, weight_counts
+from treespec.hf.devices.weights import local_part
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
@@ -138,7 +138,7 @@ def _key(facts: ModelFacts) -> str:
     about = [
         FORMAT,
         sorted(map(str, kinds.items())),
-        sorted(weight_counts(facts.model)),
+        sorted(facts.weight_counts),
         sorted(map(str, facts.weights)),
         str(facts.dtype),
         facts.forward is facts.model,

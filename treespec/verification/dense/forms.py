@@ -180,7 +180,8 @@ def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
 
 def has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
     """Whether every drafted token is in the vocabulary; roots and padding are not looked at."""
-    return bool(((trees.tokens >= 0) & (trees.tokens < vocab_size) | (trees.parents < 0)).all())
+    tokens, parents = trees.tokens.numpy()[:, 1:], trees.parents.numpy()[:, 1:]
+    return bool(((tokens >= 0) & (tokens < vocab_size) | (parents < 0)).all())
 
 
 def check_flags(trees: TreeBatch, is_verifiable: int | bool, has_distributions: int | bool) -> None:
