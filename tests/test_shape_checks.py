@@ -23,7 +23,7 @@ ROOMS = (
     *("tree", "verification", "policies", "heads/modules/kv_cache.py"),
     *("hf/attention/mask.py", "hf/attention/folded.py", "hf/cache", "hf/models"),
 )
-STATES = torch.ones(2, 1, 3, 1)
+STATES = torch.ones(1, 2, 1, 3, 1)
 
 
 def test_a_wrong_shape_is_found() -> None:

@@ -126,7 +126,9 @@ class _Block:
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
         if self._shared is not None:
-            return Proposal(*(None if part is None else _at_depths(part, frontier.depths) for part in self._shared))
+            probs, ids = self._shared
+            ids = None if ids is None else _at_depths(ids, frontier.depths)
+            return Proposal(_at_depths(probs, frontier.depths), ids)
         logits = _at_depths(self._logits, frontier.depths)
         if self._head.markov_head is not None:
             logits = logits + self._head.markov_head(upload(logits.device, frontier.tokens)[0])

@@ -8,7 +8,7 @@ same position.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -59,7 +59,7 @@ class TreeAttention:
 
     def upload(self, device: torch.device, *more: Shaped[Tensor, "..."]) -> tuple["TreeAttention", list[Tensor]]:
         """The same on `device`, and further tensors, by one copy."""
-        masks = self.mask if isinstance(self.mask, dict) else {"": self.mask}
+        masks: dict[str, Any] = self.mask if isinstance(self.mask, dict) else {"": self.mask}
         names = [name for name, mask in masks.items() if isinstance(mask, Tensor)]
         keys = [] if self.key_positions is None else [self.key_positions]
         positions, *rest = upload(device, self.position_ids, *(masks[name] for name in names), *keys, *more)

@@ -21,8 +21,8 @@ LEAST_SPARE = 32
 class Rooms(NamedTuple):
     """A layer's rooms for keys and values [B, G, num_room, d]."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Float[Tensor, "B G num_room d"]
+    values: Float[Tensor, "B G num_room _"]
     shared: object = None
     """The `SharedRooms` that these rooms, and those of a cache's other layers, are slices of; None: its own."""
 

@@ -39,9 +39,9 @@ class SharedRooms:
     def give(self, layers: Sequence[GrowingLayer]) -> None:
         """Let every layer hold as many slots as before, the first of its slices."""
         slices = {
-            place: states
+            owner: states
             for part, tensor in zip(self.parts, self.tensors, strict=True)
-            for place, states in zip(part, tensor, strict=True)
+            for owner, states in zip(part, tensor, strict=True)
         }
         for number, layer in enumerate(layers):
             num_slots = layer.get_seq_length()
@@ -69,11 +69,11 @@ def select_rows(layers: Sequence[FilledLayer], rows: Mapping[torch.device, Int[T
         layer.values = layer.values.index_select(0, rows[layer.values.device])
 
 
-def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[Any], list[FilledLayer]]:
+def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[GrowingLayer], list[FilledLayer]]:
     """Growing layers, whose rooms can be shared, and others; gradients want tensors that nothing is written to."""
-    is_growing = [isinstance(layer, GrowingLayer) and not layer.keys.requires_grad for layer in layers]
-    growing = [layer for layer, flag in zip(layers, is_growing, strict=True) if flag]
-    return growing, [layer for layer, flag in zip(layers, is_growing, strict=True) if not flag]
+    growing = [layer for layer in layers if isinstance(layer, GrowingLayer) and not _needs_gradient(cast(Any, layer))]
+    others = [layer for layer in layers if layer not in growing] if len(growing) < len(layers) else []
+    return growing, others
 
 
 def _laid_together(layers: Sequence[GrowingLayer]) -> SharedRooms:
@@ -98,6 +98,10 @@ def _alike(layers: Sequence[GrowingLayer]) -> Iterator[Part]:
     for number, name in product(range(len(layers)), ("keys", "values")):
         states = cast(Tensor, getattr(layers[number], name))
         kinds.setdefault((states.shape, states.dtype, states.device), []).append((number, name))
-    for (shape, dtype, _), places in kinds.items():
+    for (shape, dtype, _), owners in kinds.items():
         most = max(MOST_BYTES // (shape.numel() * dtype.itemsize), 1)
-        yield from (places[start : start + most] for start in range(0, len(places), most))
+        yield from (owners[start : start + most] for start in range(0, len(owners), most))
+
+
+def _needs_gradient(layer: FilledLayer) -> bool:
+    return layer.keys.requires_grad or layer.values.requires_grad
