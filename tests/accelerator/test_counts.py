@@ -13,8 +13,8 @@ from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
-MORE_WHERE_DRAWN = 30
-"""Of draft models and heads: draws, and verification with some nine operations per wave of drawn children."""
+MORE_WHERE_DRAWN = 7
+"""Of fixed shapes with drawn siblings: verification takes some nine operations for each rank of siblings."""
 EXIT_WAITS = 1
 """Of early exit, whose target looks up which drafted nodes it has computed."""
 ROWS_LEAVE = 0.5
@@ -33,7 +33,7 @@ def counted(case: Any) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         to_device(model)
         to_device(draft)
-        return count(case, model, draft, device, 12)
+        return count(case, model, draft, device, 20)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_waits_and_launches_are_few(case: Any) -> None:
     waiting_levels += EXIT_WAITS if name.startswith("early exit") else 0
     assert row["reads"] + row["uploads"] <= waiting_levels + 2 + ROWS_LEAVE
     limit = LEVEL_LAUNCHES * row["levels"] if is_adaptive else FIXED_LAUNCHES
-    if row["levels"] > 0 and "sampled" in name:
+    if ", 2 x 2, sampled" in name:
         limit += MORE_WHERE_DRAWN
     assert row["launches"] - row["launches of processors"] <= limit
 

@@ -21,8 +21,8 @@ STEP_MEMORY = 0.985
 """The factor on what candidates have shown per drafted step."""
 PRIOR_PASSES = 2
 """Draft passes of trees: few, as they stop where passes do not pay."""
-PRIOR_ROWS = 2.0
-"""The weight of what acceptance by depth and rank predicts, in rows of a step."""
+PRIOR_ROWS, PRIOR_HALVED = 2.0, 8.0
+"""The weight of what acceptance by depth and rank predicts, in rows of a step, and the rows that halve it."""
 DEEPER_SHARE = 0.7
 """The most of a level's gain that a deeper one is expected to have."""
 FIRST_STEPS = 24
@@ -37,7 +37,7 @@ class Acceptance:
 
     def __init__(self, candidates: Candidates) -> None:
         self._candidates, self._table = candidates, ConfidenceTable()
-        self._prior = PRIOR_ROWS * _prior_expectation(candidates)
+        self._prior = _prior_expectation(candidates)
         self._sums = np.zeros((3, len(candidates)))
         """Accepted tokens, verified nodes below the root and passes, summed over rows, older ones less."""
         self._weights = np.zeros(len(candidates))
@@ -45,7 +45,8 @@ class Acceptance:
 
     def expected(self) -> Float[np.ndarray, "3 C"]:
         """Accepted tokens, nodes below the root and draft passes."""
-        return (self._sums + self._prior) / (self._weights + PRIOR_ROWS)
+        weights = PRIOR_ROWS * PRIOR_HALVED / (PRIOR_HALVED + self._weights)
+        return (self._sums + weights * self._prior) / (self._weights + weights)
 
     def read(self, trees: TreeBatch) -> DraftedTrees:
         """A step's trees with their probabilities."""

@@ -16,6 +16,8 @@ from treespec.protocols import TreePolicy
 
 LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
+LEAST_GAIN_AGAIN = 1.1
+"""The same after drafts that did not pay: a drafter that is right too seldom is soon predicted close to plain."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 FIRST_TREES = 4
@@ -39,7 +41,7 @@ class Learned:
         self._drafts: dict[int, DraftTimes] = {}
         self._plain_steps, self._wait, self._num_drafts = 0, FIRST_WAIT, 0
         self._break_even = 0.0
-        """Accepted tokens that the last draft that was not predicted to pay would have needed."""
+        """Accepted tokens that the last draft needed to pay."""
         best = self.acceptance.expected()[0].argmax()
         self.first_policy: TreePolicy = candidates.policies[int(best)] or BestFirst(1)
 
@@ -74,8 +76,9 @@ class Learned:
         if best == PLAIN:
             return PLAIN, False, "every draft is predicted to exceed max_latency_ms"
         gain = drafting[best] / rates[PLAIN]
-        if gain >= LEAST_GAIN:
-            self._plain_steps, self._wait = 0, max(self._wait // 2, FIRST_WAIT)
+        self._break_even = times[best] / times[PLAIN] - 1
+        if gain >= (LEAST_GAIN if self._wait == FIRST_WAIT else LEAST_GAIN_AGAIN):
+            self._plain_steps = 0
             self._num_drafts += 1
             trees = drafting[self.candidates.trees]
             is_exploring = self._num_drafts % EXPLORED_EVERY == 0
@@ -83,7 +86,6 @@ class Learned:
                 best_tree = self.candidates.trees.start + int(trees.argmax())
                 return best_tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        self._break_even = times[best] / times[PLAIN] - 1
         if self._plain_steps >= self._wait:
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
@@ -91,6 +93,6 @@ class Learned:
         return PLAIN, False, f"the best draft is {gain:.2f} times plain"
 
     def update(self, num_accepted: int) -> None:
-        """After a step that drafted: one that was not predicted to pay and did is tried again at once."""
-        if self._plain_steps == 0 and self._wait > FIRST_WAIT and num_accepted > self._break_even:
+        """After a step that drafted: where a draft paid after many that did not, the next step drafts in any case."""
+        if self._wait > FIRST_WAIT and num_accepted > self._break_even:
             self._plain_steps = self._wait = FIRST_WAIT
