@@ -121,7 +121,8 @@ class _Run:
         room = [self._room(b) - 1 for b in range(len(self.rows))]
         is_drafting = self.target.capability != Capability.PLAIN and max(room) >= 1
         if self.control is not None:
-            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), is_drafting)
+            most = max(room) + 1 if is_drafting else 0
+            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), most)
         if not is_drafting:
             roots = self.history.last_tokens.unsqueeze(1)
             return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))

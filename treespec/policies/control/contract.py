@@ -11,6 +11,10 @@ from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
 
+MOST_AHEAD = 256
+"""Tokens that a call is expected to emit yet, unless it may emit fewer: what is read once pays in all their steps."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """What one step drafted and why.
@@ -76,12 +80,12 @@ class StepControl(ABC):
         """A call begins."""
 
     @abstractmethod
-    def choose(self, num_rows: int, context: int, has_room: bool = True) -> bool:
+    def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:
         """Choose what the next step drafts; False: nothing.
 
         Args:
             context: tokens of the longest row.
-            has_room: whether a draft token could be emitted.
+            room: the most tokens that a row may still emit; 0: no draft token could be emitted.
         """
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:

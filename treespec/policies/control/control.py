@@ -15,7 +15,7 @@ import torch
 
 from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.policies.control.candidates import ACCELERATOR_SIZE, TREE_SIZES, Candidates, StoppedBestFirst
-from treespec.policies.control.contract import CallFacts, Choice, StepControl
+from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
 from treespec.policies.control.drafted import DraftedTrees
 from treespec.policies.control.learned import Learned
 from treespec.policies.control.times import MOST_NODES
@@ -24,6 +24,8 @@ from treespec.tree import TreeBatch
 
 CUT_MS = 0.1
 """What it takes to cut a tree."""
+MANY_UNREAD = 16
+"""Tokens per row."""
 EXPLORED_SHARE = 0.5
 """In exploring steps the gain that is required of another level is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7
@@ -103,13 +105,14 @@ class Control(ShowsOptions, StepControl):
         self._is_timed = not call.is_repeatable if self.is_timed is None else self.is_timed
         self._drafted: DraftedTrees | None = None
         self._size, self._curve = (1, 1), self._learned.passes.curve(1, 1)
+        self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
         self.current: TreePolicy = self._learned.first_policy
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
 
     def forecasts(self) -> dict[str, Forecast]:
         """What is expected of every candidate in steps like the last one, by name."""
         accepted = self._learned.acceptance.expected()[0]
-        rates, times, _ = self._learned.predict(self._size[0], self._curve)
+        rates, times, _ = self._learned.predict(self._size[0], self._curve, 0.0)
         numbers = zip(1e3 * rates, times, 1 + accepted, strict=True)
         names = self._learned.candidates.names
         return {name: Forecast(*map(float, row)) for name, row in zip(names, numbers, strict=True)}
@@ -125,19 +128,22 @@ class Control(ShowsOptions, StepControl):
             found[key] = Learned(Candidates(most, call.is_chain_only, is_sampled), profile, call.draft_share)
         return found[key]
 
-    def choose(self, num_rows: int, context: int, has_room: bool = True) -> bool:
+    def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:
         """See `StepControl`."""
         learned = self._learned
         self._size, self._drafted = (num_rows, context), None
         self._curve = learned.passes.curve(num_rows, context)
-        rates, times, draft_ms = learned.predict(num_rows, self._curve)
+        self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
+        reading_ms = learned.reading.predict(self._num_read)
+        rates, times, draft_ms = learned.predict(num_rows, self._curve, reading_ms / max(min(room, MOST_AHEAD), 1))
         number, is_exploring, reason = 0, False, "no room for a draft"
-        if has_room:
-            number, is_exploring, reason = learned.decide(rates, times, self.max_latency_ms)
+        if room:
+            number, is_exploring, reason = learned.decide(rates, times, self.max_latency_ms, reading_ms)
         self._chosen, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
         self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]
         self.choice = Choice(names[number], reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
+        self._num_unread = 0 if policy is not None else self._num_read // num_rows + 1
         if policy is None:
             return False
         if isinstance(policy, StoppedBestFirst):
@@ -194,8 +200,12 @@ class Control(ShowsOptions, StepControl):
         num_rows, context = self._size
         self._learned.passes.update(num_rows, context, trees.max_nodes, other_ms)
         if self._drafted is not None:
-            nodes = int(self._drafted.num_nodes.sum())
-            self._learned.drafts(num_rows).update(self._num_passes(), nodes, draft_ms)
+            nodes, drafts = int(self._drafted.num_nodes.sum()), self._learned.drafts(num_rows)
+            expected_ms = drafts.of_step(self._num_passes(), nodes)
+            if self._num_read > MANY_UNREAD * num_rows:  # What that took says little of drafting.
+                self._learned.reading.update(self._num_read, draft_ms - expected_ms)
+            else:
+                drafts.update(self._num_passes(), nodes, draft_ms)
 
     def _num_passes(self) -> int:
         """Draft passes of the last step; of chains the levels."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance
 from treespec.policies.control.candidates import PLAIN, Candidates
-from treespec.policies.control.times import MOST_NODES, DraftTimes, PassTimes
+from treespec.policies.control.times import MOST_NODES, DraftTimes, PassTimes, ReadingTime
 from treespec.protocols import TreePolicy
 
 LEAST_GAIN = 1.03
@@ -20,6 +20,8 @@ LEAST_GAIN_AGAIN = 1.1
 """The same after drafts that did not pay: a drafter that is right too seldom is soon predicted close to plain."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
+READING_STEPS = 2
+"""A drafter that must read for so many plain steps' time is tried again after twice the wait."""
 FIRST_TREES = 4
 """Drafts that are trees in any case, at first: a chain says nothing of trees."""
 EXPLORED_EVERY = 16
@@ -39,6 +41,7 @@ class Learned:
         self.passes = PassTimes(profile)
         self._level_ms = draft_share * float(self.passes.curve(1, 1)[1])
         self._drafts: dict[int, DraftTimes] = {}
+        self.reading = ReadingTime()
         self._plain_steps, self._wait, self._num_drafts = 0, FIRST_WAIT, 0
         self._break_even = 0.0
         """Accepted tokens that the last draft needed to pay."""
@@ -53,19 +56,30 @@ class Learned:
         return self._drafts[key]
 
     def predict(
-        self, num_rows: int, curve: Float[np.ndarray, "t"]
+        self, num_rows: int, curve: Float[np.ndarray, "t"], ms_per_token: float
     ) -> tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]:
-        """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
+        """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate.
+
+        `ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit.
+        """
         accepted, nodes, num_passes = self.acceptance.expected()
         draft_ms = self.drafts(num_rows).predict(num_passes, num_rows * self.candidates.num_nodes)
+        draft_ms += ms_per_token * (1 + accepted)
         draft_ms[PLAIN] = 0.0
         step_ms = draft_ms + np.interp(1 + nodes, np.arange(1, MOST_NODES + 1), curve[1:])
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
     def decide(
-        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], max_latency_ms: float | None
+        self,
+        rates: Float[np.ndarray, "C"],
+        times: Float[np.ndarray, "C"],
+        max_latency_ms: float | None,
+        reading_ms: float = 0.0,
     ) -> tuple[int, bool, str]:
-        """The number of the candidate to take, whether it is taken to explore, and the reason."""
+        """The number of the candidate to take, whether it is taken to explore, and the reason.
+
+        `reading_ms`: what the drafter would read first; the more, the later it is tried again.
+        """
         if len(rates) == 1:
             return PLAIN, False, "max_nodes=1"
         drafting = rates.copy()
@@ -86,7 +100,7 @@ class Learned:
                 best_tree = self.candidates.trees.start + int(trees.argmax())
                 return best_tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        if self._plain_steps >= self._wait:
+        if self._plain_steps >= int(self._wait * (1 + reading_ms / (READING_STEPS * times[PLAIN]))):
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         self._plain_steps += 1

@@ -129,6 +129,10 @@ class DraftTimes:
         start, level, node = self.coefficients
         return start + level * num_passes + node * num_nodes
 
+    def of_step(self, num_passes: int, num_nodes: int) -> float:
+        """What one step's drafting is predicted to take."""
+        return self._regression.predict(np.array([1.0, num_passes, num_nodes]))
+
     def update(self, num_passes: int, num_nodes: int, ms: float) -> None:
         """Learn the time of one step's drafting."""
         features = np.array([1.0, num_passes, num_nodes])
@@ -140,6 +144,24 @@ class DraftTimes:
         self._num_updates += 1
         if self._num_updates <= 8 or self._num_updates % RENEWED_EVERY == 0:
             self._regression.fit()
+
+
+class ReadingTime:
+    """The time a drafter takes to read the prompt, and what was decoded without it, before it drafts.
+
+    None at first: some drafters read while the target reads the prompt, and lookups in no time.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=3)
+
+    def predict(self, num_tokens: int) -> float:
+        """Milliseconds for so many tokens, all rows' together."""
+        return num_tokens * _median(self._latest, 0.0)
+
+    def update(self, num_tokens: int, ms: float) -> None:
+        """Learn the time that this many tokens took."""
+        self._latest.append(max(ms, 0.0) / num_tokens)
 
 
 class _Factor:
