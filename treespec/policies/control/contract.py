@@ -10,7 +10,6 @@ from typing import Any
 from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
-
 MOST_AHEAD = 256
 """Tokens that a call is expected to emit yet, unless it may emit fewer: what is read once pays in all their steps."""
 

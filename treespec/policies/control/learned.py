@@ -20,8 +20,8 @@ LEAST_GAIN_AGAIN = 1.1
 """The same after drafts that did not pay: a drafter that is right too seldom is soon predicted close to plain."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
-READING_STEPS = 2
-"""A drafter that must read for so many plain steps' time is tried again after twice the wait."""
+READING_SHARE = 0.03
+"""What must be read to try a drafter again takes at most this share of the plain steps' time."""
 FIRST_TREES = 4
 """Drafts that are trees in any case, at first: a chain says nothing of trees."""
 EXPLORED_EVERY = 16
@@ -100,7 +100,7 @@ class Learned:
                 best_tree = self.candidates.trees.start + int(trees.argmax())
                 return best_tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        if self._plain_steps >= int(self._wait * (1 + reading_ms / (READING_STEPS * times[PLAIN]))):
+        if self._plain_steps >= max(self._wait, reading_ms / (READING_SHARE * times[PLAIN])):
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         self._plain_steps += 1
