@@ -17,6 +17,8 @@ MORE_WHERE_DRAWN = 7
 """Of fixed shapes with drawn siblings: verification takes some nine operations for each rank of siblings."""
 EXIT_WAITS = 1
 """Of early exit, whose target looks up which drafted nodes it has computed."""
+NUM_TOKENS = 32
+"""Of every row: means over fewer steps are a matter of the draws."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""
 QUICK = (
@@ -33,7 +35,7 @@ def counted(case: Any) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         to_device(model)
         to_device(draft)
-        return count(case, model, draft, device, 20)
+        return count(case, model, draft, device, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
