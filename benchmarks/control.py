@@ -201,9 +201,9 @@ def table(runs: Runs, choices: dict[str, Counter[str]]) -> str:
     return markdown_table([*header, "auto against plain", "against the chain", "against the tree", "chosen"], rows)
 
 
-def report(data: dict[str, Any]) -> str:
+def report(data: dict[str, Any], picture_name: str) -> str:
     about = (__doc__ or "").split("\n\n")[1].replace("\n", " ")
-    lines = ["# Measured control", "", about, "", "![Times](control.png)", ""]
+    lines = ["# Measured control", "", about, "", f"![Times]({picture_name})", ""]
     for name, found in data["found"].items():
         count = len(found["runs"][PLAIN])
         loads = f"load {min(found['loads'])} to {max(found['loads'])}"
@@ -243,8 +243,9 @@ def main() -> None:
         data["found"] = measure(args, model, tokenizer, console)
     data["load_average_after"] = load_average()
     write_json(args.output, data)
-    picture(data, args.output.with_suffix(".png"))
-    text = report(data)
+    picture_path = args.output.with_suffix(".png")
+    picture(data, picture_path)
+    text = report(data, picture_path.name)
     args.output.with_suffix(".md").write_text(text)
     console.print(text, markup=False)
 
