@@ -2,8 +2,8 @@
 
 All contestants share the model with optimised linear layers and its `generate`. Runs are paired: every group of prompts
 is decoded by all contestants, in rotating order. Each contestant is one object that serves all prompts, as in use, so
-that tables and control learn from call to call. Reading the prompt is left out: of plain decoding, what happens before
-its first token. The best chain and the best tree are chosen in hindsight, which favours them.
+that tables and control learn from call to call. Reading the prompt is left out: of plain decoding its first
+pass. The best chain and the best tree are chosen in hindsight, which favours them.
 
     python -m benchmarks.control --spec-bench question.jsonl
     python -m benchmarks.control --prompts 4 --new-tokens 16 --drafters lookups random --batches 1 --temperatures 0
@@ -120,31 +120,38 @@ class Bench:
         options = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         speculation = self.speculations[name]
         torch.manual_seed(seed)
-        clock = _FirstToken()
-        options |= {"stopping_criteria": [clock]} if speculation is None else {"custom_generate": speculation}
+        reading = _Reading()
+        options |= {"stopping_criteria": [reading]} if speculation is None else {"custom_generate": speculation}
+        hook = self.model.register_forward_pre_hook(reading.begins)
         start = time.perf_counter()
         out = self.model.generate(**inputs, **options, max_new_tokens=self._num_new)
-        end = time.perf_counter()
+        seconds = time.perf_counter() - start
+        hook.remove()
         rows = out[:, inputs["input_ids"].shape[1] :].tolist()
         count = sum(len(strip_padding(row, self._tokenizer.eos_token_id)) for row in rows)
-        if speculation is None:
-            return 1e3 * (end - clock.time) / max(count - len(rows), 1)
-        return 1e3 * (end - start - speculation.stats.seconds["prefill"]) / count
+        if speculation is None:  # Reading gives every row's first token.
+            return 1e3 * (seconds - reading.seconds) / max(count - len(rows), 1)
+        return 1e3 * (seconds - speculation.stats.seconds["prefill"]) / count
 
     def warm_up(self, prompts: list[Prompt]) -> None:
         """What happens once per model and kind of input, such as the first padded batch's check, is not timed."""
+        speculation = TreeSpeculation(TokenRecycling(), tree=4)
         inputs = encode(self._tokenizer, prompts)
-        self.model.generate(**inputs, do_sample=False, max_new_tokens=4, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
+        self.model.generate(**inputs, do_sample=False, max_new_tokens=4, custom_generate=speculation)
 
 
-class _FirstToken(StoppingCriteria):
-    """Stops nothing, and notes the time of a call's first token: exact where the prompts of a batch take seconds to read,
-    whose noise, were a call for one token subtracted, is a step's time."""
+class _Reading(StoppingCriteria):
+    """Stops nothing, and times the first pass of plain decoding, until its token is there. A call for one token, timed
+    and subtracted, would be another's time: reading a batch of long prompts varies by more than a step takes."""
 
-    time = 0.0
+    def __init__(self) -> None:
+        self._begin = self.seconds = 0.0
+
+    def begins(self, *_: Any) -> None:
+        self._begin = self._begin or time.perf_counter()
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self.time = self.time or time.perf_counter()
+        self.seconds = self.seconds or time.perf_counter() - self._begin
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 

@@ -117,7 +117,9 @@ def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:
         return []
     stacks = [module for module in text_modules(model).values() if isinstance(module, nn.ModuleList)]
     blocks = [block for stack in stacks for block in stack]
-    return [block for block in blocks if _bias_name(inspect.signature(block.forward).parameters) is not None]
+    # By class, for a signature takes longer to read than a layer to list.
+    names = {kind: _bias_name(inspect.signature(kind.forward).parameters) for kind in {type(block) for block in blocks}}
+    return [block for block in blocks if names[type(block)] is not None]
 
 
 def _hook_blocks(

@@ -104,7 +104,7 @@ class FastForward:
     def __call__(self, inputs: Tensor) -> Tensor:
         module = self._module
         weight = module.weight
-        is_plain = torch.is_grad_enabled() or inputs.dtype != weight.dtype or weight.device.type != "cpu"
+        is_plain = torch.is_grad_enabled() or inputs.dtype != weight.dtype or not weight.is_cpu
         if is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
             return nn.Linear.forward(module, inputs)
         num_rows = inputs.numel() // max(inputs.shape[-1], 1)

@@ -54,12 +54,13 @@ class NativeLinear:
 
     def run(self, inputs: Float[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
         """float32 [..., in] to [..., out] on torch's number of threads."""
-        rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
-        outputs = rows.new_empty(rows.shape[0], num_outputs)
-        bias = None if bias is None else bias.contiguous()
-        pointers = (rows.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs.data_ptr())
-        self._linear(*pointers, *rows.shape, num_outputs, torch.get_num_threads())
-        return outputs.view(*inputs.shape[:-1], num_outputs)
+        # A pass calls this hundreds of times: of several ways to say the same the fastest was taken.
+        *leading, size = inputs.shape
+        outputs = inputs.new_empty(*leading, num_outputs)
+        rows, bias = inputs.contiguous(), None if bias is None else bias.contiguous()
+        pointers = rows.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs.data_ptr()
+        self._linear(*pointers, inputs.numel() // max(size, 1), size, num_outputs, torch.get_num_threads())
+        return outputs
 
 
 class Int8Linear(NativeLinear):
