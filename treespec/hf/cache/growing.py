@@ -26,9 +26,14 @@ class Rooms(NamedTuple):
     shared: object = None
     """The `SharedRooms` that these rooms, and those of a cache's other layers, are slices of; None: its own."""
 
-    def hold(self, layer: DynamicLayer) -> bool:
-        """Whether what the layer holds are the first slots of these rooms."""
-        return is_start(cast(Tensor, layer.keys), self.keys) and is_start(cast(Tensor, layer.values), self.values)
+    def hold(self, keys: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> bool:
+        """Whether keys and values are the first slots of these rooms."""
+        return _is_start(keys, self.keys) and _is_start(values, self.values)
+
+    def fit(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_slots: int) -> bool:
+        """Whether there is room for so many slots, and these states may be written to them."""
+        is_large = num_slots <= self.keys.shape[2] and _are_alike(keys, self.keys) and _are_alike(values, self.values)
+        return is_large and is_writable(self.keys) and is_writable(self.values)
 
 
 class GrowingLayer(DynamicLayer):
@@ -43,6 +48,8 @@ class GrowingLayer(DynamicLayer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rooms: Rooms | None = None
+        self._known: tuple[Any, Any] = None, None
+        """Keys and values as `lie_in` made them."""
 
     def update(
         self, key_states: Float[Tensor, "B G F d"], value_states: Float[Tensor, "B G F _"], *args: Any, **kwargs: Any
@@ -53,22 +60,48 @@ class GrowingLayer(DynamicLayer):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        old_keys, old_values = self.rooms[:2] if self.rooms else (None, None)
-        self.keys, keys = _append(cast(Tensor, self.keys), old_keys, key_states)
-        self.values, values = _append(cast(Tensor, self.values), old_values, value_states)
-        if keys is not old_keys or values is not old_values:
-            self.rooms = Rooms(keys, values)
-        return self.keys, self.values
+        held, count = cast(Tensor, self.keys), key_states.shape[-2]
+        start = held.shape[-2] if held.ndim == key_states.ndim else 0
+        rooms = self.rooms
+        if rooms is None or not self.lies_in_rooms or not rooms.fit(key_states, value_states, start + count):
+            rooms = self._new_rooms(key_states, value_states, start)
+        rooms.keys.narrow(-2, start, count).copy_(key_states)
+        rooms.values.narrow(-2, start, count).copy_(value_states)
+        return self.lie_in(rooms, start + count)
+
+    @property
+    def lies_in_rooms(self) -> bool:
+        """Whether keys and values are the first slots of the layer's rooms."""
+        keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
+        if self.rooms is None:
+            return False
+        # Every layer of every pass asks; mostly nobody else touched them.
+        return (keys is self._known[0] and values is self._known[1]) or self.rooms.hold(keys, values)
+
+    def lie_in(self, rooms: Rooms, num_slots: int) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
+        """Hold the first slots of these rooms; returns keys and values."""
+        self.rooms = rooms
+        self._known = rooms.keys.narrow(-2, 0, num_slots), rooms.values.narrow(-2, 0, num_slots)
+        self.keys, self.values = self._known
+        return self._known
+
+    def _new_rooms(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_held: int) -> Rooms:
+        """Rooms for what is held, which is copied there, and for states like these behind it."""
+        num_slots = room_for(num_held + keys.shape[-2])
+        rooms = Rooms(*(like.new_empty(*like.shape[:2], num_slots, like.shape[-1]) for like in (keys, values)))
+        if num_held:
+            rooms.keys.narrow(-2, 0, num_held).copy_(cast(Tensor, self.keys))
+            rooms.values.narrow(-2, 0, num_held).copy_(cast(Tensor, self.values))
+        return rooms
 
     def reset(self) -> None:
         super().reset()
-        self.rooms = None
+        self.rooms, self._known = None, (None, None)
 
     def __copy__(self) -> GrowingLayer:
         """A layer that holds the same tokens and makes a room of its own when it grows."""
         twin = GrowingLayer()
-        vars(twin).update(vars(self))
-        twin.rooms = None
+        vars(twin).update(_without_rooms(self))
         return twin
 
 
@@ -87,23 +120,13 @@ def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLaye
         cache.layer_class_to_replicate = new
     for number, layer in enumerate(cache.layers):
         if type(layer) is old:
-            state = {name: value for name, value in vars(layer).items() if name != "rooms"}
             cache.layers[number] = new()
-            vars(cache.layers[number]).update(state)
+            vars(cache.layers[number]).update(_without_rooms(layer))
 
 
-def _append(
-    held: Float[Tensor, "..."], room: Float[Tensor, "..."] | None, fresh: Float[Tensor, "B G F d"]
-) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G num_room d"]]:
-    """Write states behind those held, if any; returns all of them and the room they lie in."""
-    start = held.shape[-2] if held.ndim == fresh.ndim else 0
-    end = start + fresh.shape[-2]
-    if room is None or end > room.shape[-2] or not _can_append(held, room, fresh):
-        room = fresh.new_empty(*fresh.shape[:-2], room_for(end), fresh.shape[-1])
-        if start:
-            room.narrow(-2, 0, start).copy_(held)
-    room.narrow(-2, start, fresh.shape[-2]).copy_(fresh)
-    return room.narrow(-2, 0, end), room
+def _without_rooms(layer: DynamicLayer) -> dict[str, Any]:
+    """A layer's attributes without those of `GrowingLayer`."""
+    return {name: value for name, value in vars(layer).items() if name not in ("rooms", "_known")}
 
 
 def room_for(num_slots: int) -> int:
@@ -111,22 +134,16 @@ def room_for(num_slots: int) -> int:
     return num_slots + max(num_slots // 4, LEAST_SPARE)
 
 
-def _can_append(held: Float[Tensor, "B G S d"], room: Float[Tensor, "..."], fresh: Float[Tensor, "B G F d"]) -> bool:
-    """Whether what is held are the first slots of the room, and the new states fit behind them."""
-    return is_start(held, room) and _are_alike(fresh.shape, room.shape) and is_writable(room)
-
-
-def is_start(held: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
+def _is_start(held: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
     """Whether states are the first slots of a room, of all its rows and heads."""
-    is_alike = _are_alike(held.shape, room.shape) and held.dtype == room.dtype
+    is_alike = _are_alike(held, room) and held.dtype == room.dtype
     return is_alike and held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
 
 
-def _are_alike(shape: torch.Size, other: torch.Size) -> bool:
-    """Whether these shapes differ in the number of slots alone."""
-    # Every layer's update asks: without slices of shapes it takes half the time.
-    is_same_rank = len(shape) == len(other) == 4
-    return is_same_rank and shape[0] == other[0] and shape[1] == other[1] and shape[3] == other[3]
+def _are_alike(states: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
+    """Whether these differ in the number of slots alone."""
+    shape, other = states.shape, room.shape
+    return len(shape) == 4 and shape[0] == other[0] and shape[1] == other[1] and shape[3] == other[3]
 
 
 def is_writable(room: Float[Tensor, "..."]) -> bool:

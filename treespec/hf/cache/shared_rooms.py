@@ -33,7 +33,7 @@ class SharedRooms:
         """Whether what these layers hold, and nothing else, is in these rooms and may be written to."""
         is_whole = sum(map(len, self.parts)) == 2 * len(layers) and all(map(is_writable, self.tensors))
         return is_whole and all(
-            layer.rooms is not None and layer.rooms.shared is self and layer.rooms.hold(layer) for layer in layers
+            layer.rooms is not None and layer.rooms.shared is self and layer.lies_in_rooms for layer in layers
         )
 
     def give(self, layers: Sequence[GrowingLayer]) -> None:
@@ -44,10 +44,7 @@ class SharedRooms:
             for owner, states in zip(part, tensor, strict=True)
         }
         for number, layer in enumerate(layers):
-            num_slots = layer.get_seq_length()
-            layer.rooms = Rooms(slices[number, "keys"], slices[number, "values"], self)
-            layer.keys = layer.rooms.keys.narrow(-2, 0, num_slots)
-            layer.values = layer.rooms.values.narrow(-2, 0, num_slots)
+            layer.lie_in(Rooms(slices[number, "keys"], slices[number, "values"], self), layer.get_seq_length())
 
 
 def stacked_states(layers: Sequence[FilledLayer]) -> list[Float[Tensor, "N B G num_room d"]]:

@@ -15,6 +15,7 @@ from transformers.cache_utils import StaticLayer
 from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
+from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.cache.shared_rooms import select_rows, stacked_states
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
@@ -181,6 +182,10 @@ def _cut(layers: Sequence[FilledLayer], end: int) -> None:
     for layer in layers:
         if isinstance(layer, StaticLayer):
             layer.cumulative_length.fill_(end)
-        elif layer.keys.shape[-2] > end:
+        elif layer.keys.shape[-2] <= end:
+            continue
+        elif isinstance(layer, GrowingLayer) and layer.rooms is not None and layer.lies_in_rooms:
+            layer.lie_in(layer.rooms, end)
+        else:
             layer.keys = layer.keys.narrow(-2, 0, end)
             layer.values = layer.values.narrow(-2, 0, end)
