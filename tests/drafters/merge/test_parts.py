@@ -3,7 +3,7 @@
 import torch
 
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.drafters.merge.parts import ASKED_EVERY, FIRST_STEPS, PartValues
+from treespec.drafters.merge.parts import FIRST_STEPS, FIRST_WAIT, LONGEST_WAIT, PartValues
 from treespec.drafters.merge.union import UnionTree
 from treespec.tree import HostTree, TreeBatch
 
@@ -20,16 +20,20 @@ class Timed:
         return TreeBatch(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1))
 
 
-def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=None, cold_ms=0.0):
-    """How often each of two parts was asked; the first one adds `num_added(step)` tokens."""
+def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=None, cold_ms=0.0, reading_ms=0.0):
+    """How often each of two parts was asked; the first one adds `num_added(step)` tokens.
+
+    `reading_ms`: what a draft takes more after steps without it.
+    """
     clock, values = [0.0], PartValues(2)
     values.clock = lambda: clock[0]
     parts = [Timed(clock, each) for each in ms]
     for step in range(num_steps):
+        behind = values.left_out
         values.choose(tokens_per_ms, drawing)
         for number, part in enumerate(parts):
             if number != values.left_out:
-                part.ms = ms[number] + (cold_ms if step == 0 else 0.0)
+                part.ms = ms[number] + (cold_ms if step == 0 else reading_ms if number == behind else 0.0)
                 values.propose(number, part, 4)
         if values.examined is not None:
             assert values.examined == 0
@@ -40,7 +44,7 @@ def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=No
 
 def test_a_part_whose_time_is_worth_clearly_more_than_what_it_adds_is_left_out():
     often = 100
-    first = 1 + FIRST_STEPS + 100 // ASKED_EVERY
+    first = 1 + FIRST_STEPS + 2  # After FIRST_WAIT steps, and after twice as many.
     assert run(lambda step: 0.0) == [first, often], "20 ms are worth 0.6 tokens, it adds nothing"
     assert run(lambda step: 1.0) == [often, often]
     assert run(lambda step: 0.5) == [often, often], "hardly less than it is worth"
@@ -53,6 +57,17 @@ def test_a_part_whose_time_is_worth_clearly_more_than_what_it_adds_is_left_out()
 def test_one_cold_draft_leaves_no_part_out():
     """500 ms once; then 8 ms, worth a quarter of a token, and the part adds half of one."""
     assert run(lambda step: float(step % 2), ms=(8.0, 1.0), cold_ms=500.0) == [100, 100]
+
+
+def test_a_part_left_out_is_asked_more_and_more_seldom_and_comes_back_when_it_adds_enough():
+    """What it must read after steps without it, 200 ms, says nothing of its drafts."""
+    first = 1 + FIRST_STEPS
+    waits = [FIRST_WAIT, 2 * FIRST_WAIT] + [LONGEST_WAIT] * 4
+    num_steps = first + sum(waits) + len(waits)
+    assert run(lambda step: 0.0, num_steps, reading_ms=200.0) == [first + len(waits), num_steps]
+    changed, later = num_steps + 10, 400
+    asked, _ = run(lambda step: 2.0 * (step > changed), changed + later, reading_ms=200.0)
+    assert asked - first - len(waits) >= later - 2 * LONGEST_WAIT
 
 
 def test_what_a_part_adds_is_found_by_a_tree_of_as_many_nodes_without_it():

@@ -20,7 +20,9 @@ FLAT, STEEP = {1: 30.0, 16: 36.0, 64: 60.0}, {1: 30.0, 2: 50.0, 16: 260.0, 64: 9
 class World:
     """Runs a control: `right` is the true chance of a child by rank, `claimed` what the drafter says of it."""
 
-    def __init__(self, control, right=GOOD, claimed=GOOD, profile=FLAT, level_ms=1.0, rows=1, seed=0, share=0.03, reading=0.0):
+    def __init__(
+        self, control, right=GOOD, claimed=GOOD, profile=FLAT, level_ms=1.0, rows=1, seed=0, share=0.03, reading=0.0
+    ):
         self.control, self.right, self.claimed, self.level_ms, self.rows = control, right, claimed, level_ms, rows
         self.profile, self.rng = profile, np.random.default_rng(seed)
         self.reading, self.num_unread, self.room = reading, 100, 1000

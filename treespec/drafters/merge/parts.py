@@ -8,8 +8,11 @@ from time import perf_counter
 from treespec.protocols import Drafter
 from treespec.tree import TreeBatch
 
-FIRST_STEPS, ASKED_EVERY = 12, 16
-"""All parts are asked until so many steps have said what one adds, and then every so many."""
+FIRST_STEPS = 12
+"""All parts are asked until so many steps have said what one adds."""
+FIRST_WAIT, LONGEST_WAIT = 16, 64
+"""Steps without a part before it is asked again, doubled while it is not worth its time: a head then reads all that was
+decoded without it, which takes batches a step's time."""
 EXAMINED_EVERY = 4
 """After the first steps, of those that ask all parts so many say what one adds."""
 CLEARLY = 1.5
@@ -33,10 +36,12 @@ class PartValues:
     def __init__(self, num_parts: int) -> None:
         self._ms = [deque[float](maxlen=NUM_TIMES) for _ in range(num_parts)]
         self._gains = [_Mean() for _ in range(num_parts)]
-        self._num_steps = 0
+        self._num_steps = self._num_without = 0
+        self._wait = FIRST_WAIT
         self.clock = perf_counter
         self.left_out: int | None = None
         self.examined: int | None = None
+        self._behind: int | None = None  # The part that did not follow the last step.
 
     def choose(self, tokens_per_ms: float, drawing: int | None = None) -> None:
         """Leave out the slowest part where its time is worth more than what it adds; never the one that draws.
@@ -45,24 +50,30 @@ class PartValues:
         of what it has added, stays: left out, it would show little of itself.
         """
         self._num_steps += 1
-        self.left_out = self.examined = None
+        self._behind, self.left_out, self.examined = self.left_out, None, None
         times = [median(ms) if ms and part != drawing else 0.0 for part, ms in enumerate(self._ms)]
         part = max(range(len(times)), key=times.__getitem__)
         worth, gain = tokens_per_ms * times[part], self._gains[part]
         if worth < LEAST_WORTH:
             return
-        if gain.count < FIRST_STEPS or self._num_steps % ASKED_EVERY == 0:
+        if gain.count >= FIRST_STEPS and worth > CLEARLY * (gain.value + 2 * gain.error):
+            self._num_without += 1
+            if self._num_without <= self._wait:
+                self.left_out = part
+                return
+            self._num_without, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
             self.examined = part
-        elif worth > CLEARLY * (gain.value + 2 * gain.error):
-            self.left_out = part
-        elif self._num_steps % EXAMINED_EVERY == 0:
-            self.examined = part
+        else:
+            self._num_without, self._wait = 0, FIRST_WAIT
+            if gain.count < FIRST_STEPS or self._num_steps % EXAMINED_EVERY == 0:
+                self.examined = part
 
     def propose(self, part: int, drafter: Drafter, max_depth: int) -> TreeBatch:
-        """A part's trees, and its time."""
+        """A part's trees, and its time: not where it has to read first what was decoded without it."""
         start = self.clock()
         trees = drafter.propose(max_depth)
-        self._ms[part].append(1e3 * (self.clock() - start))
+        if part != self._behind:
+            self._ms[part].append(1e3 * (self.clock() - start))
         return trees
 
     def update(self, num_added: float) -> None:
