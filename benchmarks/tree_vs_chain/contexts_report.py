@@ -145,7 +145,8 @@ def draw(found: list[dict[str, Any]], path: Path) -> Figure:
     for plot in plots[-1]:
         plot.set_xlabel("context, tokens", fontsize=8, color=GREY)
     plots[0][0].legend(fontsize=7, frameon=False)
-    title = "Times plain decoding: auto (lines, 95 % intervals) and the best chain (dashed)"
+    gap = "\n" if len(names) == 1 else " "
+    title = f"Times plain decoding: auto (lines,{gap}95 % intervals) and the best chain (dashed)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=INK, weight="bold")
     figure.tight_layout(rect=(0, 0, 1, 0.99))
     path.parent.mkdir(parents=True, exist_ok=True)
