@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import treespec
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
-from benchmarks.accelerator.heads import head_cases
+from benchmarks.accelerator.heads import DRAFTERS, head_cases
 from benchmarks.common.settings import RESULTS, markdown_table, settings, settings_lines, write_json
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.engine import loop
@@ -71,6 +71,28 @@ def cases() -> Iterator[Case]:
                 settings[setting],
             )
     yield from head_cases({"greedy": GREEDY, "sampled": SAMPLED})
+
+
+def more_cases() -> Iterator[Case]:
+    """What the table has besides: heads with processors, lookups in fixed shapes, merges of both, and `tree="auto"`."""
+    settings = {"greedy": GREEDY, "sampled": SAMPLED, "sampled, top-p and penalty": PENALTY}
+    yield from head_cases({"sampled, top-p and penalty": PENALTY})
+    drafters: dict[str, Callable[[Any], list[Any]]] = {
+        "draft model": lambda draft: [draft],
+        "both lookups": lambda draft: [TokenRecycling(), SuffixLookup()],
+        "EAGLE-3 and both lookups": lambda draft: [DRAFTERS["EAGLE-3"](draft.device), TokenRecycling(), SuffixLookup()],
+    }
+    trees: dict[str, Any] = {"2 x 2": KAry((2, 2)), "tree of 8": 8, "auto": "auto"}
+    for name, make in drafters.items():
+        for shape, tree in trees.items():
+            if name == "draft model" and shape != "auto":
+                continue  # Among `cases`.
+            for setting, extra in settings.items():
+                yield (
+                    f"{name}, {shape}, {setting}",
+                    lambda draft, make=make, t=tree: TreeSpeculation(make(draft), tree=t, seed=0),
+                    extra,
+                )
 
 
 def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
@@ -142,14 +164,15 @@ def main() -> None:
     with PretendAccelerator() as device:
         to_device(model)
         to_device(draft)
-        for case in cases():
+        for case in (*cases(), *more_cases()):
             rows.append(count(case, model, draft, device, args.tokens))
             print(f"{rows[-1]['name']}: {rows[-1]['reads']:.1f} reads, {rows[-1]['uploads']:.1f} uploads, "
                   f"{rows[-1]['pinned']:.1f} pinned uploads, "
                   f"{rows[-1]['launches']:.0f} launches", flush=True)  # fmt: skip
     data = {**settings(treespec=treespec.__version__), "rows": rows}
     write_json(args.folder / "waits.json", data)
-    (args.folder / "waits.md").write_text(report(data, json.loads((args.folder / "before.json").read_text())))
+    before = json.loads((RESULTS / "accelerator" / "before.json").read_text())
+    (args.folder / "waits.md").write_text(report(data, before))
 
 
 def report(data: dict[str, Any], before: dict[str, Any]) -> str:
@@ -177,7 +200,8 @@ def report(data: dict[str, Any], before: dict[str, Any]) -> str:
         "# Waits and launches per step\n\n"
         "On a pretended accelerator, a batch of three, models of two layers. Reads and uploads from ordinary memory\n"
         "wait for the device, those from pinned memory do not. Launches are kernels outside the models' own passes,\n"
-        "with those of the caller's logits processors (transformers' own, once per pass over all its nodes).\n\n"
+        "with those of the caller's logits processors (temperature, top-p, penalties: once per pass over all nodes).\n"
+        "`before` was counted over 24 tokens with the prompt's pass, when trees still lived on the device.\n\n"
         + markdown_table(["per step", *columns], table)
         + "\n"
         + settings_lines(data)

@@ -54,6 +54,13 @@ def test_waits_and_launches_are_few(case: Any) -> None:
     assert row["launches"] - row["launches of processors"] <= limit
 
 
+def test_a_walk_waits_for_no_draft_distribution() -> None:
+    """Twice per step over a fixed shape, as other rules: it reads the target's distributions alone."""
+    make = lambda draft: TreeSpeculation(draft, tree=KAry((2, 2)), seed=0, verification="target_walk")  # noqa: E731
+    row = counted(("target walk, sampled", make, {"do_sample": True, "temperature": 0.9}))
+    assert row["reads"] + row["uploads"] <= 2 + ROWS_LEAVE
+
+
 @pytest.mark.slow
 def test_launches_do_not_grow_with_the_nodes() -> None:
     """Processors along paths of a ragged batch: two nodes per level, or four and eight."""

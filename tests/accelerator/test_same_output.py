@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
 from benchmarks.accelerator.waits import cases, prompts, tiny_models
-from treespec import KAry, Paths, TreeSpeculation
+from treespec import KAry, Paths, TokenRecycling, TreeSpeculation
 
 CASES = list(cases())
 QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy", "EAGLE-3, 2 x 2, sampled")
@@ -42,6 +42,16 @@ def test_output_is_that_of_the_cpu(case: Any, num_rows: int) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case[0] in QUICK], ids=QUICK)
 def test_quick_cases(case: Any) -> None:
     assert decode(case, True, 2) == decode(case, False, 2)
+
+
+def test_the_default_measures_passes_on_the_device() -> None:
+    """`tree="auto"` measures the model's passes at its first call, on the device as on the CPU."""
+    for extra in ({"do_sample": False}, {"do_sample": True}):
+        case = ("auto", lambda draft: TreeSpeculation([draft, TokenRecycling()], seed=0), extra)
+        output = decode(case, True, 4)
+        assert [len(row) for row in output] == [9 + 16] * 4
+        if not extra["do_sample"]:  # Sampled trees depend on the times measured.
+            assert output == decode(case, False, 4)
 
 
 FEWER_TOKENS_THAN_CHILDREN = {"do_sample": True, "top_k": 2}

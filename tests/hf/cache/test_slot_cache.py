@@ -209,3 +209,13 @@ def test_filled_and_empty_caches():
 
 def test_path_helper():
     assert path_to(3, [-1, 0, 0, 2]) == [0, 2, 3]
+
+
+def test_a_plain_cache_filled_in_inference_mode_is_committed_to_outside_of_it():
+    cache = DynamicCache()
+    with torch.inference_mode():
+        cache.update(torch.arange(6.0).view(1, 1, 6, 1), torch.arange(6.0).view(1, 1, 6, 1), 0)
+    slots = commit_cache(cache, torch.ones(1, 3, dtype=torch.bool), [(0, 2)])
+    assert slots.tolist() == [[True] * 5]
+    for states in (cache.layers[0].keys, cache.layers[0].values):
+        assert states.flatten().tolist() == [0, 1, 2, 3, 5]

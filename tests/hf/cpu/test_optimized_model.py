@@ -167,6 +167,8 @@ def test_what_optimize_cannot_serve_is_refused(layers):
         treespec.optimize("model")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="dtype"):
         treespec.optimize(layers, dtype=torch.float16)
+    with pytest.raises(ConfigError, match="leave dtype out"):
+        treespec.optimize(nn.Sequential(nn.Linear(8, 8)).bfloat16(), dtype=torch.int8)
     with pytest.raises(ConfigError, match="compile"):
         treespec.optimize(torch.compile(layers))  # pyright: ignore[reportArgumentType]
 

@@ -228,7 +228,9 @@ def test_choices_say_why():
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_nodes": 0}, {"max_latency_ms": 0.0}, {"pass_ms": {0: 1.0}}, {"pass_ms": {1: -1.0}}]
+    "options",
+    [{"max_nodes": 0}, {"max_latency_ms": 0.0}]
+    + [{"pass_ms": times} for times in ({0: 1.0}, {1: -1.0}, {}, [1.0, 2.0])],
 )
 def test_wrong_limits(options):
     with pytest.raises(ConfigError):

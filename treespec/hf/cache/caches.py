@@ -88,7 +88,10 @@ def prefix_length(cache: Cache, num_rows: int, num_tokens: int) -> int:
 
 
 def twin_cache(cache: Cache) -> Cache:
-    """A cache with the same contents, which leaves `cache` unchanged; growing layers share tensors until they grow."""
+    """A cache with the same contents that leaves `cache` unchanged; growing layers share tensors until the twin grows.
+
+    Until then `cache` must not be committed to or packed, which moves slots in place.
+    """
     check_cache(cache)
     twin = copy(cache)
     twin.layers = [copy(layer) for layer in cache.layers]
@@ -103,8 +106,8 @@ def twin_cache(cache: Cache) -> Cache:
 def snapshot(cache: Cache) -> CacheState:
     """What every layer of a cache holds, for `restore`.
 
-    Keys and values are not copied, because growing layers replace these tensors and never write into them; states are
-    updated in place, so they are copied.
+    Keys and values are not copied, because passes replace these tensors or write behind them; only a `SlotCache` moves
+    slots in place, and must not do so before `restore`. States are updated in place, so they are copied.
     """
     return [{name: _saved(name, value) for name, value in vars(layer).items()} for layer in cache.layers]
 

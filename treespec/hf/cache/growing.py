@@ -15,7 +15,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 LEAST_SPARE = 32
-"""A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
+"""A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most, and as
+often again where `SharedRooms` lay the new rooms of all layers together."""
 
 
 class Rooms(NamedTuple):

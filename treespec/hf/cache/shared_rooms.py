@@ -51,6 +51,9 @@ def stacked_states(layers: Sequence[FilledLayer]) -> list[Float[Tensor, "N B G n
     """Tensors whose slices are all keys and values of these layers; growing ones are laid together first."""
     growing, others = _by_kind(layers)
     shared = _laid_together(growing).tensors if growing else ()
+    for layer in others:
+        if not is_writable(layer.keys):  # Filled in inference mode, which has ended.
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
     return [*shared, *(states.unsqueeze(0) for layer in others for states in (layer.keys, layer.values))]
 
 

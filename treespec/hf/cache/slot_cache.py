@@ -77,7 +77,7 @@ class SlotCache:
         self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         fresh = path_mask(paths, self.slots.mask.device)
         self._set_slots(torch.cat([self.slots.mask, fresh], dim=1))
-        # A growing cache is copied by every pass anyway. One more copy pays when an eighth of the slots are holes.
+        # Every pass attends to the holes too: copying the cache once pays when an eighth of its slots are holes.
         is_worth_it = self._max_slots is None and self.num_holes * 8 > self.num_slots
         if is_worth_it or (self._is_compact and is_ragged):
             self._repack()

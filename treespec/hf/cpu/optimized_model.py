@@ -86,7 +86,8 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
         is_remeasured: measure again what is known already, for instance because the machine was busy then.
 
     Raises:
-        ConfigError: not a module, an unknown dtype, or a model that `torch.compile` has wrapped.
+        ConfigError: not a module, an unknown dtype, one that the weights cannot be rounded to, or a model that
+            `torch.compile` has wrapped.
         UnsupportedModelError: no linear layer that a kernel could serve.
         NativeError: dtype=torch.int8 without a C++ compiler.
     """
@@ -132,6 +133,9 @@ def _check(model: Any, dtype: torch.dtype | None) -> None:
         raise ConfigError(f"dtype must be None, torch.float32, torch.bfloat16 or torch.int8, got {dtype}")
     if dtype == torch.bfloat16 and not torch.backends.mkldnn.is_available():
         raise ConfigError("dtype=torch.bfloat16 needs a PyTorch built with oneDNN")
+    own = next((module.weight.dtype for module in model.modules() if type(module) is nn.Linear), torch.float32)
+    if dtype not in (None, own) and own != torch.float32:
+        raise ConfigError(f"dtype={dtype} rounds float32 weights, but this model's are {own}: leave dtype out")
 
 
 def _rounded(model: nn.Module, modules: Sequence[nn.Linear], dtype: torch.dtype) -> OptimizedModel:

@@ -95,7 +95,8 @@ def measure(facts: ModelFacts) -> dict[int, float]:
     room = NUM_CACHED if scorer.max_positions is None else min(NUM_CACHED, scorer.max_positions // 2)
     if scorer.capability == Capability.PLAIN or room < 1:
         return {}
-    scorer.prefill(torch.ones(1, room, dtype=torch.int64, device=scorer.device), torch.ones(1, room, dtype=torch.bool))
+    ids = torch.ones(1, room, dtype=torch.int64, device=scorer.device)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     times: dict[int, float] = {}
     end = time.perf_counter() + MOST_SECONDS
     # All sizes in turns, so that other load on the machine slows all alike; first passes may compile and do not count.
@@ -117,9 +118,9 @@ def measure(facts: ModelFacts) -> dict[int, float]:
 def _time_pass(scorer: AnyScorer, num_nodes: int) -> float:
     is_tree = scorer.capability == Capability.TREE
     parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
-    tokens = torch.ones(1, num_nodes, dtype=torch.int64, device=scorer.device)
+    tokens = torch.ones(1, num_nodes, dtype=torch.int64)  # On the host, as trees are.
     start = time.perf_counter()
-    logits = scorer.extend(tokens, torch.tensor(parents, device=scorer.device)).logits
+    logits = scorer.extend(tokens, torch.tensor(parents)).logits
     logits[0, -1, 0].item()  # Wait for the device.
     seconds = time.perf_counter() - start
     scorer.commit([()])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from treespec.checks import ShowsOptions, check_count, check_number
+from treespec.errors import ConfigError
 from treespec.policies.control.candidates import ACCELERATOR_SIZE, TREE_SIZES, Candidates, StoppedBestFirst
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
 from treespec.policies.control.drafted import DraftedTrees
@@ -25,7 +26,7 @@ from treespec.tree import TreeBatch
 CUT_MS = 0.1
 """What it takes to cut a tree."""
 MANY_UNREAD = 16
-"""Tokens per row."""
+"""Tokens per row: where a drafter has to read more, a draft's time is mostly reading, and teaches that time only."""
 EXPLORED_SHARE = 0.5
 """In exploring steps the gain that is required of another level is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7
@@ -55,7 +56,7 @@ class Control(ShowsOptions, StepControl):
             kept in the user's cache folder.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number out of range, `pass_ms` without times.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Control(ShowsOptions, StepControl):
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")
         self.is_timed, self.pass_ms = is_timed, pass_ms
         if pass_ms is not None:
+            if not isinstance(pass_ms, Mapping) or not pass_ms:
+                raise ConfigError(f"pass_ms must be milliseconds by number of nodes, as {{1: 30.0}}, got {pass_ms!r}")
             for nodes, ms in pass_ms.items():
                 check_count("a number of nodes in pass_ms", nodes)
                 check_number("a time in pass_ms", ms, lambda ms: ms > 0, "be positive")

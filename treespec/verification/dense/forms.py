@@ -84,7 +84,7 @@ def verify_dense(
     `verify_batch`; padding's rows hold anything.
     """
     if type(rule) is TargetWalk:
-        check_flags(trees, is_verifiable(trees, target_probs.shape[-1]), True)
+        check_flags(trees, _is_walkable(trees, target_probs.shape[-1]), True)
         sums = target_probs.sum(-1, dtype=torch.float64)
         picks, least, total = draw_on_host(target_probs, draws, target_probs.amin(-1), sums, sums=sums)
         return _follow(trees, picks, are_totals(least, total))
@@ -107,7 +107,7 @@ def verify_dense(
 
 def verify_scores(trees: TreeBatch, scores: Probs) -> list[Verdict]:
     """Greedy decoding: the walk that takes the highest score at every node."""
-    check_flags(trees, is_verifiable(trees, scores.shape[-1]), True)
+    check_flags(trees, _is_walkable(trees, scores.shape[-1]), True)
     picks, top = download(scores.argmax(-1), scores.amax(-1))
     return _follow(trees, picks, top.isfinite())
 
@@ -176,6 +176,12 @@ def _next_tokens(
 def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
     """Whether the trees are drafted trees and every drafted token is in the vocabulary."""
     return has_known_tokens(trees, vocab_size) and trees.is_valid
+
+
+def _is_walkable(trees: TreeBatch, vocab_size: int) -> bool:
+    """`is_verifiable` for a walk, which reads no draft distributions: on a device they are not waited for."""
+    is_away = trees.draft_probs is not None and trees.draft_probs.device.type != "cpu"
+    return has_known_tokens(trees, vocab_size) and (is_well_formed(trees) if is_away else trees.is_valid)
 
 
 def has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
