@@ -207,7 +207,7 @@ WRONG = {
 def test_a_drafter_that_proposes_nonsense(target, change, words):
     ids = prompt(1, 6).repeat(2, 3)
     with pytest.raises(InvalidTreeError, match=words):
-        target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(Misguided(change)))
+        target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(Misguided(change), tree=6))
 
 
 @pytest.mark.parametrize("tree", [KAry((2, 2), children="iid"), KAry((2, 2)), KAry((3, 1), children="mixed"), 12])

@@ -29,7 +29,8 @@ def test_a_written_setting_is_read_again(tmp_path, tree):
     assert speculation.options.seed == 3
     plain = MODEL.generate(prompt(), max_new_tokens=12)
     assert MODEL.generate(prompt(), max_new_tokens=12, custom_generate=speculation).equal(plain)
-    assert (speculation.stats.num_draft_tokens == 0) == (tree == "plain")
+    if tree != "auto":  # It drafts where that pays on this machine.
+        assert (speculation.stats.num_draft_tokens == 0) == (tree == "plain")
     speculation.to_file(tmp_path / "b.json", MODEL)
     again = Setting.load(tmp_path / "b.json")
     assert again.drafters == LOOKUPS
