@@ -10,7 +10,7 @@ from torch import nn
 import treespec
 from treespec.drafters import SuffixLookup
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels
+from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels, pack_linears
 from treespec.hf.cpu.native import NativeError, NativeLinear, int8_linear, native_linear
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -58,6 +58,33 @@ def test_native_rows_do_not_depend_on_their_number(layers, library, product):
     use(layers, product(library))
     whole = layers(inputs)
     assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))
+
+
+@pytest.mark.parametrize("product", [native_linear, int8_linear])
+@torch.no_grad()
+def test_graphs_of_torch_compile_hold_the_native_product(layers, library, product):
+    """As an operator, with the weights as they are at the call; unpacked ones are left to the compiler."""
+    torch.compiler.reset()
+    operators = []
+
+    def backend(graph, inputs):
+        operators.append([node.target for node in graph.graph.nodes if "linear" in str(node.target)])
+        return graph.forward
+
+    inputs = torch.randn(3, 24)
+    plain = layers(inputs)
+    use(layers, product(library))
+    compiled = torch.compile(layers, backend=backend, fullgraph=True)
+    assert compiled(inputs).equal(plain)
+    pack_linears(layers)
+    assert compiled(inputs).equal(layers(inputs))
+    assert operators[-1] == 2 * [torch.ops.treespec.linear]
+    layers[0].weight.mul_(2)
+    pack_linears(layers)
+    assert compiled(inputs).equal(layers(inputs))
+    assert not compiled(inputs).allclose(plain)
+    assert len(operators) == 2, "changed weights need no other graph"
+    torch.compiler.reset()
 
 
 @torch.no_grad()

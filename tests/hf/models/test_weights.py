@@ -126,10 +126,10 @@ def test_empty_weights_are_refused_and_served_when_loaded(last, tmp_path, inputs
 def test_a_model_that_is_quantised_in_place_is_checked_again(inputs):
     model = tiny_llama()
     assert check(model, inputs).num_draft_tokens > 0
-    key = pass_times._key(model_facts(model))
+    key = pass_times.machine_key(model_facts(model))
     torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
     assert check(model, inputs).num_draft_tokens == 0
-    assert pass_times._key(model_facts(model)) != key
+    assert pass_times.machine_key(model_facts(model)) != key
 
 
 @pytest.mark.filterwarnings("ignore")

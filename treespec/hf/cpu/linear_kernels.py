@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from treespec.hf.cpu.native import NativeError, native_linear
+from treespec.hf.cpu.native import NativeError, NativeLinear, native_linear
 
 NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """Numbers of rows at which kernels are measured; others take the next larger one's choice."""
@@ -82,8 +82,9 @@ def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], 
 class FastForward:
     """Replaces the `forward` of one `nn.Linear`.
 
-    Calls that want a gradient, that have another dtype than the weights or that are being compiled run as they would
-    without it. Weights are packed at a kernel's first use and packed again after they were changed.
+    Calls that want a gradient or have another dtype than the weights run as they would without it. In graphs of
+    `torch.compile` the native product is an operator, for weights that `pack_linears` packed; other kernels are left to
+    the compiler. Weights are packed at a kernel's first use and packed again after they were changed.
     """
 
     def __init__(self, module: nn.Linear, kernels: Mapping[str, Kernel], choices: Mapping[int, str]) -> None:
@@ -105,14 +106,33 @@ class FastForward:
         module = self._module
         weight = module.weight
         is_plain = torch.is_grad_enabled() or inputs.dtype != weight.dtype or not weight.is_cpu
-        if is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        if is_plain or torch.is_autocast_enabled("cpu"):
             return nn.Linear.forward(module, inputs)
+        if torch.compiler.is_compiling():
+            return self._traced(inputs)
         num_rows = inputs.numel() // max(inputs.shape[-1], 1)
         name = self._names[min(bisect_left(NUM_ROWS, num_rows), len(NUM_ROWS) - 1)]
         if name == PLAIN:
             return nn.Linear.forward(module, inputs)
         kernel = self._kernels[name]
         return kernel.run(inputs, self._packed_weight(name, kernel, weight), module.bias, module.out_features)
+
+    def _traced(self, inputs: Tensor) -> Tensor:
+        """In a graph that is being compiled: the native product, if its weights were packed, or the plain layer."""
+        module, num_rows = self._module, inputs.numel() // max(inputs.shape[-1], 1)
+        name = self._names[min(sum(count < num_rows for count in NUM_ROWS), len(NUM_ROWS) - 1)]
+        kernel = self._kernels.get(name)
+        if not isinstance(kernel, NativeLinear) or name not in self._packed:
+            return nn.Linear.forward(module, inputs)
+        # The operator is known to the compiler, which cannot look into the library.
+        linear = torch.ops.treespec.linear
+        return linear(inputs, self._packed[name], module.bias, module.out_features, kernel.function)
+
+    def pack(self) -> None:
+        """Pack for the native product what graphs are to read."""
+        for name, kernel in self._kernels.items():
+            if isinstance(kernel, NativeLinear) and name in self._names:
+                self._packed_weight(name, kernel, self._module.weight)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastForward:
         """For a copy of the model, whose layer it serves."""
@@ -131,6 +151,14 @@ class FastForward:
 def fast_linears(model: nn.Module) -> list[nn.Linear]:
     """The layers that a kernel can serve: plain `nn.Linear` on the CPU whose forward nobody but accelerate replaced."""
     return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Pack the weights that compiled passes read, again where they were changed."""
+    for module in model.modules():
+        forward = vars(module).get(own_forward(module))
+        if isinstance(forward, FastForward):
+            forward.pack()
 
 
 def has_fast_linears(model: nn.Module) -> bool:

@@ -30,21 +30,38 @@ class NativeError(TreespecError):
     """There is no C++ compiler, or what it made cannot be loaded; the text says which."""
 
 
+_loaded: dict[str, "NativeLinear"] = {}
+"""By the function's name, for graphs of `torch.compile`, which know operators only."""
+_operators = torch.library.Library("treespec", "FRAGMENT")
+_operators.define("linear(Tensor inputs, Tensor packed, Tensor? bias, int num_outputs, str function) -> Tensor")
+
+
+@torch.library.impl(_operators, "linear", "CPU")
+def _linear(inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, function: str) -> Tensor:
+    return _loaded[function].run(inputs, packed, bias, num_outputs)
+
+
+@torch.library.register_fake("treespec::linear")
+def _linear_shape(inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, function: str) -> Tensor:
+    return inputs.new_empty(*inputs.shape[:-1], num_outputs)
+
+
 class NativeLinear:
     """The compiled product.
 
     Raises `NativeError`: it cannot be compiled or loaded here.
     """
 
-    _function = "treespec_linear"
+    function = "treespec_linear"
 
     def __init__(self, folder: Path) -> None:
         self._library = _load(folder)
         self._library.treespec_columns.restype = ctypes.c_int64
-        self._linear = getattr(self._library, self._function)
+        self._linear = getattr(self._library, self.function)
         self._linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
         self._linear.restype = None
         self._columns = int(self._library.treespec_columns())
+        _loaded[self.function] = self
 
     def pack(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "panels in columns"]:
         """Weights in the order in which they are read, padded with zeros to whole panels."""
@@ -69,7 +86,7 @@ class Int8Linear(NativeLinear):
     It reads a quarter of the bytes. Rows do not depend on how many there are here either.
     """
 
-    _function = "treespec_linear_int8"
+    function = "treespec_linear_int8"
 
     def pack(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
         """Per panel the weights as int8 and, behind them, the bytes of their outputs' float32 scales."""

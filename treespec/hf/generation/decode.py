@@ -31,6 +31,7 @@ from treespec.hf.models.generate_check import check_like_generate
 from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
+from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies.control.contract import StepControl
 from treespec.protocols import Capability, EarlyExitDrafter, PathProcessors, TreePolicy
 from treespec.sampling import NoProcessors
@@ -51,6 +52,7 @@ def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output
     ranks = facts.ranks
     scores = OutputScores(call.config, *call.input_ids.shape)
     target: Any = _make_target(call, options, facts)
+    is_compiled = isinstance(target, StaticScorer)
     check_like_generate(facts, target.capability, is_padded=not bool(call.mask.all()))
     if call.state_layers:
         has_filled_cache = call.cache is not None and is_filled(call.cache)
@@ -95,7 +97,7 @@ def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output
     limit = None if end is None else end - call.input_ids.shape[1]
     emitted = [tokens[:limit] for tokens in result.tokens]
     # Later calls use a compiled target's cache again.
-    cache = None if options.compiled else final_cache(call, target)
+    cache = None if is_compiled else final_cache(call, target)
     states = target.stacked(list(map(len, emitted))) if isinstance(target, OutputStates) else None
     return output(call, emitted, scores, cache, states), result
 
@@ -132,18 +134,29 @@ def _path_processors(call: Prepared, processors: Sequence[Any], vocab_size: int)
     return TreeProcessors(processors, call.num_rows, (~call.mask).sum(1).tolist(), prompt_ids)
 
 
-def _longest_text(call: Prepared) -> int:
-    """Prompt and new tokens of a compiled target's call. Raises `UnsupportedModeError`: it needs a growing cache."""
+def _compiled_target(call: Prepared, options: Options, layers: Sequence[int]) -> StaticScorer | None:
+    """The scorer of compiled passes, if the options ask for one.
+
+    Raises `UnsupportedModeError`: the call needs a growing cache, and `compile` is not "auto", which goes without.
+    """
+    compiled = options.compiled
+    if compiled is None:
+        return None
+    reason = None
     if call.cache is not None and is_filled(call.cache):
-        raise UnsupportedModeError("compile= keeps a static cache of its own: leave out the filled past_key_values")
-    if call.prompt.has_features:
-        raise UnsupportedModeError("compile= decodes text: for prompts with images or sounds leave it out")
-    if call.config.max_length is None:
-        raise UnsupportedModeError("compile= needs a static cache, whose size is the longest text: give max_new_tokens")
-    return call.config.max_length
+        reason = "compile= keeps a static cache of its own: leave out the filled past_key_values"
+    elif call.prompt.has_features:
+        reason = "compile= decodes text: for prompts with images or sounds leave it out"
+    elif call.config.max_length is None:
+        reason = "compile= needs a static cache, whose size is the longest text: give max_new_tokens"
+    if reason is not None and not compiled.is_measured:
+        raise UnsupportedModeError(reason)
+    if reason is not None:
+        return None
+    return compiled.scorer(call.model, int(call.config.max_length or 0), options.policy, layers)
 
 
-def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScorer:
+def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScorer | StaticScorer:
     """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
     drafter = options.drafter
     cache = call.cache
@@ -151,8 +164,9 @@ def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScor
         # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
         cache = twin_cache(cache)
     layers = tuple({*hidden_layers(drafter), *call.state_layers})
-    if options.compiled is not None:
-        return options.compiled.scorer(call.model, _longest_text(call), options.policy.max_nodes, layers)
+    compiled = _compiled_target(call, options, layers)
+    if compiled is not None:
+        return compiled
     num_slots = None
     if call.config.cache_implementation == "static":
         # The whole text, one tree, and the holes of rows that accept different lengths.

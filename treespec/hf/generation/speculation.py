@@ -62,7 +62,8 @@ class TreeSpeculation(SettingFiles):
         progress: show a bar of the emitted tokens, with tokens per pass, on the standard error.
         compile: run the target's passes over new nodes through `torch.compile`, from a static cache that later calls
             use again; a mapping holds its options, such as {"mode": "reduce-overhead"} for CUDA graphs. There is one
-            compilation per number of rows, power of two up to the widest tree, and of the text's length.
+            compilation per number of rows, power of two up to the widest tree, and of the text's length. "auto": where
+            that was measured to be faster, once per model and machine (minutes, with a bar), and the call allows it.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
 
     Attributes:
@@ -84,7 +85,7 @@ class TreeSpeculation(SettingFiles):
         streamer: BaseStreamer | None = None,
         stop_strings: str | Sequence[str] | None = None,
         seed: int | None = None,
-        compile: bool | Mapping[str, Any] = False,
+        compile: bool | str | Mapping[str, Any] = False,
         record_steps: bool = False,
         progress: bool = False,
         trace: TraceFile | str | PathLike[str] | None = None,

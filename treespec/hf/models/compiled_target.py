@@ -12,10 +12,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.introspect import active_adapters
+from treespec.hf.cpu.linear_kernels import pack_linears
+from treespec.hf.introspect import active_adapters, model_facts
+from treespec.hf.models.compiled_times import is_faster_compiled, kept_times, measure_times
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.static_scorer import StaticScorer
+from treespec.policies.control import StepControl
+from treespec.protocols import TreePolicy
 
 MAX_SHAPES = 64
 """A batch whose rows finish one by one soon exceeds PyTorch's own limit of 8, above which passes run uncompiled."""
@@ -41,34 +46,49 @@ class CompiledTarget:
 
     Args:
         options: arguments of `torch.compile`, such as {"mode": "reduce-overhead"} for CUDA graphs.
+        is_measured: only where compiled passes were measured to be faster, see compiled_times.py.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = dict(options)
+    def __init__(self, options: Mapping[str, Any], is_measured: bool = False) -> None:
+        self.options, self.is_measured = dict(options), is_measured
         self._key: tuple[Any, ...] | None = None
         self._scorer: StaticScorer | None = None
 
     @classmethod
-    def of(cls, compile: bool | Mapping[str, Any]) -> CompiledTarget | None:
+    def of(cls, compile: bool | str | Mapping[str, Any]) -> CompiledTarget | None:
         """What the argument `compile` means; None: passes run as they are. Raises `ConfigError`: something else."""
         if isinstance(compile, bool):
             return cls({}) if compile else None
+        if compile == AUTO:
+            return cls({}, is_measured=True)
         if not isinstance(compile, Mapping):
-            raise ConfigError(f"compile must be True, False or a mapping of torch.compile's options, got {compile!r}")
+            raise ConfigError(
+                f"compile must be True, False, {AUTO!r} or a mapping of torch.compile's options, got {compile!r}"
+            )
         return cls(compile)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies compile for themselves."""
-        return {"options": self.options, "_key": None, "_scorer": None}
+        return {"options": self.options, "is_measured": self.is_measured, "_key": None, "_scorer": None}
 
-    def scorer(self, model: PreTrainedModel, num_tokens: int, max_nodes: int, hidden_layers: Sequence[int]) -> Any:
-        """For texts of at most `num_tokens` tokens and trees of at most `max_nodes` nodes.
+    def scorer(
+        self, model: PreTrainedModel, num_tokens: int, policy: TreePolicy, hidden_layers: Sequence[int]
+    ) -> StaticScorer | None:
+        """For texts of at most `num_tokens` tokens and a policy's trees; None: plain passes were measured to be faster.
 
         Raises `UnsupportedModelError`: the model cannot verify trees from a static cache.
         """
         # The text, a padded tree, and the holes of rows that accept different lengths.
-        num_slots = max(_power_of_two(num_tokens + 2 * _power_of_two(max_nodes)), LEAST_SLOTS)
+        num_slots = max(_power_of_two(num_tokens + 2 * _power_of_two(policy.max_nodes)), LEAST_SLOTS)
+        if self.is_measured and not self._is_faster(model, num_slots, policy, hidden_layers):
+            self._scorer = None
+            return None
+        return self._compiled(model, num_slots, hidden_layers)
+
+    def _compiled(self, model: PreTrainedModel, num_slots: int, hidden_layers: Sequence[int]) -> StaticScorer:
+        """The scorer of the last call, if it fits; it reads weights that were changed since."""
         key = (id(model), active_adapters(model), model.dtype, num_slots, tuple(hidden_layers))
+        pack_linears(model)
         if self._scorer is None or self._key != key:
             self._scorer = None  # Its cache is freed before the next one is made.
             try:
@@ -77,6 +97,25 @@ class CompiledTarget:
                 raise UnsupportedModelError(f"compile= needs a static cache: {error}") from error
             self._key = key
         return self._scorer
+
+    def _is_faster(
+        self, model: PreTrainedModel, num_slots: int, policy: TreePolicy, hidden_layers: Sequence[int]
+    ) -> bool:
+        """Whether the policy's passes take less time compiled; False for models that cannot be compiled."""
+        facts, counts = model_facts(model), _widths(policy)
+        times = kept_times(facts, num_slots)
+        if missing := [count for count in counts if count not in times]:
+            try:
+                times |= measure_times(facts, self._compiled(model, num_slots, hidden_layers), num_slots, missing)
+            except UnsupportedModelError:
+                return False
+        return is_faster_compiled(times, counts)
+
+
+def _widths(policy: TreePolicy) -> list[int]:
+    """Numbers of nodes of the passes that are compared: of a policy's trees, all up to them where it chooses."""
+    widest = _power_of_two(policy.max_nodes)
+    return [1 << power for power in range(widest.bit_length())] if isinstance(policy, StepControl) else [widest]
 
 
 def _power_of_two(count: int) -> int:

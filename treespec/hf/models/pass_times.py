@@ -20,6 +20,7 @@ from treespec.hf.cpu.native import processor
 from treespec.hf.devices.weights import local_part
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
+from treespec.hf.models.static_scorer import StaticScorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.protocols import Capability
 from treespec.tree import ROOT_PARENT
@@ -65,7 +66,7 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
 def pass_profile(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> Profile:
     """As `pass_times`, with the load of the machine when it was measured."""
     facts = model_facts(model)
-    key = _key(facts)
+    key = machine_key(facts)
     known = _known.setdefault(facts.model, {})
     if key in known and not is_remeasured:
         return known[key]
@@ -107,7 +108,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
             if is_late and not (number < 2 and count in NUM_NODES[:2]):
                 continue
             try:
-                ms = round(1e3 * _time_pass(scorer, count), 4)
+                ms = round(1e3 * time_pass(scorer, count), 4)
             except TreespecError:
                 break  # A chain of this length does not fit into the model's positions.
             if number > 0:
@@ -115,7 +116,8 @@ def measure(facts: ModelFacts) -> dict[int, float]:
     return {count: min(ms for other, ms in times.items() if other >= count) for count in sorted(times)}
 
 
-def _time_pass(scorer: AnyScorer, num_nodes: int) -> float:
+def time_pass(scorer: AnyScorer | StaticScorer, num_nodes: int) -> float:
+    """Seconds of a pass of one row over a tree of so many nodes, none of which stays in the cache."""
     is_tree = scorer.capability == Capability.TREE
     parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
     tokens = torch.ones(1, num_nodes, dtype=torch.int64)  # On the host, as trees are.
@@ -127,7 +129,7 @@ def _time_pass(scorer: AnyScorer, num_nodes: int) -> float:
     return seconds
 
 
-def _key(facts: ModelFacts) -> str:
+def machine_key(facts: ModelFacts) -> str:
     """Of all that a measurement depends on."""
     kinds = Counter(
         (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
