@@ -125,7 +125,7 @@ def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLaye
             vars(cache.layers[number]).update(_without_rooms(layer))
 
 
-def _without_rooms(layer: DynamicLayer) -> dict[str, Any]:
+def _without_rooms(layer: object) -> dict[str, Any]:
     """A layer's attributes without those of `GrowingLayer`."""
     return {name: value for name, value in vars(layer).items() if name not in ("rooms", "_known")}
 

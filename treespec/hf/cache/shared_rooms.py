@@ -71,7 +71,9 @@ def select_rows(layers: Sequence[FilledLayer], rows: Mapping[torch.device, Int[T
 
 def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[GrowingLayer], list[FilledLayer]]:
     """Growing layers, whose rooms can be shared, and others; gradients want tensors that nothing is written to."""
-    growing = [layer for layer in layers if isinstance(layer, GrowingLayer) and not _needs_gradient(cast(Any, layer))]
+    growing: list[GrowingLayer] = [
+        layer for layer in layers if isinstance(layer, GrowingLayer) and not _needs_gradient(cast(Any, layer))
+    ]
     others = [layer for layer in layers if layer not in growing] if len(growing) < len(layers) else []
     return growing, others
 
