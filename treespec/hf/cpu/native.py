@@ -1,8 +1,8 @@
-"""A float32 product for a few rows, compiled by the machine's own C++ compiler at its first use.
+"""A float32 product for a few rows, and RMS norms, compiled by the machine's own C++ compiler at their first use.
 
 oneDNN's float32 product of 16 rows takes longer than reading the weights and longer than multiplying them. This one
 keeps nearer to the memory's limit, and its rows do not depend on how many there are: a token's outputs are the same
-bits in a pass over one node and over a tree. See native_linear.cpp.
+bits in a pass over one node and over a tree. See native.cpp.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from treespec.errors import TreespecError
 
-SOURCE = Path(__file__).with_name("native_linear.cpp")
+SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
 COMPILE_SECONDS = 120
 
@@ -94,6 +94,32 @@ class Int8Linear(NativeLinear):
         panels = super().pack((weight / scales).round()).to(torch.int8)
         factors = super().pack(scales).view(len(panels), -1)
         return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)
+
+
+class NativeNorm:
+    """RMS norms of rows in one function, where PyTorch runs six operators.
+
+    Raises `NativeError`: it cannot be compiled or loaded here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._norm = _load(folder).treespec_rms_norm
+        self._norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
+        self._norm.restype = None
+
+    def run(self, inputs: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float) -> Tensor:
+        """float32; the norm's outputs."""
+        rows, weight = inputs.contiguous(), weight.contiguous()
+        outputs, size = torch.empty_like(rows), len(weight)
+        pointers = rows.data_ptr(), weight.data_ptr(), outputs.data_ptr()
+        self._norm(*pointers, rows.numel() // max(size, 1), size, eps)
+        return outputs
+
+
+@functools.cache
+def native_norm(folder: Path) -> NativeNorm:
+    """The norm; see `native_linear`."""
+    return NativeNorm(folder)
 
 
 @functools.cache

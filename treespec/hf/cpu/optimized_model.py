@@ -8,6 +8,7 @@ no choice: scorers on CPUs use folded attention and growing rooms by themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MethodType, TracebackType
 from typing import Any
 
@@ -26,7 +27,8 @@ from treespec.hf.cpu.linear_kernels import (
     fast_linears,
     own_forward,
 )
-from treespec.hf.cpu.native import int8_linear
+from treespec.hf.cpu.native import NativeError, int8_linear, native_norm
+from treespec.hf.cpu.norms import FastNorm, serve_norms
 from treespec.hf.devices.weights import weight_counts
 
 _ROUNDED = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
@@ -99,6 +101,8 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
             f"{type(model).__name__} has no nn.Linear with float32 or bfloat16 weights on the CPU whose forward is its "
             f"own: optimize serves such models only{_reason(model)}"
         )
+    with suppress(NativeError):  # Without a compiler norms stay as they are.
+        serve_norms(model, native_norm(kernel_folder()))
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
         return _rounded(model, modules, dtype)
     kernels, missing = exact_kernels(modules[0].weight.dtype, kernel_folder())
@@ -109,7 +113,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
 def restore(model: nn.Module) -> None:
     """Undo `optimize`; a model that is not optimised stays as it is."""
     for module in model.modules():
-        if isinstance(vars(module).get("forward"), FastForward):
+        if isinstance(vars(module).get("forward"), FastForward | FastNorm):
             del vars(module)["forward"]
         elif isinstance(vars(module).get("_old_forward"), FastForward):
             vars(module)["_old_forward"] = MethodType(nn.Linear.forward, module)

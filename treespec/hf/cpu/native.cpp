@@ -1,9 +1,11 @@
-// y = x w^T + bias for a few rows in float32, as treespec/hf/cpu/native.py compiles it for the machine at hand.
+// Products and norms of a few rows in float32, as treespec/hf/cpu/native.py compiles them for the machine at hand.
 //
+// y = x w^T + bias.
 // A product of 1 to 64 rows is limited by reading the weights. They are packed in panels of COLUMNS outputs,
 // [panel][k][COLUMNS], so that they are read once, in order, and well ahead. Weights are float32, or 8-bit integers
 // with a factor per output, which stand behind them in each panel. Every output is one chain of fused
 // multiply-adds over k = 0, 1, ..., however many rows, threads or tiles there are: rows never change each other's bits.
+#include <cmath>
 #include <cstdint>
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -84,3 +86,18 @@ static void linear(const float* x, const char* packed, const float* bias, float*
 extern "C" int64_t treespec_columns() { return COLUMNS; }
 extern "C" void treespec_linear(ARGUMENTS) { linear<float>(x, packed, bias, y, n, k, m, t); }
 extern "C" void treespec_linear_int8(ARGUMENTS) { linear<int8_t>(x, packed, bias, y, n, k, m, t); }
+
+// y = weight x / sqrt(mean(x^2) + eps), row by row; x and y are [num_rows, size].
+extern "C" void treespec_rms_norm(const float* x, const float* weight, float* y, int64_t num_rows, int64_t size,
+                                  float eps) {
+  for (int64_t row = 0; row < num_rows; row++, x += size, y += size) {
+    Vector squares = Vector{};
+    int64_t k = 0;
+    for (; k + 16 <= size; k += 16) squares += load(x + k) * load(x + k);
+    float sum = 0;
+    for (int lane = 0; lane < 16; lane++) sum += squares[lane];
+    for (; k < size; k++) sum += x[k] * x[k];
+    const float scale = 1 / std::sqrt(sum / size + eps);
+    for (k = 0; k < size; k++) y[k] = weight[k] * (x[k] * scale);
+  }
+}

@@ -1,0 +1,89 @@
+"""RMS norms by the native function: the module's own results, for those that are such norms, undone without a trace."""
+
+import copy
+
+import pytest
+import torch
+from helpers.tiny import tiny_llama
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+import treespec
+from treespec.hf.cpu.native import native_norm
+from treespec.hf.cpu.norms import FastNorm, serve_norms
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def native(library):
+    return native_norm(library)
+
+
+def is_served(module):
+    return isinstance(vars(module).get("forward"), FastNorm)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 576])
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, nn.RMSNorm])
+@torch.no_grad()
+def test_norms_equal_the_modules_own(native, kind, size):
+    norm = kind(size, eps=1e-5)
+    norm.weight.normal_()
+    plain = copy.deepcopy(norm)
+    serve_norms(norm, native)
+    assert is_served(norm)
+    for inputs in (
+        torch.randn(size),
+        torch.randn(0, size),
+        torch.randn(5, 3, size).transpose(0, 1),
+        torch.zeros(2, size),
+    ):
+        torch.testing.assert_close(norm(inputs), plain(inputs))
+        assert norm(inputs).shape == inputs.shape
+    assert norm(torch.full((2, size), torch.nan)).isnan().all()
+    norm.weight.mul_(2)
+    assert not norm(torch.ones(size)).allclose(plain(torch.ones(size)))
+
+
+def test_gradients_autocast_and_other_dtypes_run_as_before(native):
+    norm = LlamaRMSNorm(8)
+    serve_norms(norm, native)
+    norm(torch.randn(2, 8)).sum().backward()
+    assert norm.weight.grad is not None
+    with torch.no_grad():
+        assert norm(torch.randn(2, 8).double()).dtype == torch.float64
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert norm(torch.randn(2, 8).bfloat16()).dtype == torch.promote_types(torch.bfloat16, torch.float32)
+        with pytest.raises(RuntimeError):
+            norm(torch.randn(2, 7))
+
+
+class Elsewhere(LlamaRMSNorm):
+    def forward(self, hidden_states, gate):
+        return super().forward(hidden_states) * gate
+
+
+@torch.no_grad()
+def test_other_norms_are_left_alone(native):
+    gemma = GemmaRMSNorm(8, eps=1e-5)
+    gemma.weight.normal_()
+    hooked = LlamaRMSNorm(8)
+    hooked.forward = hooked.forward
+    others = [gemma, hooked, Elsewhere(8), nn.LayerNorm(8, bias=False), nn.LayerNorm(8), nn.RMSNorm(8)]
+    others += [LlamaRMSNorm(8).bfloat16(), nn.RMSNorm((2, 4), eps=1e-5), nn.RMSNorm(8, 1e-5, elementwise_affine=False)]
+    for module in others:
+        serve_norms(module, native)
+        assert not is_served(module), module
+
+
+def test_models_have_them_while_they_are_optimised():
+    model = tiny_llama()
+    with treespec.optimize(model):
+        served = [module for module in model.modules() if is_served(module)]
+        assert len(served) == sum(isinstance(module, LlamaRMSNorm) for module in model.modules())
+        again = copy.deepcopy(model)
+        assert all(vars(module)["forward"]._module is module for module in again.modules() if is_served(module))
+        assert any(map(is_served, again.modules()))
+    assert not any(map(is_served, model.modules()))
