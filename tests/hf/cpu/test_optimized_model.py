@@ -131,9 +131,8 @@ def test_a_model_generates_the_same_and_is_restored():
 
 
 def test_restore_and_optimising_twice(layers):
-    first = treespec.optimize(layers)
+    treespec.optimize(layers)
     second = treespec.optimize(layers)
-    assert first.plan.choices == second.plan.choices
     assert second.num_layers == 2
     treespec.restore(layers)
     treespec.restore(layers)
