@@ -16,8 +16,9 @@ from treespec.protocols import TreePolicy
 
 LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
-LEAST_GAIN_AGAIN = 1.1
-"""The same after drafts that did not pay: a drafter that is right too seldom is soon predicted close to plain."""
+CLEAR_GAIN = 1.1
+"""The same after drafts that did not pay: a drafter that is right too seldom is soon predicted close to plain. And of
+several rows, which end at different steps: a batch gains less than its mean row."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
@@ -74,9 +75,10 @@ class Learned:
         rates: Float[np.ndarray, "C"],
         times: Float[np.ndarray, "C"],
         max_latency_ms: float | None,
-        reading_ms: float = 0.0,
+        reading_ms: float,
+        num_rows: int,
     ) -> tuple[int, bool, str]:
-        """The number of the candidate to take, whether it is taken to explore, and the reason.
+        """The number of the candidate to take for rows of a batch, whether it is taken to explore, and the reason.
 
         `reading_ms`: what the drafter would read first; the more, the later it is tried again.
         """
@@ -91,7 +93,7 @@ class Learned:
             return PLAIN, False, "every draft is predicted to exceed max_latency_ms"
         gain = drafting[best] / rates[PLAIN]
         self._break_even = times[best] / times[PLAIN] - 1
-        if gain >= (LEAST_GAIN if self._wait == FIRST_WAIT else LEAST_GAIN_AGAIN):
+        if gain >= (LEAST_GAIN if self._wait == FIRST_WAIT and num_rows == 1 else CLEAR_GAIN):
             self._plain_steps = 0
             self._num_drafts += 1
             trees = drafting[self.candidates.trees]
