@@ -219,8 +219,11 @@ class TreeBuilder:
         parts = np.split(used, np.searchsorted(used, ends[:-1]))
         starts = [0, *ends[:-1]]
         index[index >= 0] = rows
-        chosen = zip(self._probs, parts, starts, strict=True)
-        return torch.cat([probs[torch.from_numpy(part - start)] for probs, part, start in chosen]), index
+        table = self._probs[0].new_empty(len(used), self._probs[0].shape[1])
+        rows_of = table.split([len(part) for part in parts])
+        for probs, part, start, out in zip(self._probs, parts, starts, rows_of, strict=True):
+            torch.index_select(probs, 0, torch.from_numpy(part - start), out=out)
+        return table, index
 
     def _is_node(self, nodes: Int[np.ndarray, "B w"]) -> Bool[np.ndarray, "B w"]:
         return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)
