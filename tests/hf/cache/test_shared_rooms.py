@@ -166,3 +166,23 @@ def test_gradients_reach_the_keys():
     engine.commit([[0, 3]])
     sum(layer.keys.sum() for layer in filled_layers(cache)).backward()
     assert keys.grad[0, 0, :, 0].tolist() == [2, 2, 2, 0, 0, 2]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_cache_is_copied_once_where_it_has_no_room(num_rows):
+    """Whether it came with tokens or is full: by the slot cache, before the pass, never layer by layer."""
+    (cache, _), generator = caches(num_rows)
+    given = Cache(layers=[GrowingLayer() for _ in range(NUM_LAYERS)])
+    for layer, filled in zip(given.layers, cache.layers, strict=True):
+        DynamicLayer.update(layer, filled.keys, filled.values)
+    engine, moved = slots(given, num_rows), 0
+    for _ in range(60):
+        before = given.layers[0].keys.data_ptr()
+        engine.append(8)
+        is_moved = given.layers[0].keys.data_ptr() != before
+        addresses = [layer.keys.data_ptr() for layer in given.layers]
+        append([given], num_rows, 8, generator)
+        engine.commit([(0, 2, 3)] * num_rows)
+        assert [layer.keys.data_ptr() for layer in given.layers] == addresses
+        moved += is_moved
+    assert 2 <= moved <= 6

@@ -5,13 +5,14 @@ import pytest
 
 from treespec.policies.control.candidates import PLAIN, Candidates
 from treespec.policies.control.learned import FIRST_WAIT, Learned
+from treespec.policies.control.times import NUM_PLAIN
 
 
-def decided(learned, gain, num_rows):
+def decided(learned, gain, num_rows, is_plain_known=True):
     """Whether a draft is taken that is predicted to be `gain` times as fast as plain decoding."""
     candidates = len(learned.candidates)
     rates = np.where(np.arange(candidates) == PLAIN, 1.0, gain)
-    number, _, _ = learned.decide(rates, np.ones(candidates), None, 0.0, num_rows)
+    number, _, _ = learned.decide(rates, np.ones(candidates), None, 0.0, num_rows, is_plain_known)
     return number != PLAIN
 
 
@@ -30,3 +31,17 @@ def test_after_drafts_that_did_not_pay_more_is_asked():
     assert probes[0] == FIRST_WAIT
     assert not decided(learned, 1.05, 1)
     assert decided(learned, 1.15, 1)
+
+
+def test_in_a_close_call_plain_steps_of_several_rows_are_timed_first():
+    learned = Learned(Candidates(8), {1: 30.0, 16: 36.0}, 0.0)
+    assert not decided(learned, 1.4, 4, is_plain_known=False)
+    assert decided(learned, 1.6, 4, is_plain_known=False)
+    assert decided(learned, 1.4, 4)
+    assert learned.passes.is_plain_known(1, 100)
+    for number in range(NUM_PLAIN):
+        learned.passes.update(4, 100, 4, 50.0)
+        assert not learned.passes.is_plain_known(4, 100), number
+        learned.passes.update(4, 100, 1, 30.0)
+    assert learned.passes.is_plain_known(4, 100)
+    assert not learned.passes.is_plain_known(4, 1000)

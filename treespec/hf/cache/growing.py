@@ -15,8 +15,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 LEAST_SPARE = 32
-"""A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most, and as
-often again where `SharedRooms` lay the new rooms of all layers together."""
+"""A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
 
 
 class Rooms(NamedTuple):
@@ -78,6 +77,10 @@ class GrowingLayer(DynamicLayer):
             return False
         # Every layer of every pass asks; mostly nobody else touched them.
         return (keys is self._known[0] and values is self._known[1]) or self.rooms.hold(keys, values)
+
+    def has_room(self, num_slots: int) -> bool:
+        """Whether what is held can grow to so many slots without a copy."""
+        return self.rooms is not None and num_slots <= self.rooms.keys.shape[2] and self.lies_in_rooms
 
     def lie_in(self, rooms: Rooms, num_slots: int) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
         """Hold the first slots of these rooms; returns keys and values."""

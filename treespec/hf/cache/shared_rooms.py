@@ -57,6 +57,13 @@ def stacked_states(layers: Sequence[FilledLayer]) -> list[Float[Tensor, "N B G n
     return [*shared, *(states.unsqueeze(0) for layer in others for states in (layer.keys, layer.values))]
 
 
+def make_room(layers: Sequence[FilledLayer], num_slots: int) -> None:
+    """Let growing layers have room for so many slots: where the first has not, what all hold is copied once."""
+    growing, _ = _by_kind(layers)
+    if growing and not growing[0].has_room(num_slots):
+        _laid_together(growing, num_slots)
+
+
 def select_rows(layers: Sequence[FilledLayer], rows: Mapping[torch.device, Int[Tensor, " R"]]) -> None:
     """Keep these rows, in their order; the index is given on every device."""
     growing, others = _by_kind(layers)
@@ -78,16 +85,16 @@ def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[GrowingLayer], list[Fi
     return growing, others
 
 
-def _laid_together(layers: Sequence[GrowingLayer]) -> SharedRooms:
-    """The rooms that these layers share; new ones where some layer lies elsewhere."""
+def _laid_together(layers: Sequence[GrowingLayer], least_slots: int = 0) -> SharedRooms:
+    """The rooms that these layers share, of so many slots at least; new ones where some layer lies elsewhere."""
     shared = layers[0].rooms.shared if layers[0].rooms else None
-    if isinstance(shared, SharedRooms) and shared.hold(layers):
+    if isinstance(shared, SharedRooms) and shared.hold(layers) and layers[0].has_room(least_slots):
         return shared
     parts, tensors = list(_alike(layers)), []
     for part in parts:
         held = [cast(Tensor, getattr(layers[number], name)) for number, name in part]
         *rows, num_slots, size = held[0].shape
-        tensors.append(held[0].new_empty(len(part), *rows, room_for(num_slots), size))
+        tensors.append(held[0].new_empty(len(part), *rows, room_for(max(num_slots, least_slots)), size))
         torch.stack(held, out=tensors[-1].narrow(-2, 0, num_slots))
     shared = SharedRooms(tensors, parts)
     shared.give(layers)

@@ -16,7 +16,7 @@ from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
 from treespec.hf.cache.growing import GrowingLayer
-from treespec.hf.cache.shared_rooms import select_rows, stacked_states
+from treespec.hf.cache.shared_rooms import make_room, select_rows, stacked_states
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
 
@@ -67,6 +67,8 @@ class SlotCache:
                     "max_cache_len must be the length of the prompt and the new tokens, plus a tree's nodes"
                 )
         self.num_pending += num_nodes
+        if self._max_slots is None:
+            make_room(filled_layers(self.cache), self.num_slots + self.num_pending)
 
     def commit(self, paths: Paths) -> None:
         """Keep the accepted paths and drop the other pending nodes; raises as `commit_cache` does."""
@@ -77,9 +79,7 @@ class SlotCache:
         self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         fresh = path_mask(paths, self.slots.mask.device)
         self._set_slots(torch.cat([self.slots.mask, fresh], dim=1))
-        # Every pass attends to the holes too: copying the cache once pays when an eighth of its slots are holes.
-        is_worth_it = self._max_slots is None and self.num_holes * 8 > self.num_slots
-        if is_worth_it or (self._is_compact and is_ragged):
+        if self._is_repacking_worth_it or (self._is_compact and is_ragged):
             self._repack()
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -91,8 +91,13 @@ class SlotCache:
                 layer.batch_size = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self._set_slots(self.slots.mask.index_select(0, index))
-        if self.num_holes:
+        if self.num_holes and (len(rows) == 1 or self._is_compact or self._is_repacking_worth_it):
             self._repack()
+
+    @property
+    def _is_repacking_worth_it(self) -> bool:
+        """Every pass attends to the holes too: copying the cache once pays when an eighth of its slots are holes."""
+        return self._max_slots is None and self.num_holes * 8 > self.num_slots
 
     def _set_slots(self, slot_mask: Bool[Tensor, "B S"]) -> None:
         is_contiguous = min(self.lengths) == slot_mask.shape[1]

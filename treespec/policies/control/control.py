@@ -141,7 +141,10 @@ class Control(ShowsOptions, StepControl):
         rates, times, draft_ms = learned.predict(num_rows, self._curve, reading_ms / max(min(room, MOST_AHEAD), 1))
         number, is_exploring, reason = 0, False, "no room for a draft"
         if room:
-            number, is_exploring, reason = learned.decide(rates, times, self.max_latency_ms, reading_ms, num_rows)
+            is_known = not self._is_timed or learned.passes.is_plain_known(num_rows, context)
+            number, is_exploring, reason = learned.decide(
+                rates, times, self.max_latency_ms, reading_ms, num_rows, is_known
+            )
         self._chosen, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
         self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]

@@ -19,6 +19,8 @@ LEAST_GAIN = 1.03
 CLEAR_GAIN = 1.1
 """The same after drafts that did not pay: a drafter that is right too seldom is soon predicted close to plain. And of
 several rows, which end at different steps: a batch gains less than its mean row."""
+CLOSE_GAIN = 1.5
+"""Where the best draft is predicted to gain less, plain steps are timed first."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
@@ -77,10 +79,12 @@ class Learned:
         max_latency_ms: float | None,
         reading_ms: float,
         num_rows: int,
+        is_plain_known: bool,
     ) -> tuple[int, bool, str]:
         """The number of the candidate to take for rows of a batch, whether it is taken to explore, and the reason.
 
-        `reading_ms`: what the drafter would read first; the more, the later it is tried again.
+        `reading_ms`: what the drafter would read first; the more, the later it is tried again. `is_plain_known`: see
+        `PassTimes`.
         """
         if len(rates) == 1:
             return PLAIN, False, "max_nodes=1"
@@ -92,6 +96,8 @@ class Learned:
         if best == PLAIN:
             return PLAIN, False, "every draft is predicted to exceed max_latency_ms"
         gain = drafting[best] / rates[PLAIN]
+        if gain < CLOSE_GAIN and not is_plain_known:
+            return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
         self._break_even = times[best] / times[PLAIN] - 1
         if gain >= (LEAST_GAIN if self._wait == FIRST_WAIT and num_rows == 1 else CLEAR_GAIN):
             self._plain_steps = 0

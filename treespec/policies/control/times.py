@@ -6,7 +6,7 @@ All times are milliseconds. A time is believed only after a median of three, so 
 first one either, whose kernels and memory are cold. Until there are three, those missing count as what was expected.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import log
 from statistics import median
@@ -21,8 +21,10 @@ MOST_NODES = 64
 """Curves reach to this many nodes per row."""
 MEMORY = 24.0
 """Observations that an estimate remembers."""
-FIRST_WEIGHT = 6.0
-"""Observations that a measured profile counts for."""
+FIRST_WEIGHT, FIRST_WEIGHT_OF_ROWS = 6.0, 1.0
+"""Observations that a measured profile counts for: it is of one row, and says less of several."""
+NUM_PLAIN = 3
+"""Plain steps of several rows after which their time is known."""
 UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
 """A pass's time by nodes, relative to one node, where nothing was measured."""
 FORGETTING = 0.97
@@ -52,9 +54,10 @@ class PassTimes:
             ((count, ms),) = profile.items()
             profile = {count * nodes: ms * factor for nodes, factor in UNMEASURED.items()}
         self._nodes, self._ms = np.array(list(profile), float), np.array(list(profile.values()), float)
-        self._weight = FIRST_WEIGHT if profile_ms else 0.0
+        self._has_profile = profile_ms is not None
         self._levels: dict[tuple[int, int], _Factor] = {}
         self._details: dict[tuple[int, int], _Factor] = {}
+        self._num_plain = Counter[tuple[int, int]]()
         self._num_updates = 0
         self._curves: dict[tuple[int, int, int], Float[np.ndarray, "t"]] = {}
 
@@ -75,16 +78,24 @@ class PassTimes:
         """Learn the time of a step with at most `num_nodes` nodes per row and a text of `context` tokens."""
         self._num_updates += 1
         level_key, detail_key = _key(num_rows, context), _key(num_rows, num_nodes)
+        weight = FIRST_WEIGHT if num_rows == 1 else FIRST_WEIGHT_OF_ROWS
         if level_key not in self._levels:
-            self._levels[level_key] = _Factor(self._level(num_rows, context), self._weight)
+            self._levels[level_key] = _Factor(self._level(num_rows, context), weight if self._has_profile else 0.0)
         if detail_key not in self._details:
-            self._details[detail_key] = _Factor(0.0, FIRST_WEIGHT)
+            self._details[detail_key] = _Factor(0.0, weight)
+        self._num_plain[level_key] += num_nodes == 1
         level, detail = self._levels[level_key], self._details[detail_key]
         error = log(max(ms, 1e-6) / float(self._shape(num_rows * num_nodes))) - level.value - detail.value
         for factor in self._details.values():
             factor.value *= DETAIL_MEMORY  # What was measured long ago, at another load, is not believed for good.
-        level.update(error)
-        detail.update(error / 2)
+        # A draft's time that was not expected says little of plain steps whose time is known.
+        is_of_draft = num_rows > 1 and num_nodes > 1 and self.is_plain_known(num_rows, context)
+        level.update(error / 4 if is_of_draft else error)
+        detail.update(error if is_of_draft else error / 2)
+
+    def is_plain_known(self, num_rows: int, context: int) -> bool:
+        """Whether plain steps of so many rows were timed, or need not be: a profile is of one row."""
+        return num_rows == 1 or self._num_plain[_key(num_rows, context)] >= NUM_PLAIN
 
     def _shape(self, nodes: int | Int[np.ndarray, "t"]) -> Any:
         """The profile at these numbers of nodes, beyond its last one along its last slope."""
