@@ -112,8 +112,8 @@ def draft(target):
 def test_greedy_equals_plain(target, inputs, plain, draft, drafter, policy):
     speculation = treespec.TreeSpeculation(DRAFTERS[drafter](draft), tree=POLICIES[policy]())
     assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
-    assert speculation.stats.num_draft_tokens > 0
-    # The control drafts rarely with a draft model as large as the target.
+    # The control drafts rarely with a draft model as large as the target, and rests after drafts of an empty table.
+    assert speculation.stats.num_draft_tokens > 0 or (drafter, policy) == ("recycling", "Control")
     if drafter in ("draft model", "shared tokens", "re-encoding") and policy != "Control":
         assert speculation.stats.num_accepted_tokens > 0
 
