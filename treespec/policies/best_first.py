@@ -185,8 +185,8 @@ def best_nodes(
     """The nodes of the `num_best` highest values above zero, best first, then padding."""
     width = min(num_best, max(int((values > 0).sum(1).max()), 1))
     order = falling(values)[:, :width]
-    is_best = np.take_along_axis(values, order, 1) > 0
-    return np.where(is_best, np.take_along_axis(nodes, order, 1), PADDING_PARENT)
+    rows = np.arange(len(nodes))[:, None]  # NumPy's `take_along_axis` costs three times as much.
+    return np.where(values[rows, order] > 0, nodes[rows, order], PADDING_PARENT)
 
 
 def falling(values: Float[np.ndarray, "B w"]) -> Int[np.ndarray, "B w"]:
@@ -212,7 +212,7 @@ def add_best(
     level = np.where(chosen.is_real, draws, 0.0).reshape(len(nodes), -1)
     columns = falling(level)[:, :budget]
     ids = builder.add(nodes, chosen._replace(is_real=chosen.is_real & (draws > 0)), above * values.nodes, columns)
-    return ids, np.take_along_axis(level, columns, 1)
+    return ids, builder.take(level, columns)
 
 
 def _best_sum(ranks: Float[np.ndarray, "B M"], budget: int) -> Float[np.ndarray, "B 1"]:

@@ -142,7 +142,7 @@ class TreeBuilder:
     ) -> Int[np.ndarray, "B w"]:
         """See `add`."""
         k = chosen.tokens.shape[-1]
-        columns = np.broadcast_to(columns, (len(nodes), np.shape(columns)[-1]))
+        columns = columns + self.root  # One list for every row; `broadcast_to` takes longer.
         parents = np.asarray(nodes)[self._rows, columns // k]
 
         def picked(array: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ class TreeBuilder:
         }
         for name, fresh in level.items():
             setattr(self, name, np.concatenate([getattr(self, name), fresh], 1))
-        return np.broadcast_to(np.arange(first, self.tokens.shape[1]), columns.shape)
+        return np.arange(first, self.tokens.shape[1]) + self.root
 
     def grow(
         self, nodes: Int[np.ndarray, "B F"], widths: Sequence[int], children: str, *, is_read: bool = True
@@ -215,15 +215,9 @@ class TreeBuilder:
         used, rows = np.unique(index[index >= 0], return_inverse=True)
         if not len(used):
             return None, index
-        ends = np.cumsum([len(probs) for probs in self._probs])
-        parts = np.split(used, np.searchsorted(used, ends[:-1]))
-        starts = [0, *ends[:-1]]
         index[index >= 0] = rows
-        table = self._probs[0].new_empty(len(used), self._probs[0].shape[1])
-        rows_of = table.split([len(part) for part in parts])
-        for probs, part, start, out in zip(self._probs, parts, starts, rows_of, strict=True):
-            torch.index_select(probs, 0, torch.from_numpy(part - start), out=out)
-        return table, index
+        drafted = [probs for level in self._probs for probs in level]
+        return torch.stack([drafted[row] for row in used]), index  # Each is copied once, as a whole.
 
     def _is_node(self, nodes: Int[np.ndarray, "B w"]) -> Bool[np.ndarray, "B w"]:
         return (nodes >= 0) & (self.take(self.parents, nodes) != PADDING_PARENT)
