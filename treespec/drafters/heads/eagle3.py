@@ -6,6 +6,7 @@ Every level of the tree below is one tree-masked pass whose features are the hea
 with the tree, because the true features replace them.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -70,12 +71,13 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         """
         states, tokens, counts = pairs
         num_columns = tokens.shape[1]
-        slots = torch.tensor(keys.lengths).unsqueeze(1) + torch.arange(num_columns)
-        positions = slots + torch.tensor(offsets).unsqueeze(1)
-        last = (torch.tensor(counts).unsqueeze(1) - 1).clamp(min=0)
+        slots = np.array(keys.lengths)[:, None] + np.arange(num_columns)
+        positions = slots + np.array(offsets)[:, None]
+        last = np.maximum(np.array(counts)[:, None] - 1, 0)
         num_slots = max(length + count for length, count in zip(keys.lengths, counts, strict=True))
-        mask = self._sees(slots.unsqueeze(-1), torch.arange(num_slots)).unsqueeze(1)
-        tokens, positions, last, mask = keys.begin_commit(counts, num_columns, tokens, positions, last, mask)
+        mask = self._sees(slots[..., None], np.arange(num_slots))[:, None]
+        arrays = map(torch.from_numpy, (positions, last, mask))
+        tokens, positions, last, mask = keys.begin_commit(counts, num_columns, tokens, *arrays)
         features = self._fuse(states.to(keys.device))
         return take_columns(self.head.run(tokens, features, positions, mask, keys), last)
 
@@ -88,32 +90,32 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         keys = self._keys
         num_nodes = frontier.tokens.shape[1]
         # A node of depth d has the position of the d-th token after the root.
-        lengths = torch.tensor([keys.lengths, self._unread.offsets]).unsqueeze(-1)
-        slots = lengths[0] - 1 + frontier.expanded_depths
+        lengths, offsets = np.array([keys.lengths, self._unread.offsets])[..., None]
+        slots = lengths - 1 + frontier.expanded_depths.numpy()
         nodes = slots[:, -num_nodes:]
-        committed = torch.arange(keys.num_committed)
-        is_seen = (committed < lengths[0]).unsqueeze(1).expand(-1, num_nodes, -1)
-        is_above = frontier.ancestors[..., 1:]
+        committed = np.arange(keys.num_committed)
+        is_seen = np.repeat((committed < lengths)[:, None], num_nodes, 1)
+        is_above = frontier.ancestors.numpy()[..., 1:]
         if self.head.config.layer.window is not None:
-            is_seen = is_seen & self._sees(nodes.unsqueeze(-1), committed)
-            is_above = is_above & self._sees(nodes.unsqueeze(-1), slots[:, None, 1:])
-        mask = torch.cat([is_seen, is_above], -1).unsqueeze(1)
-        above, parents = self._above(frontier.parents)
-        arrays = frontier.tokens, parents, nodes + lengths[1], mask
-        tokens, parents, positions, mask = upload(keys.device, *arrays)
+            is_seen &= self._sees(nodes[..., None], committed)
+            is_above = is_above & self._sees(nodes[..., None], slots[:, None, 1:])
+        mask = np.concatenate([is_seen, is_above], -1)[:, None]
+        above, parents = self._above(frontier.parents.numpy())
+        arrays = map(torch.from_numpy, (parents, nodes + offsets, mask))
+        tokens, parents, positions, mask = upload(keys.device, frontier.tokens, *arrays)
         keys.begin_pending(num_nodes)
         features = take_columns(above, parents)
         return self.head.read(self.head.run(tokens, features, positions, mask, keys))
 
-    def _above(self, parents: Int[Tensor, "B F"]) -> tuple[Float[Tensor, "B E H"], Int[Tensor, "B F"]]:
+    def _above(self, parents: Int[np.ndarray, "B F"]) -> tuple[Float[Tensor, "B E H"], Int[np.ndarray, "B F"]]:
         """The features of levels that hold all parents, of the last one if it does, and the parents' columns there."""
         first = sum(level.shape[1] for level in self._features[:-1])
-        if bool((parents >= first).all()):
+        if (parents >= first).all():
             return self._features[-1], parents - first
         self._features = [torch.cat(self._features, 1)]
-        return self._features[0], parents.clamp(min=0)
+        return self._features[0], np.maximum(parents, 0)
 
-    def _sees(self, queries: Int[Tensor, "B F 1"], keys: Int[Tensor, "... S"]) -> Bool[Tensor, "B F S"]:
+    def _sees(self, queries: Int[np.ndarray, "B F 1"], keys: Int[np.ndarray, "... S"]) -> Bool[np.ndarray, "B F S"]:
         """Whether a key's slot is in the window that ends at a query's."""
         window = self.head.config.layer.window
         is_before = keys <= queries

@@ -115,7 +115,7 @@ class Attention(nn.Module):
         stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
         stacked = stacked.reshape(num_rows, -1, share * num_tokens, size)
         if mask is None or isinstance(mask, Tensor):
-            mask = mask if mask is None or share == 1 else mask.repeat(1, 1, share, 1)
+            mask = mask if mask is None or share == 1 else torch.cat([mask] * share, 2)
             mixed = nn.functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
         else:
             mixed = mask(stacked, keys, values)
