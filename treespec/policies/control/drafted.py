@@ -6,10 +6,9 @@ Axis letters: n nodes of a row below its root.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from treespec.tree import TreeBatch
 
@@ -52,31 +51,25 @@ class DraftedTrees:
         num_rows, width = parents.shape
         self.starts = width * np.arange(num_rows)[:, None]
         """Of the rows in flat arrays."""
-        self._trees, self._is_node = trees, parents >= 0
-        self.num_nodes = self._is_node.sum(1)
-        above = np.maximum(parents, 0)
-        self._jumps = [above + self.starts]
-        """Flat indices of the nodes 1, 2, 4, ... levels above, the root where there is none."""
-        while (self._jumps[-1] != self.starts).any():
-            self._jumps.append(self._jumps[-1].take(self._jumps[-1]))
-        self.ranks = ((parents[:, :, None] == parents[:, None, :]) & _earlier(width)).sum(2)
-        self.depths = self._along_paths(self._is_node.astype(np.int64), np.add)
-        cells = np.minimum(self.depths, NUM_DEPTHS) * NUM_CELLS + np.minimum(self.ranks, NUM_RANKS - 1) * NUM_BINS
+        self._trees, self._parents = trees, parents.tolist()
+        self.num_nodes = (parents >= 0).sum(1)
+        depths, ranks, self._children = zip(*map(_structure, self._parents), strict=True)
+        self.depths, self.ranks = np.array(depths), np.array(ranks)
+        self.cells = np.minimum(self.depths, NUM_DEPTHS) * NUM_CELLS + np.minimum(self.ranks, NUM_RANKS - 1) * NUM_BINS
         if trees.values is None:
-            self.cells, self.claims = cells, prior_acceptance(self.ranks)
+            self.claims = prior_acceptance(self.ranks)
         else:
             values = trees.values.numpy()
-            above_values = values.take(self._jumps[0])
-            is_known = above_values > 0
-            self.claims = np.where(is_known, np.minimum(values / np.where(is_known, above_values, 1.0), 1.0), 1.0)
-            self.cells = cells + BIN_EDGES.searchsorted(self.claims, "right")
+            above = values.take(np.maximum(parents, 0) + self.starts)
+            self.claims = np.minimum(np.divide(values, above, out=np.ones_like(values), where=above > 0), 1.0)
+            self.cells += BIN_EDGES.searchsorted(self.claims, "right")
         self.path_probs = self.probs = np.zeros(parents.shape)
         self.order = np.zeros((num_rows, width - 1), np.int64)
 
     def estimate(self, probs: Float[np.ndarray, "B N"]) -> None:
         """Take these estimates that a node is accepted if its parent is; anything for the root and for padding."""
-        self.path_probs = self._along_paths(np.where(self._is_node, probs, 1.0), np.multiply) * self._is_node
-        self.order = 1 + np.argsort(-self.path_probs[:, 1:], axis=1, kind="stable")
+        self.path_probs = np.array([_along_paths(*row) for row in zip(self._parents, probs.tolist(), strict=True)])
+        self.order = 1 + (-self.path_probs[:, 1:]).argsort(1, kind="stable")
         self.probs = self.by_order(self.path_probs)
 
     def by_order(self, values: Shaped[np.ndarray, "B N"]) -> Shaped[np.ndarray, "B n"]:
@@ -86,43 +79,45 @@ class DraftedTrees:
         """Nodes as flat indices: children of right nodes (the root is one), which of them were right, and by row the
         path of first children."""
         tried, right, chains = list[int](), list[int](), list[list[int]]()
-        arrays = (self._trees.tokens, self._trees.parents, self.starts[:, 0])
-        for tokens, parents, start, texts in zip(*(array.tolist() for array in arrays), emitted, strict=True):
+        arrays = (self._trees.tokens.tolist(), self._children, self.starts[:, 0].tolist())
+        for tokens, children, start, texts in zip(*arrays, emitted, strict=True):
             node = 0
             for token in texts:
-                found, child = -1, _next_child(parents, node, node)
-                while child >= 0:
-                    tried.append(start + child)
-                    found = child if found < 0 and tokens[child] == token else found
-                    child = _next_child(parents, node, child)
-                if found < 0:
+                below = children[node]
+                tried += [start + child for child in below]
+                node = next((child for child in below if tokens[child] == token), None)
+                if node is None:
                     break
-                node = found
                 right.append(start + node)
             chains.append([])
-            node = 0
-            while (node := _next_child(parents, node, node)) >= 0:
-                chains[-1].append(start + node)
+            below = children[0]
+            while below:
+                chains[-1].append(start + below[0])
+                below = children[below[0]]
         return tried, right, chains
 
-    def _along_paths(self, values: Shaped[np.ndarray, "B N"], combine: np.ufunc) -> Shaped[np.ndarray, "B N"]:
-        """Of every node the values of its path combined; the root's changes nothing."""
-        for jumps in self._jumps:
-            values = combine(values, values.take(jumps))
-        return values
+
+# Lists of Python, as a tree has few nodes, and what starts a numpy function would count more.
 
 
-def _next_child(parents: list[int], node: int, after: int) -> int:
-    """The node's first child after a node, or -1."""
-    try:
-        return parents.index(node, after + 1)
-    except ValueError:
-        return -1
+def _structure(parents: list[int]) -> tuple[list[int], list[int], list[list[int]]]:
+    """The nodes' depths and numbers among siblings, 0 for the root and for padding, and their children."""
+    depths, ranks, children = [0] * len(parents), [0] * len(parents), [list[int]() for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            siblings = children[parent]
+            depths[node], ranks[node] = depths[parent] + 1, len(siblings)
+            siblings.append(node)
+    return depths, ranks, children
 
 
-@cache
-def _earlier(num_nodes: int) -> Bool[np.ndarray, "N N"]:
-    return np.tri(num_nodes, k=-1, dtype=np.bool_)
+def _along_paths(parents: list[int], probs: list[float]) -> list[float]:
+    """The product along every node's path; 0 for the root and for padding."""
+    found = [1.0]
+    for parent, prob in zip(parents[1:], probs[1:], strict=True):
+        found.append(found[parent] * prob if parent >= 0 else 0.0)
+    found[0] = 0.0
+    return found
 
 
 class ConfidenceTable:
@@ -145,13 +140,12 @@ class ConfidenceTable:
 
     def update(self, drafted: DraftedTrees, tried: Sequence[int], right: Sequence[int]) -> None:
         """Count the nodes that were tried; see `DraftedTrees.outcomes`."""
-        sums, num_cells = self._sums, self._sums.shape[1]
         cells = drafted.cells.take(tried)
-        counts = np.bincount(cells, minlength=num_cells)
-        sums *= MEMORY**counts
-        sums[0] += np.bincount(drafted.cells.take(right), minlength=num_cells)
-        sums[1] += counts
-        sums[2] += np.bincount(cells, drafted.claims.take(tried), num_cells)
+        for sums in self._sums:
+            np.multiply.at(sums, cells, MEMORY)
+        np.add.at(self._sums[0], drafted.cells.take(right), 1.0)
+        np.add.at(self._sums[1], cells, 1.0)
+        np.add.at(self._sums[2], cells, drafted.claims.take(tried))
         self._num_steps += 1
         if self._num_steps <= FIRST_STEPS or self._num_steps % RENEWED_EVERY == 0:
             self._fit()
