@@ -12,7 +12,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.errors import InvalidTreeError
-from treespec.tree.arrays import PADDING_PARENT, POINT_MASS, TreeArrays, ancestor_mask, check_shapes, pad_rows
+from treespec.tree.arrays import (
+    PADDING_PARENT,
+    POINT_MASS,
+    ROOT_PARENT,
+    TreeArrays,
+    ancestor_mask,
+    check_shapes,
+    pad_rows,
+)
 from treespec.tree.checks import is_drafted
 from treespec.tree.host_tree import HostTree
 from treespec.tree.token_tree import TokenTree
@@ -189,14 +197,13 @@ class TreeBatch(TreeArrays):
 
     def _take(self, nodes: Int[np.ndarray, "B M"]) -> TreeBatch:
         """The trees of these nodes, -2 for padding, with the parents renumbered."""
-        rows = np.arange(len(nodes))[:, None]
-        is_node = nodes != PADDING_PARENT
-        taken = np.maximum(nodes, 0)
-        new_ids = np.zeros(self.parents.shape, np.int64)
-        new_ids[is_node.nonzero()[0], nodes[is_node]] = is_node.nonzero()[1]
-        parents = self.parents.numpy()[rows, taken]
-        parents = np.where(parents >= 0, new_ids[rows, np.maximum(parents, 0)], parents)
-        parents[~is_node] = PADDING_PARENT
-        arrays = {name: getattr(self, name) for name in _HOST_ARRAYS if getattr(self, name) is not None}
-        cut = {name: torch.from_numpy(array.numpy()[rows, taken]) for name, array in arrays.items()}
-        return replace(self, **{**cut, "parents": torch.from_numpy(parents)})
+        names = [name for name in _HOST_ARRAYS if getattr(self, name) is not None]
+        num_rows, width = self.parents.shape
+        rows = np.arange(num_rows)[:, None]
+        taken = np.maximum(nodes, 0) + width * rows
+        cut = {name: getattr(self, name).numpy().take(taken) for name in names}
+        new_ids = np.zeros((num_rows, width + 2), np.int64)
+        new_ids[rows, nodes] = np.arange(nodes.shape[1])
+        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which stay as they are.
+        cut["parents"] = np.where(nodes >= 0, new_ids[rows, cut["parents"]], PADDING_PARENT)
+        return replace(self, **{name: torch.from_numpy(array) for name, array in cut.items()})

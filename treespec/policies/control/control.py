@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.errors import ConfigError
@@ -172,17 +171,14 @@ class Control(ShowsOptions, StepControl):
         num_kept = self._num_kept(drafted) if self._is_trimming else most
         if num_kept == most:
             return trees
-        keep = np.zeros(trees.tokens.shape, np.bool_)
-        keep[:, 0] = True
-        np.put_along_axis(keep, drafted.order[:, :num_kept], True, 1)
-        return trees.keep_nodes(torch.from_numpy(keep))
+        return trees.select_nodes([[0, *sorted(row)] for row in drafted.order[:, :num_kept].tolist()])
 
     def _num_kept(self, drafted: DraftedTrees) -> int:
         """The number of nodes below the roots that gains most tokens, less what its time is worth; the best ones."""
         num_rows, most = len(drafted.probs), len(drafted.probs[0])
         gains = np.zeros(most + 1)
         drafted.probs.sum(0).cumsum(out=gains[1:])
-        cost = self._curve[np.minimum(np.arange(1, most + 2), MOST_NODES)]
+        cost = self._curve.take(range(1, most + 2), mode="clip")
         if self.max_latency_ms is not None:
             gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0
         tokens_per_ms = num_rows * self._rate

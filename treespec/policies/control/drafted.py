@@ -102,12 +102,15 @@ class DraftedTrees:
 
 def _structure(parents: list[int]) -> tuple[list[int], list[int], list[list[int]]]:
     """The nodes' depths and numbers among siblings, 0 for the root and for padding, and their children."""
-    depths, ranks, children = [0] * len(parents), [0] * len(parents), [list[int]() for _ in parents]
+    depths: list[int] = []
+    ranks: list[int] = []
+    children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):
-        if parent >= 0:
-            siblings = children[parent]
-            depths[node], ranks[node] = depths[parent] + 1, len(siblings)
-            siblings.append(node)
+        is_child = parent >= 0
+        depths.append(depths[parent] + 1 if is_child else 0)
+        ranks.append(len(children[parent]) if is_child else 0)
+        if is_child:
+            children[parent].append(node)
     return depths, ranks, children
 
 

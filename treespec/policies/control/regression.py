@@ -3,6 +3,9 @@
 Axis letters: f features.
 """
 
+from collections.abc import Sequence
+from operator import mul
+
 import numpy as np
 from jaxtyping import Float
 
@@ -17,22 +20,24 @@ class TimeRegression:
     """
 
     def __init__(self, prior: Float[np.ndarray, "f"], precision: Float[np.ndarray, "f"], forgetting: float) -> None:
-        self._prior, self._precision, self._forgetting = prior, np.diag(precision), forgetting
-        self._moments, self._products = np.zeros((len(prior), len(prior))), np.zeros(len(prior))
+        self._pull, self._forgetting = np.column_stack([np.diag(precision), precision * prior]), forgetting
         self.coefficients = prior
+        self.forget()
 
-    def predict(self, features: Float[np.ndarray, "f"]) -> float:
-        return float(features @ self.coefficients)
+    def predict(self, features: Sequence[float]) -> float:
+        return sum(map(mul, features, self.coefficients.tolist()))
 
-    def add(self, features: Float[np.ndarray, "f"], value: float, weight: float = 1.0) -> None:
+    def add(self, features: Sequence[float], value: float, weight: float = 1.0) -> None:
         """Observe a value; `fit` makes the coefficients."""
-        self._moments = self._forgetting * self._moments + weight * np.outer(features, features)
-        self._products = self._forgetting * self._products + weight * value * features
+        observed = np.array([*features, value])
+        self._sums *= self._forgetting
+        self._sums += weight * observed[:-1, None] * observed
 
     def forget(self) -> None:
         """Drop what was observed; the prior stays."""
-        self._moments, self._products = np.zeros_like(self._moments), np.zeros_like(self._products)
+        self._sums = np.zeros_like(self._pull)
+        """[f, f + 1]: products of the features with each other and, last, with the values."""
 
     def fit(self) -> None:
-        moments, products = self._moments + self._precision, self._products + self._precision @ self._prior
-        self.coefficients = np.maximum(np.linalg.solve(moments, products), 0.0)
+        sums = self._sums + self._pull
+        self.coefficients = np.maximum(np.linalg.solve(sums[:, :-1], sums[:, -1]), 0.0)

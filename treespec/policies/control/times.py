@@ -122,7 +122,7 @@ class DraftTimes:
     def __init__(self, level_ms: float = 0.0) -> None:
         precision = np.array([1.0, 4.0 if level_ms > 0 else 400.0, 400.0])
         self._regression = TimeRegression(np.array([0.2, level_ms, 0.01]), precision, FORGETTING)
-        self._latest: deque[tuple[np.ndarray, float]] = deque(maxlen=3)
+        self._latest: deque[tuple[tuple[float, ...], float]] = deque(maxlen=3)
         self._num_updates = 0
 
     @property
@@ -142,11 +142,11 @@ class DraftTimes:
 
     def of_step(self, num_passes: int, num_nodes: int) -> float:
         """What one step's drafting is predicted to take."""
-        return self._regression.predict(np.array([1.0, num_passes, num_nodes]))
+        return self._regression.predict((1.0, num_passes, num_nodes))
 
     def update(self, num_passes: int, num_nodes: int, ms: float) -> None:
         """Learn the time of one step's drafting."""
-        features = np.array([1.0, num_passes, num_nodes])
+        features = 1.0, num_passes, num_nodes
         self._latest.append((features, ms))
         ratio = _median([ms / max(self._regression.predict(row), 1e-3) for row, ms in self._latest], 1.0)
         if not 1 / CHANGED < ratio < CHANGED:
