@@ -42,11 +42,14 @@ class Acceptance:
         """Accepted tokens, verified nodes below the root and passes, summed over rows, older ones less."""
         self._weights = np.zeros(len(candidates))
         self._num_steps = 0
+        self._expected: Float[np.ndarray, "3 C"] | None = None
 
     def expected(self) -> Float[np.ndarray, "3 C"]:
         """Accepted tokens, nodes below the root and draft passes."""
-        weights = PRIOR_ROWS * PRIOR_HALVED / (PRIOR_HALVED + self._weights)
-        return (self._sums + weights * self._prior) / (self._weights + weights)
+        if self._expected is None:
+            weights = PRIOR_ROWS * PRIOR_HALVED / (PRIOR_HALVED + self._weights)
+            self._expected = (self._sums + weights * self._prior) / (self._weights + weights)
+        return self._expected
 
     def read(self, trees: TreeBatch) -> DraftedTrees:
         """A step's trees with their probabilities."""
@@ -88,7 +91,7 @@ class Acceptance:
             for depth, trees in candidates.by_depth.items():
                 shown[:, trees] = step.of_trees(candidates.num_nodes[trees], depth, curve, loss)
         known = candidates.chains if candidate.is_chain else slice(1, None)
-        num_rows = len(emitted)
+        num_rows, self._expected = len(emitted), None
         self._sums *= STEP_MEMORY
         self._weights *= STEP_MEMORY
         self._sums[:, known] += num_rows * shown[:, known]
@@ -128,60 +131,60 @@ class _Step:
         num_passes: int,
         is_full: Bool[np.ndarray, "B"],
     ) -> None:
-        self._candidate, self._num_passes, self._is_full = candidate, num_passes, is_full[:, None]
-        self._num_nodes, self._any_full = drafted.num_nodes[:, None], bool(is_full.any())
-        self._probs, self._gains = drafted.probs, drafted.by_order(gains)
-        self._depths = drafted.by_order(drafted.depths)
+        self._candidate, self._num_passes, self._is_full = candidate, num_passes, is_full.tolist()
+        counts, arrays = (
+            drafted.num_nodes.tolist(),
+            (drafted.probs, drafted.by_order(gains), drafted.by_order(drafted.depths)),
+        )
+        rows = zip(counts, *(array.tolist() for array in arrays), strict=True)
+        self._width = drafted.probs.shape[1]
+        self._rows = [list(zip(*values, strict=True))[:count] for count, *values in rows]
+        """Of every row the probabilities, gains and depths of its nodes below the root, best first."""
 
     def of_trees(
         self, sizes: Int[np.ndarray, "c"], depth: int, curve: Float[np.ndarray, "t"], loss: float
     ) -> Float[np.ndarray, "3 c"]:
         """Accepted tokens, verified nodes and draft passes of trees of at most `sizes` nodes below the root."""
-        probs, gains, count = self._probs, self._gains, self._num_nodes
-        more, num_passes = 0.0, min(self._num_passes, depth)
+        rows, more, num_passes = self._rows, 0.0, min(self._num_passes, depth)
         if depth < self._candidate.depth:
-            is_inside = (self._depths <= depth) & (self._depths > 0)
-            first = np.argsort(~is_inside, axis=1, kind="stable")
-            probs, gains = (np.take_along_axis(values * is_inside, first, 1) for values in (probs, gains))
-            count = is_inside.sum(1)[:, None]
+            rows = [[node for node in row if node[2] <= depth] for row in rows]
         elif depth > self._candidate.depth:
             more = self._deeper(min(depth, DEEPEST) - self._candidate.depth)
             num_passes = min(depth, DEEPEST)
-        most = int(sizes[-1])
-        probs, gains = self._further(probs, gains, count, most)
+        probs, gains = self._means(rows, int(sizes[-1]))
         kept = len(probs)
         if loss > 0 and kept:
-            profit = probs.cumsum() - loss * (curve[2 : kept + 2] - curve[1])
-            best = int(profit.argmax())
-            kept = best + 1 if profit[best] > 0 else 0
+            costs, best = curve[1 : kept + 2].tolist(), 0.0
+            kept = 0
+            for count, (total, cost) in enumerate(zip(accumulate(probs), costs[1:], strict=True), start=1):
+                if (profit := total - loss * (cost - costs[0])) > best:
+                    best, kept = profit, count
         nodes = np.minimum(sizes, kept)
-        sums = np.zeros(len(gains) + 1)
-        gains.cumsum(out=sums[1:])
+        sums = np.array([0.0, *accumulate(gains)])
         return np.array([sums[nodes] + more, nodes, np.minimum(num_passes, sizes)])
 
-    def _further(
-        self, probs: Float[np.ndarray, "B n"], gains: Float[np.ndarray, "B n"], count: Int[np.ndarray, "B 1"], most: int
-    ) -> Sequence[Float[np.ndarray, " m"]]:
-        """Means over rows of both [B, n], of at most `most` nodes: more than were drafted if all nodes of a tree were.
+    def _means(self, rows: Sequence[Sequence[tuple[float, float, int]]], most: int) -> tuple[list[float], list[float]]:
+        """Mean probabilities and gains of at most `most` nodes: more than were drafted if all nodes of a tree were.
 
-        The j-th best of k nodes is taken to be k / j as probable as the k-th. `count` [B, 1]: k.
+        The j-th best of k nodes is taken to be k / j as probable as the k-th.
         """
-        num_rows = len(probs)
-        means = probs[:, :most].sum(0) / num_rows, gains[:, :most].sum(0) / num_rows
-        if not self._any_full or (fewest := int(count.min())) >= most:
-            return means
-        ends = probs.take(np.maximum(count - 1, 0) + probs.shape[1] * np.arange(num_rows)[:, None])
-        ranks = np.arange(fewest + 1, most + 1)
-        further = ((ranks > count) * (ends * count * self._is_full)).sum(0) / (num_rows * ranks)
-        found = np.zeros((2, most))
-        found[:, : len(means[0])] = means
-        found[:, fewest:] += further
-        return [*found]
+        is_further = any(self._is_full) and min(map(len, rows)) < most
+        probs, gains = ([0.0] * (most if is_further else min(most, self._width)) for _ in range(2))
+        for row, is_full in zip(rows, self._is_full, strict=True):
+            for index, (prob, gain, _) in enumerate(row[:most]):
+                probs[index] += prob / len(rows)
+                gains[index] += gain / len(rows)
+            for index in range(len(row), most if is_full and row else 0):
+                further = row[-1][0] * len(row) / ((index + 1) * len(rows))
+                probs[index] += further
+                gains[index] += further
+        return probs, gains
 
     def _deeper(self, num_levels: int) -> float:
         """What more levels would gain below trees that were not to go deeper: less and less, as their last ones did."""
-        depth, num_rows = self._candidate.depth, len(self._gains)
-        last, before = (float(self._gains[self._depths == at].sum()) / num_rows for at in (depth, depth - 1))
+        depth, num_rows = self._candidate.depth, len(self._rows)
+        levels = ([gain for row in self._rows for _, gain, at in row if at == level] for level in (depth, depth - 1))
+        last, before = (sum(level) / num_rows for level in levels)
         share = min(last / before, DEEPER_SHARE) if before > 0 else 0.0
         return last * sum(share**level for level in range(1, num_levels + 1))
 

@@ -178,7 +178,7 @@ class Control(ShowsOptions, StepControl):
         num_rows, most = len(drafted.probs), len(drafted.probs[0])
         gains = np.zeros(most + 1)
         drafted.probs.sum(0).cumsum(out=gains[1:])
-        cost = self._curve.take(range(1, most + 2), mode="clip")
+        cost = self._curve.take(np.arange(1, most + 2), mode="clip")
         if self.max_latency_ms is not None:
             gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0
         tokens_per_ms = num_rows * self._rate
@@ -203,8 +203,8 @@ class Control(ShowsOptions, StepControl):
         self._learned.passes.update(num_rows, context, trees.max_nodes, other_ms)
         if self._drafted is not None:
             nodes, drafts = int(self._drafted.num_nodes.sum()), self._learned.drafts(num_rows)
-            expected_ms = drafts.of_step(self._num_passes(), nodes)
             if self._num_read > MANY_UNREAD * num_rows:  # What that took says little of drafting.
+                expected_ms = drafts.of_step(self._num_passes(), nodes)
                 self._learned.reading.update(self._num_read, draft_ms - expected_ms)
             else:
                 drafts.update(self._num_passes(), nodes, draft_ms)

@@ -30,6 +30,9 @@ FIRST_TREES = 4
 EXPLORED_EVERY = 16
 """Every so many drafts the best tree is taken, even if a chain is predicted to be faster, and goes deeper."""
 
+_NODES_BELOW = np.arange(MOST_NODES)
+"""Below the roots, of the numbers 1, 2, ... of a curve."""
+
 
 class Learned:
     """Acceptance and times of the candidates, and where the control stands between drafting and plain decoding.
@@ -67,10 +70,11 @@ class Learned:
         """
         accepted, nodes, num_passes = self.acceptance.expected()
         draft_ms = self.drafts(num_rows).predict(num_passes, num_rows * self.candidates.num_nodes)
-        draft_ms += ms_per_token * (1 + accepted)
+        tokens = 1 + accepted
+        draft_ms += ms_per_token * tokens
         draft_ms[PLAIN] = 0.0
-        step_ms = draft_ms + np.interp(1 + nodes, np.arange(1, MOST_NODES + 1), curve[1:])
-        return (1 + accepted) / step_ms, step_ms, draft_ms
+        step_ms = draft_ms + np.interp(nodes, _NODES_BELOW, curve[1:])
+        return tokens / step_ms, step_ms, draft_ms
 
     def decide(
         self,

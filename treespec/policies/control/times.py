@@ -9,8 +9,6 @@ first one either, whose kernels and memory are cold. Until there are three, thos
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import log
-from statistics import median
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -59,6 +57,7 @@ class PassTimes:
         self._details: dict[tuple[int, int], _Factor] = {}
         self._num_plain = Counter[tuple[int, int]]()
         self._num_updates = 0
+        self._shapes: dict[int, Float[np.ndarray, "t"]] = {}
         self._curves: dict[tuple[int, int, int], Float[np.ndarray, "t"]] = {}
 
     def curve(self, num_rows: int, context: int) -> Float[np.ndarray, "t"]:
@@ -70,8 +69,7 @@ class PassTimes:
         key = num_rows, context.bit_length(), count if count <= 8 else 8 + count // RENEWED_EVERY
         if key not in self._curves:
             details = np.array([self._detail(num_rows, 1 << bits >> 1) for bits in range(MOST_NODES.bit_length() + 1)])
-            shape = self._shape(num_rows * np.arange(MOST_NODES + 1))
-            self._curves = {key: shape * np.exp(self._level(num_rows, context) + details[_BITS])}
+            self._curves = {key: self._shape(num_rows) * np.exp(self._level(num_rows, context) + details[_BITS])}
         return self._curves[key]
 
     def update(self, num_rows: int, context: int, num_nodes: int, ms: float) -> None:
@@ -85,7 +83,8 @@ class PassTimes:
             self._details[detail_key] = _Factor(0.0, weight)
         self._num_plain[level_key] += num_nodes == 1
         level, detail = self._levels[level_key], self._details[detail_key]
-        error = log(max(ms, 1e-6) / float(self._shape(num_rows * num_nodes))) - level.value - detail.value
+        expected = float(self._shape(num_rows)[min(num_nodes, MOST_NODES)])
+        error = log(max(ms, 1e-6) / expected) - level.value - detail.value
         for factor in self._details.values():
             factor.value *= DETAIL_MEMORY  # What was measured long ago, at another load, is not believed for good.
         # A draft's time that was not expected says little of plain steps whose time is known.
@@ -97,10 +96,14 @@ class PassTimes:
         """Whether plain steps of so many rows were timed, or need not be: a profile is of one row."""
         return num_rows == 1 or self._num_plain[_key(num_rows, context)] >= NUM_PLAIN
 
-    def _shape(self, nodes: int | Int[np.ndarray, "t"]) -> Any:
-        """The profile at these numbers of nodes, beyond its last one along its last slope."""
-        slope = max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2])
-        return np.interp(nodes, self._nodes, self._ms) + slope * np.maximum(nodes - self._nodes[-1], 0)
+    def _shape(self, num_rows: int) -> Float[np.ndarray, "t"]:
+        """The profile by nodes per row, beyond its last number of nodes along its last slope."""
+        if num_rows not in self._shapes:
+            nodes = num_rows * np.arange(MOST_NODES + 1)
+            slope = max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2])
+            beyond = slope * np.maximum(nodes - self._nodes[-1], 0)
+            self._shapes[num_rows] = np.interp(nodes, self._nodes, self._ms) + beyond
+        return self._shapes[num_rows]
 
     def _level(self, num_rows: int, context: int) -> float:
         rows, length = _key(num_rows, context)
@@ -192,7 +195,7 @@ class _Factor:
 
 def _median(values: Sequence[float], expected: float) -> float:
     """Of three values; missing ones are as expected."""
-    return median([*values, *[expected] * (3 - len(values))])
+    return sorted([*values, *[expected] * (3 - len(values))])[1]
 
 
 def _key(num_rows: int, count: int) -> tuple[int, int]:
