@@ -42,9 +42,9 @@ class TimeModel:
 
     def observe(self, *counts: float, ms: float) -> None:
         """Learn one time."""
-        features = np.array([1.0, *counts])
+        features = [1.0, *counts]
         if self._regression is None:
-            prior = ms / float(features @ self._shape) * self._shape
+            prior = ms / float(np.array(features) @ self._shape) * self._shape
             scale = np.maximum(prior, LEAST_SCALE * prior.max() * self._units)
             self._regression = TimeRegression(prior, PRIOR_WEIGHT / scale**2, FORGETTING)
         expected = max(self._regression.predict(features), 1e-6)
