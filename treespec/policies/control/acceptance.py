@@ -8,7 +8,6 @@ Axis letters: c some candidates, n nodes below a root, best first, m those and f
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -134,8 +133,8 @@ class _Step:
     ) -> None:
         self._candidate, self._num_passes, self._is_full = candidate, num_passes, is_full.tolist()
         arrays = drafted.num_nodes, drafted.probs, drafted.by_order(gains), drafted.by_order(drafted.depths)
-        rows: Any = zip(*(array.tolist() for array in arrays), strict=True)
-        self._width = drafted.probs.shape[1]
+        rows = zip(*(array.tolist() for array in arrays), strict=True)
+        self._width = len(drafted.probs[0])
         self._rows = [list(zip(p, g, d, strict=True))[:count] for count, p, g, d in rows]
         """Of every row the probabilities, gains and depths of its nodes below the root, best first."""
 
