@@ -4,6 +4,7 @@ cache folder of the tests' own."""
 import os
 import tempfile
 
+import pytest
 import torch
 from helpers import shape_checks
 
@@ -21,3 +22,11 @@ torch.set_num_threads(1)
 
 _cache = tempfile.TemporaryDirectory(prefix="treespec-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # Removed when the process ends; subprocesses of tests inherit it.
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before(monkeypatch):
+    """A warning that comes once per process comes in every test: no test depends on those that ran before it."""
+    from treespec.hf.models import capability
+
+    monkeypatch.setattr(capability, "_said", set())

@@ -180,7 +180,8 @@ def test_greedy_tokens_are_those_of_one_process(name: str, target: Any, found: l
     plain = target.generate(prompt(2), **OPTIONS, do_sample=False).tolist()
     assert found[0][f"{name}, greedy"][0] == plain
     assert found[0][f"{name}, greedy"] == found[1][f"{name}, greedy"]  # Passes and choices too.
-    assert found[0][f"{name}, greedy"][1] < 12 or name == "recycling"
+    if name not in ("recycling", "control"):  # They may draft nothing: measured times decide.
+        assert found[0][f"{name}, greedy"][1] < 12
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "draft model" in name])
@@ -194,8 +195,10 @@ def test_a_seed_gives_the_sample_of_one_process(
 ) -> None:
     speculation = speculations(draft, draft)[name]
     speculation.options = replace(speculation.options, seed=7)
-    alone = target.generate(prompt(2), **SAMPLED, custom_generate=speculation).tolist()
-    assert found[0][f"{name}, with a seed"] == found[1][f"{name}, with a seed"] == alone
+    assert found[0][f"{name}, with a seed"] == found[1][f"{name}, with a seed"]
+    if name != "control":  # Its trees, and with them the draws, depend on measured times.
+        alone = target.generate(prompt(2), **SAMPLED, custom_generate=speculation).tolist()
+        assert found[0][f"{name}, with a seed"] == alone
 
 
 def test_logits_are_equal_to_the_last_bit(target: Any, found: list[dict[str, Any]]) -> None:

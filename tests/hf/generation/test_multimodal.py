@@ -207,6 +207,7 @@ def test_models_with_states_read_images_once_and_decode_by_chains(kind):
     assert not torch.equal(model.generate(**inputs, **OPTIONS), plain)
 
 
+@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
 def test_a_model_with_states_takes_no_prompt_that_ends_in_an_image():
     kind = BY_NAME["lfm2_vl"]
     model, inputs = build(kind), prompts(kind, [1])

@@ -80,6 +80,7 @@ def test_which_scorer_by_the_longest_text():
     assert make_scorer(model).capability == Capability.CHAIN  # A draft model need not be exact.
 
 
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 def test_hidden_states_are_those_of_plain_generate():
     model = tiny("deepseek_v32")
     options = OPTIONS | {"return_dict_in_generate": True, "output_hidden_states": True}
