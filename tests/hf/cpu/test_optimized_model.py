@@ -1,6 +1,7 @@
 """`optimize`: the plain model's results by other kernels, undone without a trace."""
 
 import copy
+import platform
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 import treespec
 from treespec.drafters import SuffixLookup
 from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.cpu import native
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels, pack_linears
-from treespec.hf.cpu.native import NativeError, NativeLinear, int8_linear, native_linear
+from treespec.hf.cpu.native import Int8Linear, NativeError, NativeLinear, int8_linear, native_linear
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -51,10 +53,31 @@ def test_inputs_may_be_strided_and_weights_may_change(layers, name, library):
     assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
 
 
-@pytest.mark.parametrize("product", [native_linear, int8_linear])
+@pytest.mark.parametrize("flag", ["-march=x86-64", "-march=haswell"])
 @torch.no_grad()
-def test_native_rows_do_not_depend_on_their_number(layers, library, product):
-    inputs = torch.randn(64, 24)
+def test_every_vector_width_multiplies(flag, library, tmp_path, monkeypatch):
+    """Processors with vectors of 128 and 256 bits take other code; inputs of several blocks, rows of several tiles."""
+    needed = {"-march=x86-64": set(), "-march=haswell": {"avx2", "fma", "bmi2"}}[flag]
+    if platform.machine() != "x86_64" or not needed <= set(native.processor().split()):
+        pytest.skip(f"{flag} does not run here")
+    monkeypatch.setattr(native, "_loaded", {})  # Graphs of other tests go on with the processor's own.
+    monkeypatch.setattr(native, "FLAGS", tuple(name for name in native.FLAGS if "-march" not in name) + (flag,))
+    layer, inputs = nn.Linear(500, 70), torch.randn(17, 500)
+    for product in (NativeLinear(tmp_path), Int8Linear(tmp_path)):
+        outputs = product.run(inputs, product.pack(layer.weight), layer.bias, 70)
+        tolerance = 1e-5 if type(product) is NativeLinear else 0.02
+        assert (outputs - layer(inputs)).abs().max() < tolerance
+        single = product.run(inputs[16:], product.pack(layer.weight), layer.bias, 70)
+        assert single.equal(outputs[16:])
+
+
+@pytest.mark.parametrize("product", [native_linear, int8_linear])
+@pytest.mark.parametrize("size", [24, 500])
+@torch.no_grad()
+def test_native_rows_do_not_depend_on_their_number(library, product, size):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(size, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False)
+    inputs = torch.randn(64, size)
     use(layers, product(library))
     whole = layers(inputs)
     assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))

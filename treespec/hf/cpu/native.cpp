@@ -3,79 +3,108 @@
 // y = x w^T + bias.
 // A product of 1 to 64 rows is limited by reading the weights. They are packed in panels of COLUMNS outputs,
 // [panel][k][COLUMNS], so that they are read once, in order, and well ahead. Weights are float32, or 8-bit integers
-// with a factor per output, which stand behind them in each panel. Every output is one chain of fused
-// multiply-adds over k = 0, 1, ..., however many rows, threads or tiles there are: rows never change each other's bits.
+// with a factor per output, which stand behind them in each panel. More rows than fit into the registers are cut into
+// tiles, and the inputs into blocks: all tiles multiply a block while it is in the first cache, and each fetches its
+// share of the next one, so that the memory works as long as the arithmetic does. Every output is one chain of fused
+// multiply-adds over k = 0, 1, ..., however many rows, threads, tiles or blocks there are: rows never change each
+// other's bits.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#ifdef __AVX512F__
+#include <utility>
+#include <vector>
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
-typedef float Vector __attribute__((vector_size(64), aligned(4)));
-typedef int8_t Bytes __attribute__((vector_size(16), aligned(1)));
-constexpr int WIDTH = 2, COLUMNS = 16 * WIDTH, MOST_ROWS = 12, AHEAD = 6144;
+// Vectors of the processor's own width: the compiler takes wider ones apart, number by number.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, WIDTH = 2, MOST_ROWS = 12;  // 24 of 32 registers hold sums.
+#elif defined(__AVX__)
+constexpr int LANES = 8, WIDTH = 2, MOST_ROWS = 6;  // 12 of 16
+#elif defined(__aarch64__)
+constexpr int LANES = 4, WIDTH = 4, MOST_ROWS = 6;  // 24 of 32
+#else
+constexpr int LANES = 4, WIDTH = 2, MOST_ROWS = 6;
+#endif
+constexpr int64_t COLUMNS = LANES * WIDTH, BLOCK = 192, LINE = 64, AHEAD = 6144;
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
 
 static inline Vector load(const float* weights) { return *(const Vector*)weights; }
 static inline Vector load(const int8_t* weights) {
-#ifdef __AVX512F__  // GCC before 13 makes ten instructions of the conversion below.
+#if defined(__AVX512F__)  // GCC before 13 makes ten instructions of the conversion below.
   return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)weights)));
+#elif defined(__AVX2__)
+  return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)weights)));
 #else
-  typedef int16_t Halves __attribute__((vector_size(32)));
-  typedef int32_t Integers __attribute__((vector_size(64)));
-  const Halves halves = __builtin_convertvector(*(const Bytes*)weights, Halves);
-  return __builtin_convertvector(__builtin_convertvector(halves, Integers), Vector);
+  typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+  return __builtin_convertvector(__builtin_convertvector(*(const Bytes*)weights, Integers), Vector);
 #endif
 }
 
-template <typename Weight, int ROWS, bool IS_FIRST>
-static void tile(const float* __restrict x, int64_t num_inputs, const Weight* __restrict w, float* __restrict out) {
-  Vector sums[ROWS][WIDTH];
+// Adds the products of `size` inputs to `sums` [ROWS, COLUMNS]. While it runs it fetches STEPS lines per input from
+// `ahead` on, `stride` bytes apart.
+template <typename Weight, int ROWS, int STEPS>
+static void tile(const float* __restrict x, int64_t num_inputs, int64_t size, const Weight* __restrict w,
+                 float* __restrict sums, bool is_first, const char* ahead, int64_t stride) {
+  Vector own[ROWS][WIDTH];
   for (int row = 0; row < ROWS; row++)
-    for (int c = 0; c < WIDTH; c++) sums[row][c] = Vector{};
-  for (int64_t k = 0; k < num_inputs; k++) {
-    const Weight* weights = w + k * COLUMNS;
-    if (IS_FIRST)
-      for (int c = 0; c < WIDTH; c++) __builtin_prefetch((const char*)(weights + 16 * c) + AHEAD);
+    for (int c = 0; c < WIDTH; c++) own[row][c] = is_first ? Vector{} : load(sums + row * COLUMNS + LANES * c);
+  for (int64_t k = 0; k < size; k++, w += COLUMNS) {
+    for (int step = 0; step < STEPS; step++, ahead += stride) __builtin_prefetch(ahead);
     Vector column[WIDTH];
-    for (int c = 0; c < WIDTH; c++) column[c] = load(weights + 16 * c);
+    for (int c = 0; c < WIDTH; c++) column[c] = load(w + LANES * c);
 #pragma GCC unroll 12
     for (int row = 0; row < ROWS; row++)
-      for (int c = 0; c < WIDTH; c++) sums[row][c] += x[row * num_inputs + k] * column[c];
+      for (int c = 0; c < WIDTH; c++) own[row][c] += x[row * num_inputs + k] * column[c];
   }
   for (int row = 0; row < ROWS; row++)
-    for (int c = 0; c < WIDTH; c++) *(Vector*)(out + row * COLUMNS + 16 * c) = sums[row][c];
+    for (int c = 0; c < WIDTH; c++) *(Vector*)(sums + row * COLUMNS + LANES * c) = own[row][c];
 }
 
 template <typename Weight>
-using Tile = void (*)(const float*, int64_t, const Weight*, float*);
+using Tile = void (*)(const float*, int64_t, int64_t, const Weight*, float*, bool, const char*, int64_t);
 
-template <typename Weight, bool IS_FIRST>
-static const Tile<Weight> TILES[] = {
-    nullptr, tile<Weight, 1, IS_FIRST>, tile<Weight, 2, IS_FIRST>, tile<Weight, 3, IS_FIRST>, tile<Weight, 4, IS_FIRST>,
-    tile<Weight, 5, IS_FIRST>, tile<Weight, 6, IS_FIRST>, tile<Weight, 7, IS_FIRST>, tile<Weight, 8, IS_FIRST>,
-    tile<Weight, 9, IS_FIRST>, tile<Weight, 10, IS_FIRST>, tile<Weight, 11, IS_FIRST>, tile<Weight, 12, IS_FIRST>};
+template <typename Weight, int STEPS, int... COUNTS>
+static Tile<Weight> tile_of(int64_t num_rows, std::integer_sequence<int, COUNTS...>) {
+  static const Tile<Weight> tiles[] = {tile<Weight, COUNTS + 1, STEPS>...};
+  return tiles[num_rows - 1];
+}
 
 template <typename Weight>
 static void linear(const float* x, const char* packed, const float* bias, float* y, int64_t num_rows,
                    int64_t num_inputs, int64_t num_outputs, int32_t num_threads) {
   if (num_rows == 0) return;
-  const int64_t num_panels = (num_outputs + COLUMNS - 1) / COLUMNS, num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-  const int64_t height = (num_rows + num_tiles - 1) / num_tiles, bytes = num_inputs * COLUMNS * sizeof(Weight);
   constexpr bool IS_SCALED = sizeof(Weight) == 1;
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (int64_t panel = 0; panel < num_panels; panel++) {
-    float out[MOST_ROWS * COLUMNS] __attribute__((aligned(64)));
-    const int64_t start = panel * COLUMNS, width = num_outputs - start < COLUMNS ? num_outputs - start : COLUMNS;
-    const char* weights = packed + panel * (bytes + (IS_SCALED ? COLUMNS * sizeof(float) : 0));
-    const float* scales = (const float*)(weights + bytes);
-    for (int64_t top = 0; top < num_rows; top += height) {
-      const int64_t count = num_rows - top < height ? num_rows - top : height;
-      const Tile<Weight> run = (top == 0 ? TILES<Weight, true> : TILES<Weight, false>)[count];
-      run(x + top * num_inputs, num_inputs, (const Weight*)weights, out);
-      for (int64_t row = 0; row < count; row++)
+  constexpr int64_t INPUT_BYTES = COLUMNS * sizeof(Weight), LINES = INPUT_BYTES > LINE ? INPUT_BYTES / LINE : 1;
+  const auto counts = std::make_integer_sequence<int, MOST_ROWS>();
+  const int64_t num_panels = (num_outputs + COLUMNS - 1) / COLUMNS, num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+  const int64_t height = (num_rows + num_tiles - 1) / num_tiles, bytes = num_inputs * INPUT_BYTES;
+  const int64_t block = num_tiles == 1 ? num_inputs : BLOCK;
+#pragma omp parallel num_threads(num_threads)
+  {
+    std::vector<float> sums(num_rows * COLUMNS);
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < num_panels; panel++) {
+      const int64_t start = panel * COLUMNS, width = std::min<int64_t>(num_outputs - start, COLUMNS);
+      const char* weights = packed + panel * (bytes + (IS_SCALED ? COLUMNS * sizeof(float) : 0));
+      const float* scales = (const float*)(weights + bytes);
+      for (int64_t k = 0; k < num_inputs; k += block) {
+        const int64_t size = std::min(num_inputs - k, block);
+        const char* here = weights + k * INPUT_BYTES;
+        for (int64_t top = 0; top < num_rows; top += height) {
+          const int64_t count = std::min(num_rows - top, height), share = INPUT_BYTES / num_tiles;
+          const char* ahead = num_tiles == 1 ? here + AHEAD : here + BLOCK * INPUT_BYTES + top / height * size * share;
+          const Tile<Weight> run = num_tiles == 1 ? tile_of<Weight, LINES>(count, counts) : tile_of<Weight, 1>(count, counts);
+          run(x + top * num_inputs + k, num_inputs, size, (const Weight*)here, sums.data() + top * COLUMNS, k == 0,
+              ahead, num_tiles == 1 ? INPUT_BYTES / LINES : share);
+        }
+      }
+      for (int64_t row = 0; row < num_rows; row++)
         for (int64_t c = 0; c < width; c++) {
-          const float sum = IS_SCALED ? out[row * COLUMNS + c] * scales[c] : out[row * COLUMNS + c];
-          y[(top + row) * num_outputs + start + c] = sum + (bias ? bias[start + c] : 0.0f);
+          const float sum = IS_SCALED ? sums[row * COLUMNS + c] * scales[c] : sums[row * COLUMNS + c];
+          y[row * num_outputs + start + c] = sum + (bias ? bias[start + c] : 0.0f);
         }
     }
   }
@@ -93,9 +122,9 @@ extern "C" void treespec_rms_norm(const float* x, const float* weight, float* y,
   for (int64_t row = 0; row < num_rows; row++, x += size, y += size) {
     Vector squares = Vector{};
     int64_t k = 0;
-    for (; k + 16 <= size; k += 16) squares += load(x + k) * load(x + k);
+    for (; k + LANES <= size; k += LANES) squares += load(x + k) * load(x + k);
     float sum = 0;
-    for (int lane = 0; lane < 16; lane++) sum += squares[lane];
+    for (int lane = 0; lane < LANES; lane++) sum += squares[lane];
     for (; k < size; k++) sum += x[k] * x[k];
     const float scale = 1 / std::sqrt(sum / size + eps);
     for (k = 0; k < size; k++) y[k] = weight[k] * (x[k] * scale);
