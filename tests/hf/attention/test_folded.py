@@ -38,11 +38,11 @@ def states(num_rows=2, num_nodes=5, num_keys=23, dtype=torch.float32):
 
 def run_folded(*args, **kwargs):
     """As during a pass."""
-    folded._local.masks = {}
+    folded._local.current = folded._Pass()
     try:
         return folded_attention(*args, **kwargs)[0]
     finally:
-        folded._local.masks = None
+        folded._local.current = None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -160,7 +160,7 @@ def test_passes_of_other_threads_run_sdpa():
         thread = threading.Thread(target=lambda: found.append(model(ids).logits))
         thread.start()
         thread.join()
-        assert not folded._local.masks
+        assert not folded._local.current.masks
         assert FoldedAttention(model).is_supported
         assert TreeScorer(model)
     assert found[0].equal(expected)

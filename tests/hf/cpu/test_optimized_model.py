@@ -61,7 +61,7 @@ def test_every_vector_width_multiplies(flag, library, tmp_path, monkeypatch):
     if platform.machine() != "x86_64" or not needed <= set(native.processor().split()):
         pytest.skip(f"{flag} does not run here")
     monkeypatch.setattr(native, "_loaded", {})  # Graphs of other tests go on with the processor's own.
-    monkeypatch.setattr(native, "FLAGS", tuple(name for name in native.FLAGS if "-march" not in name) + (flag,))
+    monkeypatch.setattr(native, "FLAGS", (*(name for name in native.FLAGS if "-march" not in name), flag))
     layer, inputs = nn.Linear(500, 70), torch.randn(17, 500)
     for product in (NativeLinear(tmp_path), Int8Linear(tmp_path)):
         outputs = product.run(inputs, product.pack(layer.weight), layer.bias, 70)

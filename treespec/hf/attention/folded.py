@@ -2,7 +2,8 @@
 
 With g query heads per key head, PyTorch's CPU attention wants keys and values copied g times; at a few nodes and a few
 hundred slots the copies cost more than the attention. Here queries [B, G * g, F, d] are read as [B, G, g * F, d] and
-attended in one call of the same kernel, with the mask repeated g times: the sums are the same.
+attended in one call of the same kernel, with the mask repeated g times: the sums are the same. Models that
+`treespec.optimize` serves attend by its native function, which reads a mask in an order of its own.
 """
 
 import threading
@@ -18,6 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from treespec.hf.cpu.attention import NativeAttention, attention_of
+
 NAME = "treespec_folded"
 """What `config._attn_implementation` is while a pass runs."""
 
@@ -26,6 +29,16 @@ _KNOWN_ARGUMENTS = frozenset({"position_ids", "past_key_values", "use_cache", "o
 
 FoldedMasks = dict[tuple[int, int], tuple[Tensor, Tensor]]
 """By the id of a mask and the number of query heads per key head: the mask, and what it is repeated to."""
+
+
+class _Pass:
+    """What a pass keeps: its masks, and the native attention that serves its model."""
+
+    def __init__(self, native: NativeAttention | None = None) -> None:
+        self.native = native
+        self.masks: FoldedMasks = {}
+        self.panels: FoldedMasks = {}
+
 
 _lock = threading.Lock()
 _num_passes: dict[int, int] = {}
@@ -47,7 +60,7 @@ class FoldedAttention:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._config = model.config.get_text_config()
+        self._model, self._config = model, model.config.get_text_config()
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         # Models without this mark choose their attention's code themselves, by the name that is to be replaced.
         has_interface = getattr(model, "_supports_attention_backend", False)
@@ -60,16 +73,16 @@ class FoldedAttention:
             yield
             return
         config = self._config
-        outer = getattr(_local, "masks", None)
+        outer = getattr(_local, "current", None)
         with _lock:
             _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
             # The property's setter would change the configurations of a model's other parts too.
             config._attn_implementation_internal = NAME
-        _local.masks = {}
+        _local.current = _Pass(attention_of(self._model))
         try:
             yield
         finally:
-            _local.masks = outer
+            _local.current = outer
             with _lock:
                 _num_passes[id(config)] -= 1
                 if _num_passes[id(config)] == 0:
@@ -89,15 +102,20 @@ def folded_attention(
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "_ F A _"], None]:
     """transformers' attention interface, A = G * g. What is shaped otherwise goes to `sdpa`."""
-    masks: FoldedMasks | None = getattr(_local, "masks", None)
-    if masks is None or not _can_fold(query, key, value, attention_mask, dropout, kwargs):
+    current: _Pass | None = getattr(_local, "current", None)
+    if current is None or not _can_fold(query, key, value, attention_mask, dropout, kwargs):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
     num_rows, num_heads, num_nodes, size = query.shape
     num_groups = num_heads // key.shape[1]
+    native = current.native
+    # Of a single node most lanes would be idle.
+    if native is not None and num_nodes > 1 and native.serves(query, key, value):
+        panels = None if attention_mask is None else _mask_panels(attention_mask, num_groups, current, native)
+        return native.run(query, key, value, panels, size**-0.5 if scaling is None else scaling), None
     folded = query.reshape(num_rows, key.shape[1], num_groups * num_nodes, size)
-    mask = None if attention_mask is None else _folded_mask(attention_mask, num_groups, query.dtype, masks)
+    mask = None if attention_mask is None else _folded_mask(attention_mask, num_groups, query.dtype, current.masks)
     output = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return output.view(num_rows, num_heads, num_nodes, size).transpose(1, 2).contiguous(), None
 
@@ -130,12 +148,25 @@ def _folded_mask(
     """A mask, bool or additive, as an additive one [B, 1, g F, K]; made once per pass, not per layer."""
     key = (id(mask), num_groups)
     if key not in known:
-        additive = mask
-        if mask.dtype == torch.bool:
-            additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
         # The mask is kept with what was made of it, so that its id stays its own.
-        known[key] = mask, additive.repeat(1, 1, num_groups, 1)
+        known[key] = mask, _additive(mask, dtype).repeat(1, 1, num_groups, 1)
     return known[key][1]
+
+
+def _mask_panels(
+    mask: Shaped[Tensor, "B 1 F K"], num_groups: int, current: _Pass, native: NativeAttention
+) -> Float[Tensor, "B _ K _"]:
+    """A mask as the native attention reads it; made once per pass too."""
+    key = (id(mask), num_groups)
+    if key not in current.panels:
+        current.panels[key] = mask, native.as_panels(_additive(mask, torch.float32), num_groups)
+    return current.panels[key][1]
+
+
+def _additive(mask: Shaped[Tensor, "B 1 F K"], dtype: torch.dtype) -> Float[Tensor, "B 1 F K"]:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, folded_attention)

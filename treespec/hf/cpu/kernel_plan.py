@@ -21,7 +21,7 @@ from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
 from treespec.hf.cpu.native import processor
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 
-FORMAT = 2
+FORMAT = 3
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 """The largest difference from the plain layers that counts as rounding, in units of the outputs' largest one."""
 NUM_ROUNDS = 3

@@ -1,4 +1,5 @@
-// Products and norms of a few rows in float32, as treespec/hf/cpu/native.py compiles them for the machine at hand.
+// Products, norms and attention of a few rows in float32, as treespec/hf/cpu/native.py compiles them for the machine at
+// hand.
 //
 // y = x w^T + bias.
 // A product of 1 to 64 rows is limited by reading the weights. They are packed in panels of COLUMNS outputs,
@@ -43,33 +44,38 @@ static inline Vector load(const int8_t* weights) {
 #endif
 }
 
-// Adds the products of `size` inputs to `sums` [ROWS, COLUMNS]. While it runs it fetches STEPS lines per input from
-// `ahead` on, `stride` bytes apart.
-template <typename Weight, int ROWS, int STEPS>
-static void tile(const float* __restrict x, int64_t num_inputs, int64_t size, const Weight* __restrict w,
-                 float* __restrict sums, bool is_first, const char* ahead, int64_t stride) {
+// Adds the products of `size` inputs to `sums` [ROWS, COLUMNS]: x has a row every `row_step` numbers and an input every
+// `step`, w an input every `w_step`. While it runs it fetches LINES lines per input from `ahead` on, `stride` bytes apart.
+template <typename Weight, int ROWS, int LINES>
+static void tile(const float* __restrict x, int64_t row_step, int64_t step, int64_t size, const Weight* __restrict w,
+                 int64_t w_step, float* __restrict sums, bool is_first, const char* ahead, int64_t stride) {
   Vector own[ROWS][WIDTH];
   for (int row = 0; row < ROWS; row++)
     for (int c = 0; c < WIDTH; c++) own[row][c] = is_first ? Vector{} : load(sums + row * COLUMNS + LANES * c);
-  for (int64_t k = 0; k < size; k++, w += COLUMNS) {
-    for (int step = 0; step < STEPS; step++, ahead += stride) __builtin_prefetch(ahead);
+  for (int64_t k = 0; k < size; k++, x += step, w += w_step) {
+    for (int line = 0; line < LINES; line++, ahead += stride) __builtin_prefetch(ahead);
     Vector column[WIDTH];
     for (int c = 0; c < WIDTH; c++) column[c] = load(w + LANES * c);
 #pragma GCC unroll 12
     for (int row = 0; row < ROWS; row++)
-      for (int c = 0; c < WIDTH; c++) own[row][c] += x[row * num_inputs + k] * column[c];
+      for (int c = 0; c < WIDTH; c++) own[row][c] += x[row * row_step] * column[c];
   }
   for (int row = 0; row < ROWS; row++)
     for (int c = 0; c < WIDTH; c++) *(Vector*)(sums + row * COLUMNS + LANES * c) = own[row][c];
 }
 
 template <typename Weight>
-using Tile = void (*)(const float*, int64_t, int64_t, const Weight*, float*, bool, const char*, int64_t);
+using Tile = void (*)(const float*, int64_t, int64_t, int64_t, const Weight*, int64_t, float*, bool, const char*, int64_t);
 
-template <typename Weight, int STEPS, int... COUNTS>
+template <typename Weight, int LINES, int... COUNTS>
 static Tile<Weight> tile_of(int64_t num_rows, std::integer_sequence<int, COUNTS...>) {
-  static const Tile<Weight> tiles[] = {tile<Weight, COUNTS + 1, STEPS>...};
+  static const Tile<Weight> tiles[] = {tile<Weight, COUNTS + 1, LINES>...};
   return tiles[num_rows - 1];
+}
+
+template <typename Weight, int LINES>
+static Tile<Weight> tile_of(int64_t num_rows) {
+  return tile_of<Weight, LINES>(num_rows, std::make_integer_sequence<int, MOST_ROWS>());
 }
 
 template <typename Weight>
@@ -78,7 +84,6 @@ static void linear(const float* x, const char* packed, const float* bias, float*
   if (num_rows == 0) return;
   constexpr bool IS_SCALED = sizeof(Weight) == 1;
   constexpr int64_t INPUT_BYTES = COLUMNS * sizeof(Weight), LINES = INPUT_BYTES > LINE ? INPUT_BYTES / LINE : 1;
-  const auto counts = std::make_integer_sequence<int, MOST_ROWS>();
   const int64_t num_panels = (num_outputs + COLUMNS - 1) / COLUMNS, num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
   const int64_t height = (num_rows + num_tiles - 1) / num_tiles, bytes = num_inputs * INPUT_BYTES;
   const int64_t block = num_tiles == 1 ? num_inputs : BLOCK;
@@ -96,9 +101,9 @@ static void linear(const float* x, const char* packed, const float* bias, float*
         for (int64_t top = 0; top < num_rows; top += height) {
           const int64_t count = std::min(num_rows - top, height), share = INPUT_BYTES / num_tiles;
           const char* ahead = num_tiles == 1 ? here + AHEAD : here + BLOCK * INPUT_BYTES + top / height * size * share;
-          const Tile<Weight> run = num_tiles == 1 ? tile_of<Weight, LINES>(count, counts) : tile_of<Weight, 1>(count, counts);
-          run(x + top * num_inputs + k, num_inputs, size, (const Weight*)here, sums.data() + top * COLUMNS, k == 0,
-              ahead, num_tiles == 1 ? INPUT_BYTES / LINES : share);
+          const Tile<Weight> run = num_tiles == 1 ? tile_of<Weight, LINES>(count) : tile_of<Weight, 1>(count);
+          run(x + top * num_inputs + k, num_inputs, 1, size, (const Weight*)here, COLUMNS, sums.data() + top * COLUMNS,
+              k == 0, ahead, num_tiles == 1 ? INPUT_BYTES / LINES : share);
         }
       }
       for (int64_t row = 0; row < num_rows; row++)
@@ -128,5 +133,86 @@ extern "C" void treespec_rms_norm(const float* x, const float* weight, float* y,
     for (; k < size; k++) sum += x[k] * x[k];
     const float scale = 1 / std::sqrt(sum / size + eps);
     for (k = 0; k < size; k++) y[k] = weight[k] * (x[k] * scale);
+  }
+}
+
+// exp(x) for x <= 0, to a unit or two in the last place; below -87 it is 0 (S. Moshier, Cephes, expf).
+static inline Vector exponential(Vector x) {
+  typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+  constexpr float ROUNDS = 12582912.0f;  // Added to a small number it leaves its nearest integer in the last bits.
+  const Vector safe = x < -87.0f ? Vector{} - 87.0f : x, shifted = safe * 1.44269504f + ROUNDS;
+  const Vector whole = shifted - ROUNDS, rest = safe - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Vector power = 1.9875691500e-4f * rest + 1.3981999507e-3f;
+  power = power * rest + 8.3334519073e-3f;
+  power = power * rest + 4.1665795894e-2f;
+  power = power * rest + 1.6666665459e-1f;
+  power = power * rest + 5.0000001201e-1f;
+  power = power * rest * rest + rest + 1.0f;
+  const Vector scaled = (Vector)((Integers)power + ((Integers)shifted << 23));
+  return x < -87.0f ? Vector{} : scaled;
+}
+
+// Softmax over the slots of scores [num_slots, COLUMNS] plus mask, whose sums are returned and not divided by: the
+// lanes are queries, so that nothing is added across a vector.
+static void softmax(float* scores, const float* mask, int64_t num_slots, float* sums) {
+  for (int c = 0; c < WIDTH; c++) {
+    Vector highest = Vector{} - INFINITY, sum = Vector{};
+    for (int64_t at = LANES * c; at < num_slots * COLUMNS; at += COLUMNS) {
+      const Vector score = mask ? load(scores + at) + load(mask + at) : load(scores + at);
+      *(Vector*)(scores + at) = score;
+      highest = score > highest ? score : highest;
+    }
+    highest = highest == -INFINITY ? Vector{} : highest;  // A query that sees nothing.
+    for (int64_t at = LANES * c; at < num_slots * COLUMNS; at += COLUMNS) {
+      const Vector weight = exponential(load(scores + at) - highest);
+      *(Vector*)(scores + at) = weight;
+      sum += weight;
+    }
+    *(Vector*)(sums + LANES * c) = sum;
+  }
+}
+
+struct Attention {
+  int64_t num_rows, num_groups, num_heads, num_nodes, num_slots, size, mask_step;
+  int64_t query[3], key[3], value[3];  // Steps from row to row, head to head, token to token.
+};
+
+// Attention of few queries: q [rows, heads, nodes, size], k and v [rows, groups, slots, size], y [rows, nodes, heads,
+// size]. The queries of a group's heads are taken together in panels of COLUMNS, head by head and node by node; mask,
+// added to the scores, is [rows or 1, panels, slots, COLUMNS] or null. `size` is a multiple of COLUMNS.
+extern "C" void treespec_attention(const float* q, const float* k, const float* v, const float* mask, float* y,
+                                   const Attention* shape, float scale, int32_t num_threads) {
+  const Attention s = *shape;
+  const int64_t num_queries = s.num_heads / s.num_groups * s.num_nodes, num_panels = (num_queries + COLUMNS - 1) / COLUMNS;
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t part = 0; part < s.num_rows * s.num_groups * num_panels; part++) {
+    static thread_local std::vector<float> scores, queries;
+    scores.resize(s.num_slots * COLUMNS), queries.assign(s.size * COLUMNS, 0.0f);
+    const int64_t panel = part % num_panels, group = part / num_panels % s.num_groups, row = part / num_panels / s.num_groups;
+    const int64_t first = panel * COLUMNS, count = std::min<int64_t>(num_queries - first, COLUMNS);
+    const auto head = [&](int64_t query) { return group * (s.num_heads / s.num_groups) + query / s.num_nodes; };
+    for (int64_t lane = 0; lane < count; lane++) {
+      const int64_t query = first + lane;
+      const float* from = q + row * s.query[0] + head(query) * s.query[1] + query % s.num_nodes * s.query[2];
+      for (int64_t d = 0; d < s.size; d++) queries[d * COLUMNS + lane] = scale * from[d];
+    }
+    const float *keys = k + row * s.key[0] + group * s.key[1], *values = v + row * s.value[0] + group * s.value[1];
+    for (int64_t slot = 0; slot < s.num_slots; slot += MOST_ROWS)
+      tile_of<float, 0>(std::min<int64_t>(s.num_slots - slot, MOST_ROWS))(
+          keys + slot * s.key[2], s.key[2], 1, s.size, queries.data(), COLUMNS, scores.data() + slot * COLUMNS, true,
+          nullptr, 0);
+    float sums[COLUMNS], out[MOST_ROWS * COLUMNS];
+    softmax(scores.data(), mask ? mask + row * s.mask_step + panel * s.num_slots * COLUMNS : nullptr, s.num_slots, sums);
+    for (int64_t top = 0; top < count; top += MOST_ROWS)
+      for (int64_t start = 0; start < s.size; start += COLUMNS) {
+        const int64_t height = std::min<int64_t>(count - top, MOST_ROWS);
+        tile_of<float, 0>(height)(scores.data() + top, 1, COLUMNS, s.num_slots, values + start, s.value[2], out, true,
+                                  nullptr, 0);
+        for (int64_t lane = top; lane < top + height; lane++) {
+          const int64_t query = first + lane, node = query % s.num_nodes;
+          float* to = y + ((row * s.num_nodes + node) * s.num_heads + head(query)) * s.size + start;
+          for (int64_t c = 0; c < COLUMNS; c++) to[c] = sums[lane] > 0 ? out[(lane - top) * COLUMNS + c] / sums[lane] : 0.0f;
+        }
+      }
   }
 }

@@ -1,4 +1,4 @@
-"""A float32 product for a few rows, and RMS norms, compiled by the machine's own C++ compiler at their first use.
+"""A float32 product for a few rows, RMS norms and attention, compiled by the machine's C++ compiler at their first use.
 
 oneDNN's float32 product of 16 rows takes longer than reading the weights and longer than multiplying them. This one
 keeps nearer to the memory's limit, and its rows do not depend on how many there are: a token's outputs are the same
@@ -55,7 +55,7 @@ class NativeLinear:
     function = "treespec_linear"
 
     def __init__(self, folder: Path) -> None:
-        self._library = _load(folder)
+        self._library = load_library(folder)
         self._library.treespec_columns.restype = ctypes.c_int64
         self._linear = getattr(self._library, self.function)
         self._linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
@@ -103,7 +103,7 @@ class NativeNorm:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._norm = _load(folder).treespec_rms_norm
+        self._norm = load_library(folder).treespec_rms_norm
         self._norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
         self._norm.restype = None
 
@@ -134,7 +134,7 @@ def int8_linear(folder: Path) -> Int8Linear:
     return Int8Linear(folder)
 
 
-def _load(folder: Path) -> ctypes.CDLL:
+def load_library(folder: Path) -> ctypes.CDLL:
     """The library from the folder; a missing or damaged one is compiled."""
     compiler = find_compiler()
     path = folder / f"linear-{_digest(compiler)}.so"

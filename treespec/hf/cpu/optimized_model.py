@@ -1,8 +1,8 @@
 """`optimize`: a model's linear layers on a CPU by the fastest kernel for each number of rows, measured on the machine.
 
 A tree pass multiplies 1 to 64 rows by every weight matrix. Which product is fastest at how many rows differs between
-processors and PyTorch's versions, so it is measured once and kept in the user's cache folder. Attention and caches need
-no choice: scorers on CPUs use folded attention and growing rooms by themselves.
+processors and PyTorch's versions, so it is measured once and kept in the user's cache folder. Norms and the attention
+of tree passes need no choice, and nor do caches: scorers on CPUs use folded attention and growing rooms by themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.cpu.attention import leave_attention, native_attention, serve_attention
 from treespec.hf.cpu.kernel_plan import KernelPlan, kernel_folder, make_plan
 from treespec.hf.cpu.linear_kernels import (
     NUM_ROWS,
@@ -101,8 +102,9 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
             f"{type(model).__name__} has no nn.Linear with float32 or bfloat16 weights on the CPU whose forward is its "
             f"own: optimize serves such models only{_reason(model)}"
         )
-    with suppress(NativeError):  # Without a compiler norms stay as they are.
+    with suppress(NativeError):  # Without a compiler norms and attention stay as they are.
         serve_norms(model, native_norm(kernel_folder()))
+        serve_attention(model, native_attention(kernel_folder()))
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
         return _rounded(model, modules, dtype)
     kernels, missing = exact_kernels(modules[0].weight.dtype, kernel_folder())
@@ -112,6 +114,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
 
 def restore(model: nn.Module) -> None:
     """Undo `optimize`; a model that is not optimised stays as it is."""
+    leave_attention(model)
     for module in model.modules():
         if isinstance(vars(module).get("forward"), FastForward | FastNorm):
             del vars(module)["forward"]

@@ -1,0 +1,89 @@
+"""Attention of few queries on a CPU by one function, for the models that `optimize` serves.
+
+The queries of a group of heads are the lanes of vectors: a tree's nodes are scored, normalised and summed with neither
+copies of keys and values nor sums across a vector.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from treespec.hf.cpu.native import load_library
+
+_served: WeakKeyDictionary[nn.Module, "NativeAttention"] = WeakKeyDictionary()
+
+
+class NativeAttention:
+    """The compiled attention.
+
+    Raises `NativeError`: it cannot be compiled or loaded here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        library = load_library(folder)
+        library.treespec_columns.restype = ctypes.c_int64
+        self._columns = int(library.treespec_columns())
+        self._attend = library.treespec_attention
+        self._attend.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_float, ctypes.c_int32]
+        self._attend.restype = None
+
+    def serves(
+        self, query: Float[Tensor, "B A F d"], key: Float[Tensor, "B G S d"], value: Float[Tensor, "B G S d"]
+    ) -> bool:
+        """Whether dtype, size of the heads and strides are such as the function reads."""
+        states = (query, key, value)
+        return query.shape[-1] % self._columns == 0 and all(
+            state.dtype == torch.float32 and state.is_cpu and state.stride(-1) == 1 for state in states
+        )
+
+    def as_panels(self, mask: Float[Tensor, "B 1 F S"], num_groups: int) -> Float[Tensor, "B panels S columns"]:
+        """An additive mask as the function reads it, for so many query heads per key head."""
+        queries = mask[:, 0].repeat(1, num_groups, 1)
+        padded = torch.nn.functional.pad(queries, (0, 0, 0, -queries.shape[1] % self._columns))
+        return padded.unflatten(1, (-1, self._columns)).transpose(2, 3).contiguous()
+
+    def run(
+        self,
+        query: Float[Tensor, "B A F d"],
+        key: Float[Tensor, "B G S d"],
+        value: Float[Tensor, "B G S d"],
+        panels: Float[Tensor, "B panels S columns"] | None,
+        scale: float,
+    ) -> Float[Tensor, "B F A d"]:
+        """What the queries read, on torch's number of threads; a query that may attend to nothing reads zeros."""
+        num_rows, num_heads, num_nodes, size = query.shape
+        num_groups, num_slots = key.shape[1:3]
+        outputs = query.new_empty(num_rows, num_nodes, num_heads, size)
+        strides = (stride for state in (query, key, value) for stride in state.stride()[:3])
+        mask_step = 0 if panels is None or len(panels) == 1 else panels.stride(0)
+        shape = (ctypes.c_int64 * 16)(num_rows, num_groups, num_heads, num_nodes, num_slots, size, mask_step, *strides)
+        mask = None if panels is None else panels.data_ptr()
+        states = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        self._attend(*states, mask, outputs.data_ptr(), shape, scale, torch.get_num_threads())
+        return outputs
+
+
+@functools.cache
+def native_attention(folder: Path) -> NativeAttention:
+    """The attention, compiled once per machine into `folder`. Raises `NativeError`: it cannot be compiled or loaded."""
+    return NativeAttention(folder)
+
+
+def serve_attention(model: nn.Module, native: NativeAttention) -> None:
+    """Let tree passes of a model attend by the native function, until `leave_attention`."""
+    _served[model] = native
+
+
+def leave_attention(model: nn.Module) -> None:
+    """Undo `serve_attention`; a model that is not served stays as it is."""
+    _served.pop(model, None)
+
+
+def attention_of(model: nn.Module) -> NativeAttention | None:
+    """What serves a model."""
+    return _served.get(model)
