@@ -67,6 +67,20 @@ def test_large_scores_tiny_ones_and_none(native):
     assert (outputs[1, 0] - value[1, :, 0].repeat_interleave(3, 0)).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("shape", [{}, {"num_nodes": 16, "num_slots": 300}, {"size": 128}])
+@torch.no_grad()
+def test_bfloat16(native, shape):
+    """Sums are float32: nearer to the exact values than sdpa, which rounds the weights too."""
+    *given, mask = states(**shape)
+    query, key, value = (state.bfloat16() for state in given)
+    assert native.serves(query, key, value)
+    outputs = native.run(query, key, value, native.as_panels(mask, 3), 0.3)
+    assert outputs.dtype == torch.bfloat16
+    exact = expected(query, key, value, mask, 0.3)
+    tolerance = 0.5 * 2**-7 * exact.abs() + 1e-4
+    assert ((outputs - exact).abs() <= tolerance).all()
+
+
 @torch.no_grad()
 def test_one_mask_serves_all_rows(native):
     query, key, value, mask = states()
@@ -81,6 +95,9 @@ def test_what_it_does_not_serve(native):
     assert not native.serves(query.double(), key.double(), value.double())
     assert not native.serves(*(state[..., :40] for state in (query, key, value)))
     assert not native.serves(query, key.transpose(2, 3).contiguous().transpose(2, 3), value)
+    assert not native.serves(query.half(), key.half(), value.half())
+    shifted = torch.zeros(key.numel() + 1, dtype=torch.bfloat16)[1:].view(key.shape)
+    assert not native.serves(query.bfloat16(), shifted, value.bfloat16())
 
 
 @torch.no_grad()

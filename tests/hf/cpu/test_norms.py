@@ -27,9 +27,10 @@ def is_served(module):
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 576])
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, nn.RMSNorm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_norms_equal_the_modules_own(native, kind, size):
-    norm = kind(size, eps=1e-5)
+def test_norms_equal_the_modules_own(native, kind, size, dtype):
+    norm = kind(size, eps=1e-5).to(dtype)
     norm.weight.normal_()
     plain = copy.deepcopy(norm)
     serve_norms(norm, native)
@@ -40,11 +41,23 @@ def test_norms_equal_the_modules_own(native, kind, size):
         torch.randn(5, 3, size).transpose(0, 1),
         torch.zeros(2, size),
     ):
+        inputs = inputs.to(dtype)
         torch.testing.assert_close(norm(inputs), plain(inputs))
         assert norm(inputs).shape == inputs.shape
-    assert norm(torch.full((2, size), torch.nan)).isnan().all()
+    assert norm(torch.full((2, size), torch.nan, dtype=dtype)).isnan().all()
+    ones = torch.ones(size, dtype=dtype)
     norm.weight.mul_(2)
-    assert not norm(torch.ones(size)).allclose(plain(torch.ones(size)))
+    assert not norm(ones).allclose(plain(ones))
+
+
+@torch.no_grad()
+def test_bfloat16_is_rounded_where_transformers_rounds_it(native):
+    torch.manual_seed(0)
+    norm = LlamaRMSNorm(64, eps=1e-5).bfloat16()
+    norm.weight.normal_()
+    inputs = torch.randn(200, 64).bfloat16()
+    is_other = native.run(inputs, norm.weight, 1e-5) != norm(inputs)
+    assert is_other.float().mean() < 0.01  # Another order of the squares' sum.
 
 
 def test_gradients_autocast_and_other_dtypes_run_as_before(native):
@@ -72,7 +85,7 @@ def test_other_norms_are_left_alone(native):
     hooked = LlamaRMSNorm(8)
     hooked.forward = hooked.forward
     others = [gemma, hooked, Elsewhere(8), nn.LayerNorm(8, bias=False), nn.LayerNorm(8), nn.RMSNorm(8)]
-    others += [LlamaRMSNorm(8).bfloat16(), nn.RMSNorm((2, 4), eps=1e-5), nn.RMSNorm(8, 1e-5, elementwise_affine=False)]
+    others += [LlamaRMSNorm(8).half(), nn.RMSNorm((2, 4), eps=1e-5), nn.RMSNorm(8, 1e-5, elementwise_affine=False)]
     for module in others:
         serve_norms(module, native)
         assert not is_served(module), module

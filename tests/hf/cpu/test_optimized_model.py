@@ -7,13 +7,33 @@ import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import treespec
 from treespec.drafters import SuffixLookup
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.cpu import native
-from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, exact_kernels, pack_linears
-from treespec.hf.cpu.native import Int8Linear, NativeError, NativeLinear, int8_linear, native_linear
+from treespec.hf.cpu.attention import NativeAttention
+from treespec.hf.cpu.linear_kernels import (
+    NUM_ROWS,
+    PLAIN,
+    FastForward,
+    Packed,
+    Rounded,
+    bfloat16_kernel,
+    exact_kernels,
+    pack_linears,
+)
+from treespec.hf.cpu.native import (
+    Bfloat16Linear,
+    Int8Linear,
+    NativeError,
+    NativeLinear,
+    NativeNorm,
+    bfloat16_linear,
+    int8_linear,
+    native_linear,
+)
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -62,22 +82,29 @@ def test_every_vector_width_multiplies(flag, library, tmp_path, monkeypatch):
         pytest.skip(f"{flag} does not run here")
     monkeypatch.setattr(native, "_loaded", {})  # Graphs of other tests go on with the processor's own.
     monkeypatch.setattr(native, "FLAGS", (*(name for name in native.FLAGS if "-march" not in name), flag))
-    layer, inputs = nn.Linear(500, 70), torch.randn(17, 500)
-    for product in (NativeLinear(tmp_path), Int8Linear(tmp_path)):
+    for kind, tolerance in ((NativeLinear, 1e-5), (Int8Linear, 0.02), (Bfloat16Linear, 0.02)):
+        dtype = torch.bfloat16 if kind is Bfloat16Linear else torch.float32
+        layer, inputs, product = nn.Linear(500, 70).to(dtype), torch.randn(17, 500).to(dtype), kind(tmp_path)
         outputs = product.run(inputs, product.pack(layer.weight), layer.bias, 70)
-        tolerance = 1e-5 if type(product) is NativeLinear else 0.02
         assert (outputs - layer(inputs)).abs().max() < tolerance
         single = product.run(inputs[16:], product.pack(layer.weight), layer.bias, 70)
         assert single.equal(outputs[16:])
+    norm = LlamaRMSNorm(500)
+    assert (NativeNorm(tmp_path).run(inputs.float(), norm.weight, 1e-6) - norm(inputs.float())).abs().max() < 1e-5
+    query, key, value = torch.randn(1, 6, 9, 64), torch.randn(1, 2, 300, 64), torch.randn(1, 2, 300, 64)
+    attended = NativeAttention(tmp_path).run(query, key, value, None, 0.1)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.1, enable_gqa=True)
+    assert (attended - expected.transpose(1, 2)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("product", [native_linear, int8_linear])
+@pytest.mark.parametrize("product", [native_linear, int8_linear, bfloat16_linear])
 @pytest.mark.parametrize("size", [24, 500])
 @torch.no_grad()
 def test_native_rows_do_not_depend_on_their_number(library, product, size):
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(size, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False)
-    inputs = torch.randn(64, size)
+    dtype = torch.bfloat16 if product is bfloat16_linear else torch.float32
+    layers = nn.Sequential(nn.Linear(size, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False).to(dtype)
+    inputs = torch.randn(64, size).to(dtype)
     use(layers, product(library))
     whole = layers(inputs)
     assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))
@@ -110,14 +137,33 @@ def test_graphs_of_torch_compile_hold_the_native_product(layers, library, produc
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("name", ["packed", "native"])
+@pytest.mark.parametrize("sizes", [(32, 48), (501, 70)])
 @torch.no_grad()
-def test_bfloat16_layers(library):
-    layer = nn.Linear(32, 48).bfloat16()
-    inputs = torch.randn(6, 32).bfloat16()
+def test_bfloat16_layers(library, name, sizes):
+    layer = nn.Linear(*sizes).bfloat16()
+    inputs = torch.randn(6, 3, sizes[0]).bfloat16()
     expected = layer(inputs)
-    use([layer], kernels(torch.bfloat16, library)["packed"])
+    use([layer], kernels(torch.bfloat16, library)[name])
     assert layer(inputs).dtype == torch.bfloat16
+    assert layer(inputs).shape == expected.shape
     assert (layer(inputs).float() - expected.float()).abs().max() < 0.03
+
+
+@torch.no_grad()
+def test_bfloat16_sums_are_float32_and_rounded_to_the_nearest(library):
+    torch.manual_seed(0)
+    weight, inputs, bias = torch.randn(70, 500), torch.randn(40, 500), torch.randn(70)
+    weight, inputs, bias = weight.bfloat16(), inputs.bfloat16(), bias.bfloat16()
+    product = bfloat16_linear(library)
+    outputs = product.run(inputs, product.pack(weight), bias, 70)
+    exact = inputs.double() @ weight.double().T + bias.double()
+    assert (outputs != exact.bfloat16()).float().mean() < 1e-3
+    inputs[0, 0], inputs[1, 0], inputs[2, 0] = torch.nan, torch.inf, -torch.inf
+    outputs = product.run(inputs, product.pack(weight.abs()), bias, 70)
+    assert outputs[0].isnan().all()
+    assert outputs[1].isposinf().all()
+    assert outputs[2].isneginf().all()
 
 
 def test_gradients_autocast_and_other_dtypes_run_as_before(layers):
@@ -185,10 +231,30 @@ def test_bfloat16_is_the_user_s_choice_and_leaves_the_head(folder):
         assert "forward" not in vars(model.lm_head)
         assert isinstance(vars(model.model.layers[0].mlp.up_proj)["forward"], FastForward)
         assert set(optimized.plan.choices.values()) == {"bfloat16"}
+        assert vars(model.model.layers[0].mlp.up_proj)["forward"]._kernels["bfloat16"] == Rounded(
+            bfloat16_kernel(folder)
+        )
     assert logits.dtype == torch.float32
     assert 0 < (logits - expected).abs().max() < 0.1 * expected.std()
     assert model(ids).logits.equal(expected)
-    assert Rounded().pack(model.lm_head.weight).dtype == torch.bfloat16
+    assert Rounded(Packed()).pack(model.lm_head.weight).dtype == torch.bfloat16
+
+
+def test_which_kernel_bfloat16_takes(library, monkeypatch):
+    """Matrix units, where oneDNN can use them; the native product; without a compiler oneDNN; else an error."""
+    monkeypatch.setattr("treespec.hf.cpu.linear_kernels.processor", lambda: "flags : avx512f amx_bf16")
+    assert isinstance(bfloat16_kernel(library), Packed)
+    monkeypatch.setattr("treespec.hf.cpu.linear_kernels.processor", lambda: "flags : avx512f")
+    assert isinstance(bfloat16_kernel(library), Bfloat16Linear)
+
+    def refuse(_):
+        raise NativeError("no C++ compiler found")
+
+    monkeypatch.setattr("treespec.hf.cpu.linear_kernels.bfloat16_linear", refuse)
+    assert isinstance(bfloat16_kernel(library), Packed)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(NativeError, match="compiler"):
+        bfloat16_kernel(library)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from treespec.hf.cpu.native import NativeError, NativeLinear, native_linear
+from treespec.hf.cpu.native import NativeError, NativeLinear, bfloat16_linear, native_linear, processor
 
 NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """Numbers of rows at which kernels are measured; others take the next larger one's choice."""
@@ -46,16 +46,18 @@ class Packed:
         return torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
 
 
+@dataclass(frozen=True)
 class Rounded:
-    """oneDNN with weights and inputs rounded to bfloat16, sums in float32 and outputs rounded once more."""
+    """A kernel for bfloat16 with weights and inputs rounded to it, sums in float32 and outputs rounded once more."""
+
+    kernel: Kernel
 
     def pack(self, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), _LAYOUT_ROWS)
+        return self.kernel.pack(weight.bfloat16())
 
     def run(self, inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
         bias = None if bias is None else bias.bfloat16()
-        rounded = inputs.bfloat16()
-        return torch.ops.mkldnn._linear_pointwise(rounded, packed, bias, "none", [], "").to(inputs.dtype)
+        return self.kernel.run(inputs.bfloat16(), packed, bias, num_outputs).to(inputs.dtype)
 
 
 def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], dict[str, str]]:
@@ -71,12 +73,27 @@ def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], 
         found["packed"] = Packed()
     else:
         missing["packed"] = "PyTorch was built without oneDNN"
-    if dtype == torch.float32:
-        try:
-            found["native"] = native_linear(folder)
-        except NativeError as error:
-            missing["native"] = str(error)
+    try:
+        found["native"] = native_linear(folder) if dtype == torch.float32 else bfloat16_linear(folder)
+    except NativeError as error:
+        missing["native"] = str(error)
     return found, missing
+
+
+def bfloat16_kernel(folder: Path) -> Kernel:
+    """One kernel for all numbers of rows: processors with matrix units (AMX), which oneDNN uses, need no other.
+
+    Raises `NativeError`: oneDNN is missing, and the native product cannot be compiled or loaded.
+    """
+    has_onednn = torch.backends.mkldnn.is_available()
+    if has_onednn and "amx_bf16" in processor().split():
+        return Packed()
+    try:
+        return bfloat16_linear(folder)
+    except NativeError:
+        if has_onednn:
+            return Packed()
+        raise
 
 
 class FastForward:

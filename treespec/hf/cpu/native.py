@@ -1,8 +1,8 @@
-"""A float32 product for a few rows, RMS norms and attention, compiled by the machine's C++ compiler at their first use.
+"""Products for a few rows, RMS norms and attention, compiled by the machine's C++ compiler at their first use.
 
-oneDNN's float32 product of 16 rows takes longer than reading the weights and longer than multiplying them. This one
-keeps nearer to the memory's limit, and its rows do not depend on how many there are: a token's outputs are the same
-bits in a pass over one node and over a tree. See native.cpp.
+oneDNN's products of 16 rows take longer than reading the weights and longer than multiplying them. These keep nearer
+to the memory's limit, and their rows do not depend on how many there are: a token's outputs are the same bits in a
+pass over one node and over a tree. See native.cpp.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import BFloat16, Float, Int8
 from torch import Tensor
 
 from treespec.errors import TreespecError
@@ -96,23 +96,43 @@ class Int8Linear(NativeLinear):
         return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)
 
 
+class Bfloat16Linear(NativeLinear):
+    """The same in bfloat16; sums are float32, and rounded once. Inputs are multiplied in pairs."""
+
+    function = "treespec_linear_bfloat16"
+
+    def pack(self, weight: BFloat16[Tensor, "out in"]) -> BFloat16[Tensor, "panels pairs columns 2"]:
+        """As two inputs of every output side by side; an odd number of inputs is filled up with a zero."""
+        even = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % self._columns))
+        return even.view(-1, self._columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()
+
+    def run(
+        self, inputs: BFloat16[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int
+    ) -> BFloat16[Tensor, "*rows out"]:
+        if inputs.shape[-1] % 2:
+            inputs = torch.nn.functional.pad(inputs, (0, 1))
+        return super().run(inputs, packed, bias, num_outputs)
+
+
 class NativeNorm:
-    """RMS norms of rows in one function, where PyTorch runs six operators.
+    """RMS norms of rows, float32 or bfloat16, in one function, where PyTorch runs six operators.
 
     Raises `NativeError`: it cannot be compiled or loaded here.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._norm = load_library(folder).treespec_rms_norm
-        self._norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
-        self._norm.restype = None
+        library = load_library(folder)
+        self._norms = {torch.float32: library.treespec_rms_norm, torch.bfloat16: library.treespec_rms_norm_bfloat16}
+        for norm in self._norms.values():
+            norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
+            norm.restype = None
 
     def run(self, inputs: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float) -> Tensor:
-        """float32; the norm's outputs."""
+        """The norm's outputs; inputs and weight have one dtype."""
         rows, weight = inputs.contiguous(), weight.contiguous()
         outputs, size = torch.empty_like(rows), len(weight)
         pointers = rows.data_ptr(), weight.data_ptr(), outputs.data_ptr()
-        self._norm(*pointers, rows.numel() // max(size, 1), size, eps)
+        self._norms[rows.dtype](*pointers, rows.numel() // max(size, 1), size, eps)
         return outputs
 
 
@@ -132,6 +152,12 @@ def native_linear(folder: Path) -> NativeLinear:
 def int8_linear(folder: Path) -> Int8Linear:
     """The product with 8-bit weights; see `native_linear`."""
     return Int8Linear(folder)
+
+
+@functools.cache
+def bfloat16_linear(folder: Path) -> Bfloat16Linear:
+    """The product in bfloat16; see `native_linear`."""
+    return Bfloat16Linear(folder)
 
 
 def load_library(folder: Path) -> ctypes.CDLL:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from treespec.hf.cpu.native import NativeNorm
 
-TOLERANCE = 1e-5
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.01}
 """The largest difference that counts as rounding, in units of the outputs' largest one."""
 
 
@@ -20,7 +20,7 @@ class FastNorm:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         weight: Any = self._module.weight
-        is_float = inputs.dtype == weight.dtype == torch.float32
+        is_float = inputs.dtype == weight.dtype and weight.dtype in TOLERANCE
         is_plain = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
         if is_plain or not is_float or not (weight.is_cpu and inputs.is_cpu) or inputs.shape[-1:] != weight.shape:
             return type(self._module).forward(self._module, inputs)
@@ -32,7 +32,7 @@ class FastNorm:
 
 
 def serve_norms(model: nn.Module, native: NativeNorm) -> None:
-    """Run the float32 RMS norms of a model by the native function, whatever their class, until `restore`."""
+    """Run a model's float32 and bfloat16 RMS norms, whatever their class, by the native function until `restore`."""
     for module in model.modules():
         if _may_be_norm(module) and _is_equal(module, native):
             vars(module)["forward"] = FastNorm(module, native)
@@ -43,7 +43,7 @@ def _may_be_norm(module: nn.Module) -> bool:
     if name != "weight" or weight is None or others != [("", None)]:
         return False
     is_own = "forward" not in vars(module) and not any(module.children())
-    is_float = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype == torch.float32
+    is_float = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in TOLERANCE
     return is_own and is_float and weight.ndim == 1 and _eps(module) > 0
 
 
@@ -57,10 +57,10 @@ def _eps(module: nn.Module) -> float:
 def _is_equal(module: nn.Module, native: NativeNorm) -> bool:
     """Whether the module is this norm: others center, or add one to the weight."""
     weight: Any = module.weight
-    inputs = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     try:
         expected = module.forward(inputs)
     except (TypeError, RuntimeError):
         return False
     gap = (native.run(inputs, weight, _eps(module)) - expected).abs().max()
-    return bool(gap <= TOLERANCE * expected.abs().max())
+    return bool(gap <= TOLERANCE[weight.dtype] * expected.abs().max())

@@ -24,6 +24,7 @@ from treespec.hf.cpu.linear_kernels import (
     FastForward,
     Kernel,
     Rounded,
+    bfloat16_kernel,
     exact_kernels,
     fast_linears,
     own_forward,
@@ -73,8 +74,8 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
 
     The first call for a model's shapes on a machine measures for some ten seconds; the result is kept in
     `$XDG_CACHE_HOME/treespec/optimize` (or `~/.cache/...`), keyed by the layers' shapes, dtype, threads, processor and
-    PyTorch's version. Kernels: PyTorch's own, oneDNN with packed weights, and for float32 a product that the machine's
-    C++ compiler makes at the first use (left out where there is none). Results equal the plain layers' up to the
+    PyTorch's version. Kernels: PyTorch's own, oneDNN with packed weights, and a product that the machine's C++ compiler
+    makes at the first use (left out where there is none). Results equal the plain layers' up to the
     rounding of another order of addition. Packed weights take as much memory again as the layers' own.
 
     Args:
@@ -92,7 +93,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
         ConfigError: not a module, an unknown dtype, one that the weights cannot be rounded to, or a model that
             `torch.compile` has wrapped.
         UnsupportedModelError: no linear layer that a kernel could serve.
-        NativeError: dtype=torch.int8 without a C++ compiler.
+        NativeError: dtype=torch.int8 without a C++ compiler; dtype=torch.bfloat16 without one and without oneDNN.
     """
     _check(model, dtype)
     restore(model)
@@ -138,8 +139,6 @@ def _check(model: Any, dtype: torch.dtype | None) -> None:
         raise ConfigError("optimize expects the model itself, not what torch.compile returned for it")
     if dtype not in (None, torch.float32, *_ROUNDED):
         raise ConfigError(f"dtype must be None, torch.float32, torch.bfloat16 or torch.int8, got {dtype}")
-    if dtype == torch.bfloat16 and not torch.backends.mkldnn.is_available():
-        raise ConfigError("dtype=torch.bfloat16 needs a PyTorch built with oneDNN")
     own = next((module.weight.dtype for module in model.modules() if type(module) is nn.Linear), torch.float32)
     if dtype not in (None, own) and own != torch.float32:
         raise ConfigError(f"dtype={dtype} rounds float32 weights, but this model's are {own}: leave dtype out")
@@ -152,5 +151,6 @@ def _rounded(model: nn.Module, modules: Sequence[nn.Linear], dtype: torch.dtype)
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
         modules = [module for module in modules if module is not head]
     name = _ROUNDED[dtype]
-    kernel = Rounded() if dtype == torch.bfloat16 else int8_linear(kernel_folder())
+    folder = kernel_folder()
+    kernel = Rounded(bfloat16_kernel(folder)) if dtype == torch.bfloat16 else int8_linear(folder)
     return OptimizedModel(model, modules, KernelPlan(dict.fromkeys(NUM_ROWS, name)), {name: kernel})
