@@ -13,7 +13,7 @@ from treespec.hf.models.pass_times import machine_key, time_pass
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 
-FORMAT = 1
+FORMAT = 2
 NUM_ROUNDS = 7
 
 

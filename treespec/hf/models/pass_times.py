@@ -25,7 +25,7 @@ from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.protocols import Capability
 from treespec.tree import ROOT_PARENT
 
-FORMAT = 5
+FORMAT = 6
 NUM_NODES = (1, 16, 64, 4, 32, 8, 2, 128)
 """In the order in which they are measured, as far as `MOST_SECONDS` reach; the first two in any case."""
 NUM_CACHED = 32
