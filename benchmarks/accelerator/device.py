@@ -47,7 +47,10 @@ READS = {
     aten.is_nonzero.default, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
 }  # fmt: skip
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
-NO_KERNEL = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.detach.default}
+NO_KERNEL = {
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+    aten.detach.default,
+}  # fmt: skip
 _active: list[PretendAccelerator] = []
 
 

@@ -106,4 +106,7 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
 
 
 def take_columns(states: Float[Tensor, "B N H"], index: Int[Tensor, "B M"]) -> Float[Tensor, "B M H"]:
+    """The states of columns; a view of a single one, as every index names that."""
+    if states.shape[1] == 1:
+        return states.expand(-1, index.shape[1], -1)
     return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

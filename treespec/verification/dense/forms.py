@@ -19,6 +19,7 @@ from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
 from treespec.verification.block import BlockVerification
+from treespec.verification.dense.cells import add_scaled
 from treespec.verification.dense.scans import Probs, Scan, Uniforms, outcomes, scan_rejection, scan_traversal
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
@@ -143,8 +144,9 @@ def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]
     cells, layout = scan.cells, scan.cells.layout
     drawn = []
     if cells.flat.device.type != "cpu" and layout.num_nodes * layout.size <= DRAWN_AHEAD:
-        rows = cells.table[cells.gathers.finals]
-        drawn = find_tokens(rows, cells.draws * rows.sum(-1, dtype=torch.float64))
+        finals, singles = cells.gathers.finals, cells.gathers.singles
+        goals = add_scaled(scan.totals.view(-1, 1), finals, singles, cells.draws)
+        drawn = find_tokens(cells.known[finals], goals.view(-1))
     numbers, totals, least, *drawn = download(scan.numbers, scan.totals, scan.least, *drawn)
     num_drafts, totals_known = layout.num_drafts, totals[layout.num_children :]
     is_draft = are_totals(least[:num_drafts], totals_known[:num_drafts], SUM_TOLERANCE)

@@ -42,6 +42,17 @@ class Plan(NamedTuple):
         return self.draft_rows == POINT_MASS
 
     @property
+    def is_first(self) -> Bool[np.ndarray, "M"]:
+        return self.sources < len(self.numbers)
+
+    @property
+    def first_before(self) -> Int[np.ndarray, "M"]:
+        """In later waves: the first sibling of `before`."""
+        first_of = np.zeros(len(self.numbers), np.int64)
+        first_of[self.parents[self.is_first]] = np.flatnonzero(self.is_first)
+        return first_of[self.parents[self.before]]
+
+    @property
     def finals(self) -> Int[np.ndarray, "R"]:
         """By node: what the token after it is most often drawn from, by the numbers of `sources`: what its last child
         leaves, or its own distribution."""

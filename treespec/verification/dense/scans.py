@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.tree import TreeBatch
-from treespec.verification.dense.cells import Cells, fill_cells
+from treespec.verification.dense.cells import Cells, add_scaled, fill_cells
 from treespec.verification.dense.plan import Plan, make_plan
 
 Uniforms = Float[Tensor, "B N"]
@@ -111,61 +111,48 @@ def _scan(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None, has_mas
     cells = fill_cells(trees, plan, target_probs.detach().flatten(0, 1), dtype, uniforms.double().flatten())
     layout, has_waves = cells.layout, len(plan.ends) > 2
     is_deep = has_masses and (plan.lines.shape[1] > 1 or bool((plan.heads < len(plan.nodes)).any()))
-    numbers = cells.flat.take(cells.gathers.weights)  # Right for first children.
-    factors = _set_masses(cells, numbers, has_waves) if is_deep else None
+    factors = _set_masses(cells, has_waves) if is_deep else None
     _fill_rests(plan, cells, factors)
-    if has_waves:
-        numbers = cells.flat.take(cells.gathers.weights)
-    known = cells.table[layout.num_made :]
-    return Scan(plan, has_masses, cells, numbers, known.sum(-1), known[layout.num_children :].amin(-1))
+    numbers = cells.flat.take(cells.gathers.weights)
+    # In float64 for the sake of the tokens that are drawn after all nodes.
+    totals = cells.known.sum(-1, dtype=torch.float64)
+    return Scan(plan, has_masses, cells, numbers, totals, cells.known[layout.num_children :].amin(-1))
 
 
-def _set_masses(cells: Cells, numbers: Float[Tensor, "2 M"], has_waves: bool) -> Float[Tensor, "M"]:
+def _set_masses(cells: Cells, has_waves: bool) -> Float[Tensor, "M"]:
     """Minus one over the masses that the parents of first children are entered with, given their heads' masses.
 
-    The closed form of `-1 / min(1, a_head p_1, p_2 ...)`: the least product of minus one and the last quotients, or,
-    where there is a head, that product with all quotients of the line and the head's `g q / weight`. Sets the scales to
-    the first one, and returns the products of the second, without the head's g and weight. Children after the first
-    have no line of their own: their scale goes on.
+    The closed form of `-1 / min(1, a_head p_1, p_2 ...)`: the least product of minus one and the last quotients q / P,
+    or, where there is a head, that product with all quotients of the line and the head's `g q / weight`. Sets the
+    scales to the first one, and returns the products of the second, without the head's g and weight. Both are one for
+    children after the first, which have no line of their own.
     """
-    torch.div(numbers[1], numbers[0], out=cells.quotients)
-    products = cells.flat.take(cells.gathers.lines).cumprod(1)
-    scales = cells.scales[:, 1]
-    torch.amin(products[:, :-1] if has_waves else products, 1, out=scales)
-    if has_waves:
-        scales.mul_(cells.gathers.is_first)
+    below, above = cells.flat.take(cells.gathers.lines).unbind()
+    products = (above / below).cumprod(1)
+    torch.amin(products[:, :-1] if has_waves else products, 1, out=cells.scales[:, 1])
     return products[:, -1]
 
 
 def _fill_rests(plan: Plan, cells: Cells, factors: Float[Tensor, "M"] | None) -> None:
     """Write what all children leave, `(row - g q)+`, wave by wave."""
-    table, rests, scales, gathers = cells.table, cells.rests, cells.scales, cells.gathers
+    rests, gathers = cells.rests, cells.gathers
     for wave in (slice(*ends) for ends in pairwise(plan.ends)):
-        is_last, num_children = wave.stop == len(plan.nodes), wave.stop - wave.start
-        if wave.start:
-            _set_scales(plan, cells, factors, wave, is_last)
-        elif factors is not None and not is_last:
-            torch.add(scales[wave, 1], 1, out=cells.spares[wave])
-        bags, starts = gathers.bags[wave].view(-1), gathers.starts[:num_children]
-        # A bag is a sum of scaled rows, gathered and added by one kernel.
-        rows = torch.embedding_bag(table, bags, starts, per_sample_weights=scales[wave].view(-1))[0]
+        scales = _scales_after(plan, cells, factors, wave) if wave.start else cells.scales[wave]
+        rows = add_scaled(cells.table, gathers.bags[wave], gathers.starts[: len(scales)], scales)
         torch.clamp(rows, min=0, out=rests[wave])
-        if not is_last:
+        if wave.stop < len(plan.nodes):
             torch.sum(rests[wave], -1, out=cells.sums[wave])
 
 
-def _set_scales(plan: Plan, cells: Cells, factors: Float[Tensor, "M"] | None, wave: slice, is_last: bool) -> None:
-    """-g and -h of a wave after the first; without `factors` h is zero everywhere."""
-    scales = cells.scales[wave, 1]
-    before = cells.flat.take(cells.gathers.before[: 1 if factors is None else 4, wave])
-    if factors is None:
-        torch.neg(before[0], out=scales)
-        return
-    sums, spares, weights, lost = before.unbind()
-    is_headed = bool((plan.heads[wave] < len(plan.nodes)).any())
-    if is_headed:
-        torch.minimum(scales, (sums - spares) * factors[wave] / weights, out=scales)
-    else:
-        torch.sub(spares, sums, out=scales)
-    if not is_last:
-        torch.add(scales, lost, out=cells.spares[wave]) if is_headed else cells.spares[wave].copy_(spares)
+def _scales_after(plan: Plan, cells: Cells, factors: Float[Tensor, "M"] | None, wave: slice) -> Float[Tensor, "w 2"]:
+    """(1, -g) of a wave after the first."""
+    gathers = cells.gathers
+    starts = gathers.term_starts[: wave.stop - wave.start]
+    sums = add_scaled(cells.flat.view(-1, 1), gathers.terms[wave], starts, cells.signs[wave]).view(-1, 2)
+    if not plan.is_first[wave].any():
+        return sums
+    assert factors is not None  # Of first children in later waves.
+    scales = cells.scales[wave]
+    weights = cells.flat.take(gathers.head_weights[wave])
+    torch.minimum(scales[:, 1], sums[:, 1] * factors[wave] / weights, out=scales[:, 1])
+    return scales
