@@ -193,7 +193,7 @@ static void rms_norm(const Number* x, const Number* weight, Number* y, int64_t n
 extern "C" void treespec_rms_norm(NORM_ARGUMENTS(float)) { rms_norm(x, weight, y, n, size, eps); }
 extern "C" void treespec_rms_norm_bfloat16(NORM_ARGUMENTS(Bfloat16)) { rms_norm(x, weight, y, n, size, eps); }
 
-// exp(x) for x <= 0, to a unit or two in the last place; below -87 it is 0 (S. Moshier, Cephes, expf).
+// exp(x) for x <= 0, to a unit or two in its last digit; below -87 it is 0 (S. Moshier, Cephes, expf).
 static inline Vector exponential(Vector x) {
   typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
   constexpr float ROUNDS = 12582912.0f;  // Added to a small number it leaves its nearest integer in the last bits.
