@@ -71,8 +71,8 @@ def report(data: dict) -> str:
     header = ["dtype", "slots", "nodes", "growing cache, ms", "compiled, ms", "ratio", "first pass, s"]
     return (
         f"# Compiled passes of {smollm2.NAME}\n\nMedians (quartiles) of {data['num_rounds']} paired rounds. Load "
-        f"average {data['load_average']} before, {data['load_average_after']} after. The first pass compiles, or reads what "
-        f"an earlier run compiled from PyTorch's cache.\n\n{markdown_table(header, rows)}\n{settings_lines(data)}"
+        f"average {data['load_average']} before, {data['load_average_after']} after. The first pass compiles, or reads "
+        f"what an earlier run compiled from PyTorch's cache.\n\n{markdown_table(header, rows)}\n{settings_lines(data)}"
     )
 
 

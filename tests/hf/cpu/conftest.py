@@ -14,7 +14,7 @@ from treespec.hf.cpu.native import NativeError, native_linear
 def compiled(tmp_path_factory):
     """A folder with the compiled product, or why there is none; a source that a compiler refuses is a failure."""
     try:
-        native.find_compiler()
+        native.find_compilers()
     except NativeError as error:
         return str(error)
     folder = tmp_path_factory.mktemp("native")

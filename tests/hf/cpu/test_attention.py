@@ -67,6 +67,21 @@ def test_large_scores_tiny_ones_and_none(native):
     assert (outputs[1, 0] - value[1, :, 0].repeat_interleave(3, 0)).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("state", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@torch.no_grad()
+def test_what_is_not_a_number_stays_none(native, state, number):
+    """A broken model is seen in tree passes as it is in others."""
+    given = states(num_rows=1)
+    given[state][0, 0, 2, 5] = number
+    *_, mask = given
+    mask[..., 2] = 0
+    outputs = native.run(*given[:3], native.as_panels(mask, 3), 0.3)
+    sdpa = expected(*given[:3], mask, 0.3)
+    assert sdpa.isfinite().equal(outputs.isfinite())
+    assert not sdpa.isfinite().all()
+
+
 @pytest.mark.parametrize("shape", [{}, {"num_nodes": 16, "num_slots": 300}, {"size": 128}])
 @torch.no_grad()
 def test_bfloat16(native, shape):

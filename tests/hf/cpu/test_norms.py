@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.tiny import tiny_llama
+from helpers.tiny import prompt, tiny_llama
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -85,7 +85,14 @@ def test_other_norms_are_left_alone(native):
     hooked = LlamaRMSNorm(8)
     hooked.forward = hooked.forward
     others = [gemma, hooked, Elsewhere(8), nn.LayerNorm(8, bias=False), nn.LayerNorm(8), nn.RMSNorm(8)]
-    others += [LlamaRMSNorm(8).half(), nn.RMSNorm((2, 4), eps=1e-5), nn.RMSNorm(8, 1e-5, elementwise_affine=False)]
+    zeros = LlamaRMSNorm(8)
+    zeros.weight.zero_()  # As any norm with such weights.
+    others += [
+        zeros,
+        LlamaRMSNorm(8).half(),
+        nn.RMSNorm((2, 4), eps=1e-5),
+        nn.RMSNorm(8, 1e-5, elementwise_affine=False),
+    ]
     for module in others:
         serve_norms(module, native)
         assert not is_served(module), module
@@ -97,6 +104,10 @@ def test_models_have_them_while_they_are_optimised():
         served = [module for module in model.modules() if is_served(module)]
         assert len(served) == sum(isinstance(module, LlamaRMSNorm) for module in model.modules())
         again = copy.deepcopy(model)
+        zeros = torch.zeros(2, model.config.hidden_size)
+        with torch.no_grad():
+            assert again.model.norm(zeros).equal(model.model.norm(zeros))
+            assert again(prompt()).logits.equal(model(prompt()).logits)
         assert all(vars(module)["forward"]._module is module for module in again.modules() if is_served(module))
         assert any(map(is_served, again.modules()))
     assert not any(map(is_served, model.modules()))

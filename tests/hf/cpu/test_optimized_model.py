@@ -1,7 +1,9 @@
 """`optimize`: the plain model's results by other kernels, undone without a trace."""
 
 import copy
+import pickle
 import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,6 +211,73 @@ def test_restore_and_optimising_twice(layers):
     assert not any("forward" in vars(layer) for layer in layers)
 
 
+@pytest.mark.parametrize("write", ["set", "add", "zero"])
+@torch.no_grad()
+def test_weights_changed_through_data_are_packed_again(layers, library, write):
+    """They raise no version."""
+    inputs = torch.randn(3, 24)
+    use(layers, native_linear(library))
+    before = layers(inputs)
+    for layer in layers:
+        changed = layer.weight.data + 0.1 * torch.randn(layer.weight.shape)
+        if write == "set":
+            layer.weight.data = changed
+        elif write == "add":
+            layer.weight.data += changed - layer.weight.data
+        else:
+            layer.weight.data.zero_()
+    expected = layers[1].weight @ (layers[0].weight @ inputs.T + layers[0].bias[:, None])
+    assert torch.allclose(layers(inputs), expected.T, atol=1e-6)
+    assert not layers(inputs).allclose(before)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@torch.no_grad()
+def test_merged_adapters_are_seen(folder):
+    peft = pytest.importorskip("peft")
+    ids, config = prompt(), peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(tiny_llama(), config)
+    expected = model(ids).logits
+    treespec.optimize(model)
+    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
+    model.merge_adapter()
+    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
+    model.unmerge_adapter()
+    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("option", [None, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("later", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_another_dtype_after_optimize_runs_as_the_plain_model(first, later, option, library):
+    if option is not None and (first == torch.bfloat16 or (option == torch.int8 and isinstance(library, str))):
+        pytest.skip("not an option of such a model")
+    model, ids = tiny_llama(hidden_size=128).to(first), prompt()
+    plain = copy.deepcopy(model).to(later)
+    treespec.optimize(model, dtype=option)
+    model(ids)
+    model.to(later)
+    for module in (model, treespec.restore(model) or model):
+        logits, expected = module(ids).logits.float(), plain(ids).logits.float()
+        tolerance = {torch.float32: 1e-4, torch.float64: 1e-4}.get(later, 0.05)
+        is_own = first == later == torch.float32 and option is not None and module is model
+        assert (logits - expected).abs().max() < (0.2 if is_own else tolerance) * expected.std()
+
+
+@torch.no_grad()
+def test_pickled_models_run_as_before(folder):
+    model, ids = tiny_llama(), prompt()
+    treespec.optimize(model)
+    expected = model(ids).logits
+    again = pickle.loads(pickle.dumps(model))
+    assert again(ids).logits.equal(expected)
+    treespec.restore(again)
+    assert not any("forward" in vars(module) for module in again.modules())
+    assert len(pickle.dumps(model)) < 1.3 * len(pickle.dumps(again)), "packed weights do not travel"
+
+
 @torch.no_grad()
 def test_copies_of_an_optimised_model_have_weights_of_their_own(layers, monkeypatch):
     times = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
@@ -288,6 +357,23 @@ def test_what_optimize_cannot_serve_is_refused(layers):
         treespec.optimize(torch.compile(layers))  # pyright: ignore[reportArgumentType]
 
 
+def test_a_compiler_whose_library_does_not_load_is_followed_by_the_next(library, tmp_path, monkeypatch):
+    (good,) = [name for name in native.find_compilers() if Path(name).name == "g++"][:1] or [None]
+    if good is None:
+        pytest.skip("needs g++")
+    bad = tmp_path / "bad"
+    bad.write_text(f'#!/bin/sh\nfor last; do :; done\ncase "$*" in *-shared*) echo > "$last";; *) {good} "$@";; esac\n')
+    bad.chmod(0o755)
+    monkeypatch.setenv("CXX", str(bad))
+    calls = []
+    compile_ = native._compile
+    monkeypatch.setattr(native, "_compile", lambda *args: calls.append(args[0]) or compile_(*args))
+    assert NativeLinear(tmp_path / "libraries").run(torch.ones(1, 2), torch.zeros(1), None, 0).shape == (1, 0)
+    assert [Path(name).name for name in calls] == ["bad", "bad", "g++"]
+    NativeNorm(tmp_path / "libraries")
+    assert len(calls) == 3, "what cannot be loaded is not compiled again"
+
+
 def test_without_a_compiler_the_native_kernel_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -300,6 +386,7 @@ def test_a_compiler_that_fails_is_said(tmp_path, monkeypatch):
     script.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("PATH", str(tmp_path))  # No other one.
     with pytest.raises(NativeError, match="it is broken"):
         NativeLinear(tmp_path / "made")
 

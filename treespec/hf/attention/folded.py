@@ -165,7 +165,7 @@ def _mask_panels(
 
 def _additive(mask: Shaped[Tensor, "B 1 F K"], dtype: torch.dtype) -> Float[Tensor, "B 1 F K"]:
     if mask.dtype != torch.bool:
-        return mask
+        return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 

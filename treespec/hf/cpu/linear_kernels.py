@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_left
 from collections.abc import Mapping
 from copy import deepcopy
@@ -96,6 +97,35 @@ def bfloat16_kernel(folder: Path) -> Kernel:
         raise
 
 
+class _Packed:
+    """What kernels packed of one weight, as long as that is as it was.
+
+    Writes through `.data`, by which PEFT merges adapters, raise no version: some of the numbers are looked at, which a
+    change of all of them changes.
+    """
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self._weight = weight
+        if weight is not None:
+            self._version, self._pointer = weight._version, weight.data_ptr()
+            self._watched = _words(weight)
+            self._values = [word.value for word in self._watched]
+
+    def are_of(self, weight: Tensor) -> bool:
+        """Whether this weight is the one that was packed, and has not changed since."""
+        if self._weight is not weight or self._version != weight._version or self._pointer != weight.data_ptr():
+            return False
+        return all(word.value == value for word, value in zip(self._watched, self._values, strict=True))
+
+
+def _words(weight: Tensor) -> list[ctypes.c_uint64]:
+    """Five words, two float32 numbers or four of bfloat16 each, of a contiguous weight's memory from start to end."""
+    last = weight.nbytes - ctypes.sizeof(ctypes.c_uint64)
+    offsets = [last * number // 4 for number in range(5)] if last >= 0 and weight.is_contiguous() else []
+    return [ctypes.c_uint64.from_address(weight.data_ptr() + offset) for offset in offsets]
+
+
 class FastForward:
     """Replaces the `forward` of one `nn.Linear`.
 
@@ -104,25 +134,33 @@ class FastForward:
     the compiler. Weights are packed at a kernel's first use and packed again after they were changed.
     """
 
-    def __init__(self, module: nn.Linear, kernels: Mapping[str, Kernel], choices: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        module: nn.Linear,
+        kernels: Mapping[str, Kernel],
+        choices: Mapping[int, str],
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Describe the layer.
 
         Args:
             module: whose forward this is.
             kernels: by name.
             choices: for each of `NUM_ROWS` a kernel's name or `PLAIN`.
+            dtype: of the weights that the kernels are made for, the module's by default.
         """
         self._module = module
+        self._dtype = module.weight.dtype if dtype is None else dtype
         self._kernels = kernels
         self._choices = choices
         self._names = [choices[count] for count in NUM_ROWS]
-        self._source: tuple[Tensor, int] | None = None
-        self._packed: dict[str, Tensor] = {}
+        self._packed = _Packed()
 
     def __call__(self, inputs: Tensor) -> Tensor:
         module = self._module
         weight = module.weight
-        is_plain = torch.is_grad_enabled() or inputs.dtype != weight.dtype or not weight.is_cpu
+        is_known = inputs.dtype == weight.dtype == self._dtype and weight.is_cpu
+        is_plain = torch.is_grad_enabled() or not is_known
         if is_plain or torch.is_autocast_enabled("cpu"):
             return nn.Linear.forward(module, inputs)
         if torch.compiler.is_compiling():
@@ -139,30 +177,36 @@ class FastForward:
         module, num_rows = self._module, inputs.numel() // max(inputs.shape[-1], 1)
         name = self._names[min(sum(count < num_rows for count in NUM_ROWS), len(NUM_ROWS) - 1)]
         kernel = self._kernels.get(name)
-        if not isinstance(kernel, NativeLinear) or name not in self._packed:
+        if not isinstance(kernel, NativeLinear) or name not in self._packed.weights:
             return nn.Linear.forward(module, inputs)
         # The operator is known to the compiler, which cannot look into the library.
         linear = torch.ops.treespec.linear
-        return linear(inputs, self._packed[name], module.bias, module.out_features, kernel.function)
+        return linear(inputs, self._packed.weights[name], module.bias, module.out_features, kernel.function)
 
     def pack(self) -> None:
         """Pack for the native product what graphs are to read."""
+        if self._module.weight.dtype != self._dtype:
+            return
         for name, kernel in self._kernels.items():
             if isinstance(kernel, NativeLinear) and name in self._names:
                 self._packed_weight(name, kernel, self._module.weight)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastForward:
         """For a copy of the model, whose layer it serves."""
-        return FastForward(deepcopy(self._module, memo), self._kernels, self._choices)
+        return FastForward(deepcopy(self._module, memo), self._kernels, self._choices, self._dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickled models, without the packed weights."""
+        return vars(self) | {"_packed": _Packed()}
 
     def _packed_weight(self, name: str, kernel: Kernel, weight: Tensor) -> Tensor:
-        version = weight._version
-        if self._source is None or self._source[0] is not weight or self._source[1] != version:
-            self._source = (weight, version)
-            self._packed = {}
-        if name not in self._packed:
-            self._packed[name] = kernel.pack(weight.detach())
-        return self._packed[name]
+        known = self._packed
+        if not known.are_of(weight):
+            self._packed = known = _Packed(weight)
+        packed = known.weights.get(name)
+        if packed is None:
+            packed = known.weights[name] = kernel.pack(weight.detach())
+        return packed
 
 
 def fast_linears(model: nn.Module) -> list[nn.Linear]:

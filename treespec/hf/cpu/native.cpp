@@ -193,7 +193,7 @@ static void rms_norm(const Number* x, const Number* weight, Number* y, int64_t n
 extern "C" void treespec_rms_norm(NORM_ARGUMENTS(float)) { rms_norm(x, weight, y, n, size, eps); }
 extern "C" void treespec_rms_norm_bfloat16(NORM_ARGUMENTS(Bfloat16)) { rms_norm(x, weight, y, n, size, eps); }
 
-// exp(x) for x <= 0, to a unit or two in its last digit; below -87 it is 0 (S. Moshier, Cephes, expf).
+// exp(x) for x <= 0, to a unit or two in its last digit; below -87 it is 0, and a NaN stays one (S. Moshier, Cephes, expf).
 static inline Vector exponential(Vector x) {
   typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
   constexpr float ROUNDS = 12582912.0f;  // Added to a small number it leaves its nearest integer in the last bits.
@@ -206,7 +206,7 @@ static inline Vector exponential(Vector x) {
   power = power * rest + 5.0000001201e-1f;
   power = power * rest * rest + rest + 1.0f;
   const Vector scaled = (Vector)((Integers)power + ((Integers)shifted << 23));
-  return x < -87.0f ? Vector{} : scaled;
+  return x < -87.0f ? Vector{} : x == x ? scaled : x;
 }
 
 // Softmax over the slots of scale * scores [num_slots, COLUMNS] + mask, whose sums are returned and not divided by: the
@@ -287,7 +287,7 @@ static void attention(const Number* q, const Number* k, const Number* v, const f
           const int64_t query = first + lane, node = query % s.num_nodes;
           Number* to = y + ((row * s.num_nodes + node) * s.num_heads + head(query)) * s.size + start;
           for (int64_t c = 0; c < COLUMNS; c++)
-            to[c] = narrowed<Number>(sums[lane] > 0 ? out[(lane - top) * COLUMNS + c] / sums[lane] : 0.0f);
+            to[c] = narrowed<Number>(sums[lane] == 0 ? 0.0f : out[(lane - top) * COLUMNS + c] / sums[lane]);
         }
       }
   }

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import BFloat16, Float, Int8
@@ -32,6 +33,8 @@ class NativeError(TreespecError):
 
 _loaded: dict[str, "NativeLinear"] = {}
 """By the function's name, for graphs of `torch.compile`, which know operators only."""
+_refused: dict[Path, str] = {}
+"""Libraries that cannot be loaded, and why."""
 _operators = torch.library.Library("treespec", "FRAGMENT")
 _operators.define("linear(Tensor inputs, Tensor packed, Tensor? bias, int num_outputs, str function) -> Tensor")
 
@@ -55,6 +58,7 @@ class NativeLinear:
     function = "treespec_linear"
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._library = load_library(folder)
         self._library.treespec_columns.restype = ctypes.c_int64
         self._linear = getattr(self._library, self.function)
@@ -62,6 +66,10 @@ class NativeLinear:
         self._linear.restype = None
         self._columns = int(self._library.treespec_columns())
         _loaded[self.function] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickled models: compiled again where they are loaded, if need be."""
+        return type(self), (self._folder,)
 
     def pack(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "panels in columns"]:
         """Weights in the order in which they are read, padded with zeros to whole panels."""
@@ -121,11 +129,15 @@ class NativeNorm:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         library = load_library(folder)
         self._norms = {torch.float32: library.treespec_rms_norm, torch.bfloat16: library.treespec_rms_norm_bfloat16}
         for norm in self._norms.values():
             norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
             norm.restype = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._folder,)
 
     def run(self, inputs: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float) -> Tensor:
         """The norm's outputs; inputs and weight have one dtype."""
@@ -161,9 +173,20 @@ def bfloat16_linear(folder: Path) -> Bfloat16Linear:
 
 
 def load_library(folder: Path) -> ctypes.CDLL:
-    """The library from the folder; a missing or damaged one is compiled."""
-    compiler = find_compiler()
-    path = folder / f"linear-{_digest(compiler)}.so"
+    """The library from the folder; a missing or damaged one is compiled, by the first compiler whose library loads."""
+    reasons = []
+    for compiler in find_compilers():
+        try:
+            return _load(compiler, folder / f"linear-{_digest(compiler)}.so")
+        except NativeError as error:
+            reasons.append(str(error))
+    raise NativeError("; ".join(dict.fromkeys(reasons)))
+
+
+def _load(compiler: str, path: Path) -> ctypes.CDLL:
+    if path in _refused:
+        raise NativeError(_refused[path])
+    reason = ""
     for is_fresh in (False, True):
         if is_fresh or not path.is_file():
             _compile(compiler, path)
@@ -172,18 +195,20 @@ def load_library(folder: Path) -> ctypes.CDLL:
             return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
         except OSError as error:
             reason = str(error)
-    raise NativeError(f"the compiled product cannot be loaded: {reason}")
+    # Kept, as it took a compilation: clang's libraries need another OpenMP runtime than most PyTorch wheels have.
+    _refused[path] = f"what {Path(compiler).name} makes of the native product cannot be loaded: {reason}"
+    raise NativeError(_refused[path])
 
 
-def find_compiler() -> str:
-    """The path of a C++ compiler. Raises `NativeError`: there is none, or off Linux."""
+def find_compilers() -> list[str]:
+    """The paths of C++ compilers, in the order in which they are tried. Raises `NativeError`: none, or off Linux."""
     if platform.system() != "Linux":
         raise NativeError(f"the native product is made for Linux, not for {platform.system()}")
-    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        found = shutil.which(name) if name else None
-        if found is not None:
-            return found
-    raise NativeError("no C++ compiler found ($CXX, g++, clang++, c++)")
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    found = [path for name in names if name and (path := shutil.which(name))]
+    if not found:
+        raise NativeError("no C++ compiler found ($CXX, g++, clang++, c++)")
+    return list(dict.fromkeys(found))
 
 
 def _compile(compiler: str, path: Path) -> None:

@@ -15,8 +15,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.01}
 class FastNorm:
     """Replaces the `forward` of one RMS norm; calls that it does not serve run as they would without it."""
 
-    def __init__(self, module: nn.Module, native: NativeNorm) -> None:
-        self._module, self._native, self._eps = module, native, _eps(module)
+    def __init__(self, module: nn.Module, native: NativeNorm, eps: float) -> None:
+        self._module, self._native, self._eps = module, native, eps
 
     def __call__(self, inputs: Tensor) -> Tensor:
         weight: Any = self._module.weight
@@ -28,14 +28,14 @@ class FastNorm:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FastNorm":
         """For a copy of the model, whose norm it serves."""
-        return FastNorm(deepcopy(self._module, memo), self._native)
+        return FastNorm(deepcopy(self._module, memo), self._native, self._eps)
 
 
 def serve_norms(model: nn.Module, native: NativeNorm) -> None:
     """Run a model's float32 and bfloat16 RMS norms, whatever their class, by the native function until `restore`."""
     for module in model.modules():
         if _may_be_norm(module) and _is_equal(module, native):
-            vars(module)["forward"] = FastNorm(module, native)
+            vars(module)["forward"] = FastNorm(module, native, _eps(module))
 
 
 def _may_be_norm(module: nn.Module) -> bool:
@@ -44,7 +44,8 @@ def _may_be_norm(module: nn.Module) -> bool:
         return False
     is_own = "forward" not in vars(module) and not any(module.children())
     is_float = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in TOLERANCE
-    return is_own and is_float and weight.ndim == 1 and _eps(module) > 0
+    # With zeros for weights any norm looks like this one.
+    return is_own and is_float and weight.ndim == 1 and _eps(module) > 0 and bool(weight.all())
 
 
 def _eps(module: nn.Module) -> float:
