@@ -15,7 +15,8 @@ differ.
 What rounding does to the text itself, with longer texts:
 
     python -m benchmarks.weights identity --threads 1 --new-tokens 32 --schemes float32 bfloat16 \\
-        "treespec.optimize, bfloat16" "treespec.optimize, int8" --output benchmarks/results/weights/rounding.json
+        "bfloat16, treespec.optimize" "treespec.optimize, bfloat16" "treespec.optimize, int8" \\
+        --output benchmarks/results/weights/rounding.json
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def _pytorch_int8(folder: Path) -> PreTrainedModel:
         return torch.ao.quantization.quantize_dynamic(_loaded(folder), {torch.nn.Linear}, dtype=torch.qint8)
 
 
-def _optimized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    model = _loaded(folder)
+def _optimized(folder: Path, dtype: torch.dtype | None = None, own: torch.dtype = torch.float32) -> PreTrainedModel:
+    model = _loaded(folder, own)
     optimize(model, dtype=dtype)
     return model
 
@@ -145,6 +145,7 @@ SCHEMES: dict[str, Scheme] = {
     "float32": Scheme(_loaded),
     "float16": Scheme(partial(_loaded, dtype=torch.float16)),
     "bfloat16": Scheme(partial(_loaded, dtype=torch.bfloat16)),
+    "bfloat16, treespec.optimize": Scheme(partial(_optimized, own=torch.bfloat16)),
     "treespec.optimize, bfloat16": Scheme(partial(_optimized, dtype=torch.bfloat16)),
     "treespec.optimize, int8": Scheme(partial(_optimized, dtype=torch.int8)),
     "PyTorch dynamic int8": Scheme(_pytorch_int8),

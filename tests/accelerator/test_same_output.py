@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
 from benchmarks.accelerator.waits import cases, prompts, tiny_models
-from treespec import KAry, Paths, TokenRecycling, TreeSpeculation
+from treespec import Chain, KAry, Paths, Sequoia, TokenRecycling, TreeSpeculation
+from treespec.policies import SpecExec, StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
 
 CASES = list(cases())
 QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy", "EAGLE-3, 2 x 2, sampled")
@@ -66,10 +67,42 @@ def test_levels_that_the_host_reads_at_the_end_make_the_same_trees(tree: Any, ex
     assert decode(case, True, 4) == decode(case, False, 4)
 
 
+POLICIES = {
+    "sequoia": lambda: Sequoia([[0.6, 0.2], [0.5, 0.2]], 6),
+    "stochastic beam": lambda: StochasticBeam(2, 2),
+    "specexec": lambda: SpecExec(6),
+    "eagle2": lambda: eagle2(6),
+    "opt_tree": lambda: opt_tree(6, 0.05),
+    "dyspec": lambda: dyspec(6),
+    "delayed branching": lambda: delayed_branching(2, (2,)),
+}
+
+
 @pytest.mark.slow
-def test_static_caches_decode_the_same() -> None:
-    more = {"cache_implementation": "static"}
-    assert decode(CASES[0], True, 3, **more) == decode(CASES[0], False, 3, **more)
+@pytest.mark.parametrize("extra", [{"do_sample": True}, {"do_sample": False}], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy(name: str, num_rows: int, extra: dict[str, Any]) -> None:
+    case = (name, lambda draft: TreeSpeculation(draft, tree=POLICIES[name](), seed=0), extra)
+    assert decode(case, True, num_rows) == decode(case, False, num_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("rule", ["target_walk", "recursive", "traversal", "token", "block"])
+def test_every_rule_with_a_batched_form(rule: str, num_rows: int) -> None:
+    """On chains, which all of them verify; trees of selected children for the target walk."""
+    tree = 6 if rule == "target_walk" else Chain(3)
+    case = (rule, lambda draft: TreeSpeculation(draft, tree=tree, verification=rule, seed=0), {"do_sample": True})
+    assert decode(case, True, num_rows) == decode(case, False, num_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("name", ["draft model, tree of 8, greedy", "draft model, 2 x 2, sampled"])
+def test_static_caches_decode_the_same(name: str, num_rows: int) -> None:
+    more, case = {"cache_implementation": "static"}, next(case for case in CASES if case[0] == name)
+    assert decode(case, True, num_rows, **more) == decode(case, False, num_rows, **more)
 
 
 def test_counts_see_reads_uploads_and_launches() -> None:

@@ -29,7 +29,7 @@ from treespec.hf.cpu.linear_kernels import (
     fast_linears,
     own_forward,
 )
-from treespec.hf.cpu.native import NativeError, int8_linear, native_norm
+from treespec.hf.cpu.native import NativeError, int8_linear, native_linear, native_norm
 from treespec.hf.cpu.norms import FastNorm, serve_norms
 from treespec.hf.devices.weights import weight_counts
 
@@ -146,11 +146,22 @@ def _check(model: Any, dtype: torch.dtype | None) -> None:
 
 def _rounded(model: nn.Module, modules: Sequence[nn.Linear], dtype: torch.dtype) -> OptimizedModel:
     """One kernel for all numbers of rows: a token's logits must not depend on how many nodes are scored with it."""
-    if dtype == torch.bfloat16:
-        # Logits of eight bits would tie: greedy decoding would choose by token id.
-        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-        modules = [module for module in modules if module is not head]
     name = _ROUNDED[dtype]
     folder = kernel_folder()
-    kernel = Rounded(bfloat16_kernel(folder)) if dtype == torch.bfloat16 else int8_linear(folder)
+    if dtype == torch.bfloat16:
+        kernel = Rounded(bfloat16_kernel(folder))
+        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+        for module in modules:
+            if module is head:
+                _serve_in_float32(module)
+        modules = [module for module in modules if module is not head]
+    else:
+        kernel = int8_linear(folder)
     return OptimizedModel(model, modules, KernelPlan(dict.fromkeys(NUM_ROWS, name)), {name: kernel})
+
+
+def _serve_in_float32(head: nn.Linear) -> None:
+    """Logits of eight bits would tie: greedy decoding would choose by token id."""
+    with suppress(NativeError):  # Without a compiler it runs as it is.
+        kernels = {"native": native_linear(kernel_folder())}
+        vars(head)[own_forward(head)] = FastForward(head, kernels, dict.fromkeys(NUM_ROWS, "native"))
