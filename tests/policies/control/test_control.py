@@ -10,6 +10,7 @@ from treespec import BestFirst, Chain, Control
 from treespec.errors import ConfigError
 from treespec.policies import as_policy
 from treespec.policies.control.contract import CallFacts
+from treespec.policies.control.learned import Learned
 from treespec.protocols import Proposal, Scores, VerifiedStep
 from treespec.tree import TreeBatch, Verdict
 
@@ -124,6 +125,29 @@ def test_random_drafts_cost_little(claimed):
     if claimed == GOOD:
         world.right = GOOD
         assert best_name(world.run(600)).startswith("tree")
+
+
+def test_plain_steps_repeat_without_prediction_and_drafts_are_tried_again_as_before(monkeypatch):
+    """Three of four steps, after drafts that did not pay; what is chosen does not change."""
+    times = {1: 30.0, 16: 60.0}
+    predictions = []
+    predict = Learned.predict
+    monkeypatch.setattr(Learned, "predict", lambda *args: predictions.append(1) or predict(*args))
+    world = World(Control(is_timed=False), right=RANDOM, claimed=GOOD, profile=times, level_ms=4.0).run(400)
+    num_predicted = len(predictions)
+    monkeypatch.setattr(Learned, "repeats_plain", lambda _: False)
+    slow = World(Control(is_timed=False), right=RANDOM, claimed=GOOD, profile=times, level_ms=4.0).run(400)
+    assert world.names == slow.names
+    assert num_predicted < 180 < len(predictions) - num_predicted
+    assert world.control.choice.tokens_per_second.keys() == slow.control.choice.tokens_per_second.keys()
+
+
+def test_a_new_call_begins_with_a_prediction():
+    control = Control()
+    world = World(control, right=RANDOM, level_ms=4.0, share=0.13).run(100)
+    control.begin(CallFacts(world, draft_share=0.13, pass_ms=FLAT))
+    world.step()
+    assert control.choice.reason != "no step yet"
 
 
 def test_an_outlier_does_not_move_the_choice():

@@ -134,7 +134,7 @@ def machine_key(facts: ModelFacts) -> str:
     kinds = Counter(
         (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
         for module in facts.model.modules()
-        if (own := list(module.parameters(recurse=False)))
+        if (own := [weight for weight in module._parameters.values() if weight is not None])
     )
     device = facts.device
     hardware = processor() if device.type == "cpu" else f"{device.type} {_device_name(device)}"

@@ -104,6 +104,7 @@ class Control(ShowsOptions, StepControl):
             self._learned_by_call, self._drafter = {}, call.drafter
         self._call, self._repeatable = call, dict[tuple, Learned]()
         self._learned = self._learned_of_call()
+        self._learned.num_repeats = 0
         self._is_timed = not call.is_repeatable if self.is_timed is None else self.is_timed
         self._drafted: DraftedTrees | None = None
         self._size, self._curve = (1, 1), self._learned.passes.curve(1, 1)
@@ -133,7 +134,12 @@ class Control(ShowsOptions, StepControl):
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:
         """See `StepControl`."""
         learned = self._learned
-        self._size, self._drafted = (num_rows, context), None
+        self._drafted = None
+        if room and num_rows == self._size[0] and learned.repeats_plain():
+            self._size = num_rows, context
+            self._num_unread = (self._num_unread or 0) + 1
+            return False
+        self._size = num_rows, context
         self._curve = learned.passes.curve(num_rows, context)
         self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
         reading_ms = learned.reading.predict(self._num_read)

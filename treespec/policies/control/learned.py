@@ -23,6 +23,9 @@ CLOSE_GAIN = 1.5
 """Where the best draft is predicted to gain less, plain steps are timed first."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
+POOR_GAIN, MOST_REPEATS = 1.05, 3
+"""After drafts that did not pay, and where the best one is predicted to gain less than this, so many plain steps follow
+a plain one without another prediction."""
 READING_SHARE = 0.03
 """What must be read to try a drafter again takes at most this share of the plain steps' time."""
 FIRST_TREES = 4
@@ -49,6 +52,8 @@ class Learned:
         self._drafts: dict[int, DraftTimes] = {}
         self.reading = ReadingTime()
         self._plain_steps, self._wait, self._num_drafts = 0, FIRST_WAIT, 0
+        self.num_repeats = 0
+        """Steps that are plain as the last one without another prediction."""
         self._break_even = 0.0
         """Accepted tokens that the last draft needed to pay."""
         best = self.acceptance.expected()[0].argmax()
@@ -112,11 +117,22 @@ class Learned:
                 best_tree = self.candidates.trees.start + int(trees.argmax())
                 return best_tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        if self._plain_steps >= max(self._wait, reading_ms / (READING_SHARE * times[PLAIN])):
+        num_left = max(self._wait, reading_ms / (READING_SHARE * times[PLAIN])) - self._plain_steps
+        if num_left <= 0:
             self._plain_steps, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         self._plain_steps += 1
+        if self._wait > FIRST_WAIT and gain < POOR_GAIN:
+            self.num_repeats = min(MOST_REPEATS, int(num_left) - 1)
         return PLAIN, False, f"the best draft is {gain:.2f} times plain"
+
+    def repeats_plain(self) -> bool:
+        """Whether this step is plain as the last one: a prediction costs time, and changes little in plain steps."""
+        if self.num_repeats <= 0:
+            return False
+        self.num_repeats -= 1
+        self._plain_steps += 1
+        return True
 
     def update(self, num_accepted: int) -> None:
         """After a step that drafted: where a draft paid after many that did not, the next step drafts in any case."""
