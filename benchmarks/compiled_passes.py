@@ -1,8 +1,7 @@
 """Milliseconds of one target pass over n nodes: from a growing cache, and through `torch.compile` from a static one.
 
 What `TreeSpeculation(compile="auto")` measures, over more numbers: the linear layers are those of `treespec.optimize`
-on both sides (in float32 its native product is an operator in compiled graphs, in bfloat16 the products are the
-compiler's own, of frozen weights). A text fills half of the static cache's slots. Rounds are paired.
+on both sides, whose native products are operators in compiled graphs. A text fills half of the static cache's slots. Rounds are paired.
 
     python -m benchmarks.compiled_passes [--threads 1] [--rounds 21]
 

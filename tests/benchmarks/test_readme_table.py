@@ -5,14 +5,24 @@ import json
 import pytest
 
 from benchmarks import readme_table
+from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import RESULTS
-from benchmarks.readme_table import DEMO, README, demo_speed, peers_part, written
+from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN
+from benchmarks.peers.report import complete, ms_per_token
+from benchmarks.readme_table import DEMO, PEERS, README, demo_speed, peers_part, written
 
 
 def test_readme_has_the_numbers_of_the_results():
     text = README.read_text()
     assert written(text) == text, "python -m benchmarks.readme_table"
-    assert f"{demo_speed(json.loads((RESULTS / DEMO).read_text())):.2f} times as fast as plain `generate`" in text
+    demo, peers = (json.loads((RESULTS / name).read_text()) for name in (DEMO, PEERS))
+    assert f"({demo_speed(demo):.2f} times as fast as plain)" in text
+    prompts = complete(peers["found"]["T = 0"]["prompts"])
+    auto, plain, optimized = (ms_per_token(prompts, name) for name in (AUTO, PLAIN, OPTIMIZED))
+    begin = " ".join(text.split("## Try it")[0].split())
+    assert f"{len(prompts)} prompts" in begin
+    assert f"{ratio(plain, auto).value:.2f} times as fast as plain `generate`" in begin
+    assert f"{ratio(optimized, auto).value:.2f} times as fast as plain decoding from the same optimized layers" in begin
 
 
 def test_peers_are_sorted_by_time():
