@@ -1,7 +1,8 @@
 """Milliseconds of one target pass over n nodes: from a growing cache, and through `torch.compile` from a static one.
 
 What `TreeSpeculation(compile="auto")` measures, over more numbers: the linear layers are those of `treespec.optimize`
-on both sides, whose native products are operators in compiled graphs. A text fills half of the static cache's slots. Rounds are paired.
+on both sides, whose native products are operators in compiled graphs. A text fills half of the static cache's slots.
+Rounds are paired.
 
     python -m benchmarks.compiled_passes [--threads 1] [--rounds 21]
 
