@@ -2,8 +2,8 @@
 
 Every variant scores the same tree of n nodes behind the same tokens. Rounds are paired and interleaved: each round
 times every variant once for every n, so that another process's work falls on all of them. Listed with them are the
-machine's limits, measured in the same run: reading the weights once, and the arithmetic of n rows at the rate of a
-large product.
+machine's limits, measured in the same run: reading the weights once, and the arithmetic of n rows at the rate of
+PyTorch's large products.
 
 - plain: transformers' own attention, concatenating cache and linear layers.
 - scorer: treespec's attention and cache, plain linear layers.
@@ -154,9 +154,9 @@ def report(data: dict) -> str:
         lines.append(
             f"## {dtype}\n\nLimits of the linear layers: {memory:.1f} ms to read {rates['weights_gb']:.2f} GB at the "
             f"rate of a copy ({rates['copied_gb_per_s']:.1f} GB/s), and "
-            f"{1e3 * rates['gflop_per_row'] / rates['gflop_per_s']:.2f} ms of arithmetic per node at the rate of a "
-            f"large product ({rates['gflop_per_s']:.0f} GFLOP/s). Largest difference of logits from the plain model's, "
-            "in standard deviations: "
+            f"{1e3 * rates['gflop_per_row'] / rates['gflop_per_s']:.2f} ms of arithmetic per node at the rate of "
+            f"PyTorch's large products ({rates['gflop_per_s']:.0f} GFLOP/s, which native ones may exceed). "
+            "Largest difference of logits from the plain model's, in standard deviations: "
             + ", ".join(f"{name} {value:.1e}" for name, value in found["logit_differences"].items() if name != "plain")
             + ".\n"
         )
