@@ -167,13 +167,13 @@ def test_passes_of_other_threads_run_sdpa():
 
 
 def test_planted_bug_a_mask_repeated_in_the_wrong_order_is_seen(monkeypatch):
-    def interleaved(mask, num_groups, dtype, known):
+    def interleaved(mask, num_groups, dtype, _):
         additive = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
         return additive.repeat_interleave(num_groups, 2)
 
     model, ids = build(ARCHITECTURES[0]), prompts(1, 8)
     tree = TokenTree(prompts(1, 6, seed=1)[0], PARENTS[0])
-    monkeypatch.setattr(folded, "_folded_mask", interleaved)
+    monkeypatch.setattr(folded, "_made_of", interleaved)
     scorer = TreeScorer(model)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     logits = scorer.extend(tree.tokens.unsqueeze(0), PARENTS).logits[0, 5]

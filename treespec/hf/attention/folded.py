@@ -27,17 +27,15 @@ NAME = "treespec_folded"
 _KNOWN_ARGUMENTS = frozenset({"position_ids", "past_key_values", "use_cache", "output_hidden_states", "sliding_window"})
 """Arguments that sdpa does not read either; with any other one that is set, sdpa itself is called."""
 
-FoldedMasks = dict[tuple[int, int], tuple[Tensor, Tensor]]
-"""By the id of a mask and the number of query heads per key head: the mask, and what it is repeated to."""
-
 
 class _Pass:
     """What a pass keeps: its masks, and the native attention that serves its model."""
 
     def __init__(self, native: NativeAttention | None = None) -> None:
         self.native = native
-        self.masks: FoldedMasks = {}
-        self.panels: FoldedMasks = {}
+        self.masks: dict[tuple[int, int, bool], tuple[Tensor, Tensor]] = {}
+        """By a mask's id, the query heads per key head and who reads it: the mask, so that its id stays its own, and
+        what was made of it."""
 
 
 _lock = threading.Lock()
@@ -112,10 +110,10 @@ def folded_attention(
     native = current.native
     # Of a single node most lanes would be idle.
     if native is not None and num_nodes > 1 and native.serves(query, key, value):
-        panels = None if attention_mask is None else _mask_panels(attention_mask, num_groups, current, native)
+        panels = None if attention_mask is None else _made_of(attention_mask, num_groups, query.dtype, current, native)
         return native.run(query, key, value, panels, size**-0.5 if scaling is None else scaling), None
     folded = query.reshape(num_rows, key.shape[1], num_groups * num_nodes, size)
-    mask = None if attention_mask is None else _folded_mask(attention_mask, num_groups, query.dtype, current.masks)
+    mask = None if attention_mask is None else _made_of(attention_mask, num_groups, query.dtype, current)
     output = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return output.view(num_rows, num_heads, num_nodes, size).transpose(1, 2).contiguous(), None
 
@@ -139,28 +137,22 @@ def _can_fold(
     return mask.ndim == 4 and tuple(mask.shape[1:]) == (1, query.shape[2], key.shape[2])
 
 
-def _folded_mask(
+def _made_of(
     mask: Shaped[Tensor, "B 1 F K"],
     num_groups: int,
     dtype: torch.dtype,
-    known: FoldedMasks,
-) -> Float[Tensor, "B 1 _ K"]:
-    """A mask, bool or additive, as an additive one [B, 1, g F, K]; made once per pass, not per layer."""
-    key = (id(mask), num_groups)
-    if key not in known:
-        # The mask is kept with what was made of it, so that its id stays its own.
-        known[key] = mask, _additive(mask, dtype).repeat(1, 1, num_groups, 1)
-    return known[key][1]
-
-
-def _mask_panels(
-    mask: Shaped[Tensor, "B 1 F K"], num_groups: int, current: _Pass, native: NativeAttention
-) -> Float[Tensor, "B _ K _"]:
-    """A mask as the native attention reads it; made once per pass too."""
-    key = (id(mask), num_groups)
-    if key not in current.panels:
-        current.panels[key] = mask, native.as_panels(_additive(mask, torch.float32), num_groups)
-    return current.panels[key][1]
+    current: _Pass,
+    native: NativeAttention | None = None,
+) -> Float[Tensor, "B _ _ _"]:
+    """A mask for folded queries, made once per pass, not per layer: [B, 1, g F, K], or as native attention reads it."""
+    key = (id(mask), num_groups, native is not None)
+    if key not in current.masks:
+        if native is None:
+            made = _additive(mask, dtype).repeat(1, 1, num_groups, 1)
+        else:
+            made = native.as_panels(_additive(mask, torch.float32), num_groups)
+        current.masks[key] = mask, made
+    return current.masks[key][1]
 
 
 def _additive(mask: Shaped[Tensor, "B 1 F K"], dtype: torch.dtype) -> Float[Tensor, "B 1 F K"]:
