@@ -44,8 +44,8 @@ def _may_be_norm(module: nn.Module) -> bool:
         return False
     is_own = "forward" not in vars(module) and not any(module.children())
     is_float = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in TOLERANCE
-    # With zeros for weights any norm looks like this one.
-    return is_own and is_float and weight.ndim == 1 and _eps(module) > 0 and bool(weight.all())
+    # With nothing but zeros for weights any norm looks like this one.
+    return is_own and is_float and weight.ndim == 1 and _eps(module) > 0 and bool(weight.any())
 
 
 def _eps(module: nn.Module) -> float:
