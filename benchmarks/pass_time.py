@@ -40,6 +40,7 @@ from benchmarks.common.settings import (
 from treespec.hf import tree_attention_mask
 from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.tree import TokenTree
 
@@ -76,16 +77,16 @@ def measure(model: PreTrainedModel, names: tuple[str, ...], num_rounds: int, gen
         for number in track(range(-1, num_rounds), description=f"{model.dtype}, {context} tokens"):
             for name in names:
                 cache = DynamicCache() if name == "plain" else treespec.new_cache(model.config.num_hidden_layers)
-                model(prompt, past_key_values=cache)
+                model(prompt, **{CACHE_NAME: cache})
                 folding = FoldedAttention(model)
                 with variant(name, model):
                     for is_warm, n in [(False, 2), *((number >= 0, n) for n in NUM_NODES)]:
                         start = time.perf_counter()
                         if name == "plain":
-                            model(**passes[n], past_key_values=cache)
+                            model(**passes[n], **{CACHE_NAME: cache})
                         else:
                             with folding.running():
-                                model(**passes[n], past_key_values=cache)
+                                model(**passes[n], **{CACHE_NAME: cache})
                         elapsed = 1e3 * (time.perf_counter() - start)
                         cache.crop(-n)
                         if is_warm:

@@ -9,7 +9,7 @@ likely, and drafts three levels of them. Everything else is what any loop has to
 import torch
 from example_models import arguments, load
 
-from treespec import TokenTree, commit_cache, new_cache, tree_attention_mask, verify
+from treespec import CACHE_NAME, TokenTree, commit_cache, new_cache, tree_attention_mask, verify
 
 SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
@@ -30,7 +30,7 @@ def draft(root: int, memory: dict[int, list[int]]) -> TokenTree:
 def generate(model, prompt_ids: torch.Tensor, num_new: int) -> tuple[list[int], int]:
     """Greedy decoding of int64 [1, P]: at least `num_new` tokens, and the number of target passes."""
     cache, memory, emitted, num_passes = new_cache(model.config.num_hidden_layers), {}, [], 0
-    model(prompt_ids[:, :-1], past_key_values=cache)
+    model(prompt_ids[:, :-1], **{CACHE_NAME: cache})
     slots = torch.ones(1, prompt_ids.shape[1] - 1, dtype=torch.bool)
     root = int(prompt_ids[0, -1])
     while len(emitted) < num_new:
@@ -40,7 +40,7 @@ def generate(model, prompt_ids: torch.Tensor, num_new: int) -> tuple[list[int], 
             tree.tokens[None],
             attention_mask=attention.mask,
             position_ids=attention.position_ids,
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
         ).logits[0]
         num_passes += 1
 

@@ -13,6 +13,7 @@ from treespec.verification import verify
 
 if TYPE_CHECKING:
     from treespec.hf import (
+        CACHE_NAME,
         SpeculativeDecoder,
         TreeScorer,
         TreeSpeculation,
@@ -33,6 +34,7 @@ TRANSFORMERS = "5.23"
 """The oldest version that `treespec.hf` works with."""
 
 __all__ = [
+    "CACHE_NAME",
     "BestFirst",
     "Chain",
     "Control",

@@ -19,6 +19,7 @@ from benchmarks.control import RandomDrafts
 from benchmarks.peers.process import environment
 from treespec import Chain, Eagle3, TreeSpeculation, optimize, shipped_head
 from treespec.hf.cpu import prepack_linears
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
 from treespec.hf.models.pass_times import pass_times
@@ -104,7 +105,7 @@ class Compiled(Generate):
     def decode(self, inputs: dict[str, Tensor], num_new: int, temperature: float, seed: int) -> Output:
         cache = next(c for slots, c in self._caches.items() if slots >= inputs["input_ids"].shape[1] + num_new)
         cache.reset()
-        self._options["past_key_values"] = cache
+        self._options[CACHE_NAME] = cache
         return super().decode(inputs, num_new, temperature, seed)
 
 

@@ -34,6 +34,7 @@ from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.hf import make_scorer
 from treespec.hf.cache.caches import filled_layers, twin_cache
 from treespec.hf.cache.growing import use_growing_layers
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.selftest.agreement import TIE
 from treespec.protocols import Session
 
@@ -208,10 +209,10 @@ class Contestants:
         if speculation is None:
             # The token that trees read before their first step, and the copy of the cache to a larger room.
             with torch.no_grad():
-                model(group.ids[:, -2:-1], past_key_values=cache)
+                model(group.ids[:, -2:-1], **{CACHE_NAME: cache})
         else:
             options["custom_generate"] = speculation
-        inputs = {"input_ids": group.ids, "attention_mask": torch.ones_like(group.ids), "past_key_values": cache}
+        inputs = {"input_ids": group.ids, "attention_mask": torch.ones_like(group.ids), CACHE_NAME: cache}
         torch.manual_seed(seed)
         begin = time.perf_counter()
         out = model.generate(**inputs, **options, max_new_tokens=self._num_new)
@@ -241,7 +242,7 @@ class Contestants:
         for layer, held in enumerate(filled_layers(group.cache)):
             cache.update(held.keys[number : number + 1], held.values[number : number + 1], layer)
         ids = torch.cat([group.ids[number, -2:], tokens[:-1]])[None]
-        logits = self._bench.model(ids, past_key_values=cache).logits[0, 1:]
+        logits = self._bench.model(ids, **{CACHE_NAME: cache}).logits[0, 1:]
         return float((logits.amax(-1) - logits.gather(1, tokens[:, None])[:, 0]).max())
 
 

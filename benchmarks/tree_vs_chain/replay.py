@@ -22,6 +22,7 @@ from treespec.engine.request import Request
 from treespec.engine.stats import SpeculationStats
 from treespec.hf import TreeScorer
 from treespec.hf.cache.caches import twin_cache
+from treespec.hf.introspect import CACHE_NAME
 from treespec.protocols import (
     Capability,
     CausalScorer,
@@ -86,7 +87,7 @@ class RecordedScorer:
         called: Any = model
         output = called(
             text.ids[None],
-            past_key_values=self._cache,
+            **{CACHE_NAME: self._cache},
             use_cache=True,
             logits_to_keep=len(text.ids) - text.start + 1,
         )

@@ -31,6 +31,7 @@ from benchmarks.tree_vs_chain.policies import CHAIN, POLICIES
 from treespec import TreeSpeculation
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.hf import TreeScorer, make_scorer
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.selftest.agreement import Plain, compare, plain_greedy
 
 BUDGETS, BATCH_SIZES = (8, 32), (1, 4)
@@ -98,7 +99,7 @@ class Bench:
             inputs["input_ids"][:, :-1],
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
             use_cache=True,
             logits_to_keep=1,
         )
@@ -110,7 +111,7 @@ class Bench:
         options, speculation = self._options(contestant)
         is_lookup = contestant.policy == LOOKUP
         if not is_lookup:
-            options["past_key_values"] = copy.deepcopy(group.cache)
+            options[CACHE_NAME] = copy.deepcopy(group.cache)
         called: Any = self.models.target
         start = time.perf_counter()
         out = called.generate(**group.inputs, max_new_tokens=num_new, do_sample=False, **options)

@@ -42,6 +42,7 @@ from benchmarks.common.settings import RESULTS, load_average, parser, settings, 
 from benchmarks.weights.report import report
 from benchmarks.weights.schemes import SCHEMES
 from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculation
+from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.loading import smollm2
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.selftest.agreement import plain_greedy
@@ -175,7 +176,7 @@ def read(model: Any, parts: list[Tensor]) -> Tensor:
     """The logits [V] after ids [1, L] that are read part by part."""
     state = model(input_ids=parts[0], use_cache=True)
     for part in parts[1:]:
-        state = model(input_ids=part, past_key_values=state.past_key_values, use_cache=True)
+        state = model(input_ids=part, **{CACHE_NAME: cache_in(state)}, use_cache=True)
     return state.logits[0, -1].float()
 
 

@@ -24,6 +24,7 @@ from treespec.hf import TreeScorer
 from treespec.hf.cpu import optimized_model
 from treespec.hf.cpu.linear_kernels import Packed
 from treespec.hf.devices.weights import weight_counts
+from treespec.hf.introspect import CACHE_NAME
 
 slow = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def spread(model: Any, away: tuple[str, ...]) -> Any:
         module = model.get_submodule(name)
         first = PARTS[0] if name == "" else name  # The whole takes and returns what is where the embedding is.
         device = DEVICE if first in away else CPU
-        hook = AlignDevicesHook(device, io_same_device=name == "", skip_keys="past_key_values")
+        hook = AlignDevicesHook(device, io_same_device=name == "", skip_keys=CACHE_NAME)
         add_hook_to_module(module, hook)
     return model
 

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from treespec.hf.cache.caches import filled_layers
+from treespec.hf.introspect import CACHE_NAME
 from treespec.protocols import Capability, CausalScorer
 
 VOCAB_SIZE, WINDOW, PROMPT_LENGTH, NUM_POSITIONS = 64, 8, 26, 128
@@ -173,7 +174,8 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
             return float("inf")
         if not len(tokens):
             continue
-        fresh = model(input_ids=tokens.unsqueeze(0), past_key_values=DynamicCache(), use_cache=True).past_key_values
+        fresh = DynamicCache()
+        model(input_ids=tokens.unsqueeze(0), **{CACHE_NAME: fresh}, use_cache=True)
         for ours, theirs in zip(filled_layers(cache), filled_layers(fresh), strict=True):
             for states, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                 kept = states[row].index_select(-2, slots.to(states.device))

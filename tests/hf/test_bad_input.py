@@ -41,6 +41,7 @@ from treespec.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.models import load_model
 from treespec.tree import ROOT_PARENT
 
@@ -156,7 +157,7 @@ WRONG = {
         UnsupportedModeError,
         "one row",
     ),
-    "cache longer than the prompt": (lambda: run(past_key_values=filled_cache(30)), TreespecError, "past_key_values"),
+    "cache longer than the prompt": (lambda: run(**{CACHE_NAME: filled_cache(30)}), TreespecError, "cache holds"),
     # logits
     "NaN logits": (lambda: run(logits_processor=[Poison(torch.nan)]), LogitsError, "NaN"),
     "infinite logits": (lambda: run(logits_processor=[Poison(torch.inf)]), LogitsError, "inf"),
@@ -329,7 +330,7 @@ def call_directly(ids=IDS, cache_implementation=None, **model_kwargs):
 
 def filled_cache(length):
     cache = DynamicCache()
-    TARGET(prompt(2, length), past_key_values=cache)
+    TARGET(prompt(2, length), **{CACHE_NAME: cache})
     return cache
 
 

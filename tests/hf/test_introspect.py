@@ -9,7 +9,7 @@ from torch import nn
 
 import treespec
 from treespec.hf import TreeScorer
-from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts
+from treespec.hf.introspect import CACHE_NAME, ModelFacts, evaluation_mode, model_facts
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
@@ -20,7 +20,7 @@ def test_facts_are_read_once_and_passed_along():
     assert isinstance(facts, ModelFacts)
     assert model_facts(facts) is facts
     assert TreeScorer(facts).facts is facts
-    assert (facts.num_logits, facts.cache_argument, facts.max_positions) == (64, "past_key_values", None)
+    assert (facts.num_logits, facts.cache_argument, facts.max_positions) == (64, CACHE_NAME, None)
 
 
 @pytest.mark.parametrize("is_checkpointing", [False, True])

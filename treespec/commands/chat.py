@@ -36,6 +36,7 @@ from treespec.commands.models import (
 from treespec.commands.stream import Stream
 from treespec.errors import ConfigError
 from treespec.hf import TreeSpeculation, generate
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.models.capability import keeps_states
 
 EXAMPLES = """Examples:
@@ -106,7 +107,7 @@ class Conversation:
         self.messages.append({"role": "user", "content": message})
         inputs = encode(self._loaded, self.messages)
         self._keep_common(inputs["input_ids"][0].tolist())
-        cache = {} if keeps_states(self._loaded.model) else {"past_key_values": self._cache}
+        cache = {} if keeps_states(self._loaded.model) else {CACHE_NAME: self._cache}
         stream = Stream(self._loaded.tokenizer, self._speculation.drafter, console, is_coloured)
         start = perf_counter()
         streamer = {"streamer": stream}

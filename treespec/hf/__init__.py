@@ -11,6 +11,7 @@ from treespec.hf.generation.grammar import GrammarProcessor
 from treespec.hf.generation.grammar_states import GrammarState, token_enforcer
 from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.generation.vllm_config import from_config
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head
 from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
@@ -19,6 +20,7 @@ from treespec.hf.selftest.check import check
 from treespec.hf.selftest.report import CheckReport
 
 __all__ = [
+    "CACHE_NAME",
     "CheckReport",
     "GrammarProcessor",
     "GrammarState",

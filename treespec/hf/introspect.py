@@ -12,13 +12,24 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.engine.ranks import Alone
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.devices.ranks import AnyRanks, ranks_of
 from treespec.hf.devices.weights import weight_counts
 from treespec.protocols import HiddenStates
+
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""What models call a cache in their arguments and outputs: since transformers 5.24, before, and some states before."""
+CACHE_NAME = next(name for name in CACHE_ARGUMENTS if name in GenerateDecoderOnlyOutput.__dataclass_fields__)
+"""What `generate` calls a cache in the installed transformers, in its arguments and outputs."""
+
+
+def cache_in(named: Mapping[str, Any]) -> Cache | None:
+    """The cache among a call's arguments or a model's outputs, under whichever of its names."""
+    return next((named[name] for name in CACHE_ARGUMENTS if named.get(name) is not None), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +72,11 @@ class ModelFacts:
     @property
     def cache_argument(self) -> str:
         """The name under which `forward` takes a cache. Raises `UnsupportedModelError`: it takes none."""
-        for name in ("past_key_values", "cache_params"):
+        for name in CACHE_ARGUMENTS:
             if name in self.arguments:
                 return name
         raise UnsupportedModelError(
-            f"{self.name} takes no transformers cache (neither past_key_values nor cache_params): its tokens cannot be "
+            f"{self.name} takes no transformers cache (none of {', '.join(CACHE_ARGUMENTS)}): its tokens cannot be "
             "verified ahead"
         )
 

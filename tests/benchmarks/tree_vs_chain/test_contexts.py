@@ -15,6 +15,7 @@ from benchmarks.common.store import Store
 from benchmarks.tree_vs_chain import contexts, contexts_report, run
 from benchmarks.tree_vs_chain.contexts import AUTO, DRAFTERS, GROWING, HEAD, MERGED, NUM_ROWS, PLAIN, SHAPES, Cell
 from treespec import Eagle3, SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter
+from treespec.hf.introspect import CACHE_NAME
 
 POOL = [Prompt(f"{kind}{number}", str(number)) for kind in ("HumanEval/", "gsm8k-") for number in range(12)]
 
@@ -60,7 +61,7 @@ def test_trees_from_copied_caches_are_those_of_a_call_that_reads_the_prompt(benc
     calls = []
     for head, cache in ((copied, contexts.twin_cache(group.cache)), (reading, None)):
         speculation = TreeSpeculation(head, tree=6, record_steps=True)
-        options = {} if cache is None else {"past_key_values": cache}
+        options = {} if cache is None else {CACHE_NAME: cache}
         inputs = {"input_ids": group.ids, "attention_mask": torch.ones_like(group.ids), **options}
         out = bench.model.generate(**inputs, max_new_tokens=8, do_sample=False, custom_generate=speculation)
         calls.append((out.tolist(), [[tree.tokens.tolist() for tree in step.trees] for step in speculation.steps]))

@@ -15,6 +15,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
+from treespec.hf.introspect import CACHE_NAME
 from treespec.policies import SpecExec, StochasticBeam
 
 EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash_files.shape(), dspark()
@@ -162,8 +163,8 @@ def test_a_cache_that_held_the_first_tokens_leaves_positions_right(tmp_path, tar
     drafter, plain = make(tmp_path, target, made)
     ids, cache = prompt(1, 10), DynamicCache()
     with torch.no_grad():
-        target(ids[:, :6], past_key_values=cache)
-    out, _ = run(target, drafter, {"input_ids": ids, "past_key_values": cache}, 8)
+        target(ids[:, :6], **{CACHE_NAME: cache})
+    out, _ = run(target, drafter, {"input_ids": ids, CACHE_NAME: cache}, 8)
     assert torch.equal(out, target.generate(ids, max_new_tokens=8, do_sample=False))
     assert check_distributions(target, drafter, plain, first=6) > 20
 

@@ -12,6 +12,7 @@ import treespec
 from treespec import TreeSpeculation
 from treespec.drafters import Medusa, MedusaHeads
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
+from treespec.hf.introspect import CACHE_NAME
 from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.tree import SELECTED
 
@@ -159,8 +160,8 @@ def test_prompts_of_one_token_and_given_caches(target, heads):
     assert torch.equal(target.generate(ids, **GREEDY, custom_generate=speculation), target.generate(ids, **GREEDY))
     ids, cache = prompt(1, 8), treespec.new_cache(2)
     with torch.no_grad():
-        target(input_ids=ids[:, :-1], past_key_values=cache)
-    out = target.generate(ids, past_key_values=cache, **GREEDY, custom_generate=speculation)
+        target(input_ids=ids[:, :-1], **{CACHE_NAME: cache})
+    out = target.generate(ids, **{CACHE_NAME: cache}, **GREEDY, custom_generate=speculation)
     assert torch.equal(out, target.generate(ids, **GREEDY))
     assert speculation.stats.num_accepted_tokens > 0
 

@@ -13,6 +13,7 @@ import treespec
 from treespec.drafters import SuffixLookup
 from treespec.hf.cache.caches import new_cache, twin_cache
 from treespec.hf.cache.growing import LEAST_SPARE, GrowingLayer, use_dynamic_layers, use_growing_layers
+from treespec.hf.introspect import CACHE_NAME, cache_in
 
 
 def fresh(length, num_rows=2, seed=0):
@@ -165,26 +166,26 @@ def test_generate_returns_transformers_own_layers(is_given):
     speculation = treespec.TreeSpeculation(SuffixLookup(), tree=4)
     given = DynamicCache()
     if is_given:
-        model(ids[:, :3], past_key_values=given)
+        model(ids[:, :3], **{CACHE_NAME: given})
     options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    output = treespec.generate(model, ids, speculation, past_key_values=given, **options)
-    assert output.past_key_values is given
+    output = treespec.generate(model, ids, speculation, **{CACHE_NAME: given}, **options)
+    assert cache_in(output) is given
     assert {type(layer) for layer in given.layers} == {DynamicLayer}
-    again = model.generate(output.sequences, past_key_values=given, **options).sequences
+    again = model.generate(output.sequences, **{CACHE_NAME: given}, **options).sequences
     assert again.equal(model.generate(output.sequences, **options).sequences)
 
 
 def test_a_caller_s_cache_has_its_own_layers_after_an_error():
     model, ids = tiny_llama(), prompt()
     given = DynamicCache()
-    model(ids[:, :3], past_key_values=given)
+    model(ids[:, :3], **{CACHE_NAME: given})
 
     def fail(*_, **__):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         model.generate(
-            ids, max_new_tokens=8, past_key_values=given, do_sample=False, stopping_criteria=[fail],
+            ids, max_new_tokens=8, **{CACHE_NAME: given}, do_sample=False, stopping_criteria=[fail],
             custom_generate=treespec.TreeSpeculation(SuffixLookup(), tree=4),
         )  # fmt: skip
     assert {type(layer) for layer in given.layers} == {DynamicLayer}

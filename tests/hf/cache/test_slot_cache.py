@@ -13,6 +13,7 @@ from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import check_cache, is_filled, new_cache
 from treespec.hf.cache.growing import LEAST_SPARE
 from treespec.hf.cache.slot_cache import commit_cache
+from treespec.hf.introspect import CACHE_NAME
 from treespec.tree import TokenTree, TreeBatch
 
 TOLERANCE = 1e-4
@@ -36,13 +37,13 @@ def committed(model, num_rows, is_static):
     cache = new_cache(model.config.num_hidden_layers, 32 if is_static else None)
     batch = trees(num_rows)
     with torch.no_grad():
-        model(input_ids=prompt, past_key_values=cache, use_cache=True)
+        model(input_ids=prompt, **{CACHE_NAME: cache}, use_cache=True)
         attention = tree_attention_mask(batch, prompt.shape[1], model.config, num_slots=32 if is_static else None)
         model(
             input_ids=batch.tokens,
             attention_mask=attention.mask,
             position_ids=attention.position_ids,
-            past_key_values=cache,
+            **{CACHE_NAME: cache},
             use_cache=True,
         )
     slots = commit_cache(cache, torch.ones_like(prompt, dtype=torch.bool), ACCEPTED[:num_rows])

@@ -11,6 +11,7 @@ from transformers import DynamicCache, GenerationConfig
 import treespec
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.models import capability
 from treespec.verification import Traversal
 
@@ -20,7 +21,7 @@ OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 def filled_cache(model, ids):
     cache = DynamicCache()
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_NAME: cache})
     return cache
 
 
@@ -68,13 +69,13 @@ def test_an_interrupted_call_leaves_the_callers_cache_usable(target, draft):
     speculation = TreeSpeculation(draft, tree=8)
     with pytest.raises(KeyboardInterrupt):
         target.generate(
-            ids, past_key_values=cache, **OPTIONS, stopping_criteria=[Interrupt()], custom_generate=speculation
+            ids, **{CACHE_NAME: cache}, **OPTIONS, stopping_criteria=[Interrupt()], custom_generate=speculation
         )
     assert 11 <= cache.get_seq_length() < 20
     known = target.generate(ids, **OPTIONS)
     turn = torch.cat([known, prompt(1, 4, seed=8)], dim=1)
     expected = target.generate(turn, **OPTIONS)
-    assert torch.equal(target.generate(turn, past_key_values=cache, **OPTIONS, custom_generate=speculation), expected)
+    assert torch.equal(target.generate(turn, **{CACHE_NAME: cache}, **OPTIONS, custom_generate=speculation), expected)
 
 
 @pytest.mark.parametrize("eos", [None, list(range(1, 12))])
@@ -84,7 +85,7 @@ def test_a_batch_leaves_the_callers_cache_as_it_was(target, draft, eos):
     before = deepcopy(cache)
     speculation = TreeSpeculation(draft, tree=8)
     options = {**OPTIONS, "eos_token_id": eos}
-    out = target.generate(ids, past_key_values=cache, **options, custom_generate=speculation)
+    out = target.generate(ids, **{CACHE_NAME: cache}, **options, custom_generate=speculation)
     assert torch.equal(out, target.generate(ids, **options))
     assert cache.get_seq_length() == 6
     assert all(torch.equal(a.keys, b.keys) for a, b in zip(cache.layers, before.layers, strict=True))

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import transformers
 from helpers.continuations import exact_distribution
 from helpers.multimodal import BY_NAME, KINDS, MEDIA, START, WITH_STATES, build, prompts
 from helpers.tiny import tiny_llama
@@ -23,6 +24,7 @@ from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import EarlyExit
 from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
+from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.protocols import Capability
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
@@ -51,6 +53,8 @@ def images(*num_images, name="qwen2_vl", **options):
 @pytest.mark.parametrize("kind", ZOO)
 def test_greedy_equals_plain(kind):
     """Text alone, then a left-padded batch of several images, none and one; the images matter."""
+    if kind.model_type == "llama4" and transformers.__version__ == "5.24.0":
+        pytest.skip("no pass of Llama4ForConditionalGeneration works in this version")
     model, speculation = build(kind), lookups()
     text, mixed = prompts(kind, [0]), prompts(kind, [2, 0, 1] if kind.can_batch else [1])
     for inputs in (text, mixed, mixed):
@@ -111,8 +115,8 @@ def test_a_conversation_goes_on_from_its_cache(name):
     answer = {"max_new_tokens": 4, "return_dict_in_generate": True}
     first = model.generate(**inputs, **OPTIONS | answer, custom_generate=lookups())
     more = {"input_ids": torch.cat([first.sequences, torch.tensor([[7, 8, 9]])], dim=1)}
-    plain = model.generate(**more, past_key_values=deepcopy(first.past_key_values), **OPTIONS)
-    out = model.generate(**more, past_key_values=first.past_key_values, **OPTIONS, custom_generate=lookups())
+    plain = model.generate(**more, **{CACHE_NAME: deepcopy(cache_in(first))}, **OPTIONS)
+    out = model.generate(**more, **{CACHE_NAME: cache_in(first)}, **OPTIONS, custom_generate=lookups())
     assert torch.equal(out, plain)
 
 

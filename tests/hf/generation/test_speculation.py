@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 import treespec
 from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
+from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import BestFirst, Chain, KAry
 
@@ -358,16 +359,16 @@ def test_a_conversation_continues_in_its_cache(target, draft):
     """The returned cache and an empty one of the caller hold all but the last token; the next turn goes on in them."""
     ids, speculation = prompt(1), treespec.TreeSpeculation(draft, tree=8)
     mine, options = DynamicCache(), {**OPTIONS, "custom_generate": speculation, "return_dict_in_generate": True}
-    first = target.generate(ids, past_key_values=mine, **options)
-    assert first.past_key_values is mine
+    first = target.generate(ids, **{CACHE_NAME: mine}, **options)
+    assert cache_in(first) is mine
     assert mine.get_seq_length() == first.sequences.shape[1] - 1
     turn = torch.cat([first.sequences, prompt(1, 5, seed=9)], dim=1)
     plain = target.generate(turn, **OPTIONS)
-    assert torch.equal(target.generate(turn, past_key_values=deepcopy(mine), **OPTIONS), plain)
-    second = target.generate(turn, past_key_values=mine, **options)
+    assert torch.equal(target.generate(turn, **{CACHE_NAME: deepcopy(mine)}, **OPTIONS), plain)
+    second = target.generate(turn, **{CACHE_NAME: mine}, **options)
     assert torch.equal(second.sequences, plain)
     third = target.generate(prompt(2), **options)
-    assert third.past_key_values is None
+    assert cache_in(third) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")

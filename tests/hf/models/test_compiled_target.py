@@ -13,6 +13,7 @@ from transformers import DynamicCache, MambaConfig, MambaForCausalLM
 import treespec
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
+from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.models.compiled_target import CompiledTarget
 
 
@@ -57,7 +58,7 @@ def test_batches_states_and_sampling_are_those_without_compilation():
             for compile in ({"backend": "eager"}, False)
         ]
         assert results[0].sequences.equal(results[1].sequences)
-        assert results[0].past_key_values is None
+        assert cache_in(results[0]) is None
         for got, expected in zip(results[0].hidden_states[-1], results[1].hidden_states[-1], strict=True):
             torch.testing.assert_close(got, expected)
 
@@ -82,9 +83,9 @@ def test_what_cannot_be_compiled_is_refused():
     assert CompiledTarget.of(False) is None
     speculation = TreeSpeculation(TokenRecycling(), tree=4, compile={"backend": "eager"})
     cache = DynamicCache()
-    model(prompt(1, 5), past_key_values=cache)
+    model(prompt(1, 5), **{CACHE_NAME: cache})
     with pytest.raises(UnsupportedModeError, match="static cache of its own"):
-        treespec.generate(model, prompt(1, 6), speculation, past_key_values=cache, max_new_tokens=3)
+        treespec.generate(model, prompt(1, 6), speculation, **{CACHE_NAME: cache}, max_new_tokens=3)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
     warnings.simplefilter("ignore", TreespecWarning)  # pytest restores filters after the test.
     with pytest.raises(UnsupportedModelError, match="compile= needs a static cache"):

@@ -10,6 +10,7 @@ from transformers import DynamicCache, MambaConfig, MambaForCausalLM
 import treespec
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.models import compiled_target, compiled_times
 from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.static_scorer import StaticScorer
@@ -56,8 +57,8 @@ def test_auto_goes_without_where_the_call_cannot_be_compiled(monkeypatch):
     model, cache = tiny_llama(num_layers=1), DynamicCache()
     speculation = TreeSpeculation(TokenRecycling(), tree=4, compile="auto")
     ids = prompt(1, 8)
-    model(ids[:, :5], past_key_values=cache)
-    got = treespec.generate(model, ids, speculation, past_key_values=cache, max_new_tokens=3)
+    model(ids[:, :5], **{CACHE_NAME: cache})
+    got = treespec.generate(model, ids, speculation, **{CACHE_NAME: cache}, max_new_tokens=3)
     assert got.equal(model.generate(ids, max_new_tokens=3))
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
     warnings.simplefilter("ignore", TreespecWarning)  # pytest restores filters after the test.

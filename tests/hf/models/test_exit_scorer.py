@@ -19,6 +19,7 @@ from treespec.engine.request import Request
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf import TreeScorer, make_exit_scorer, make_scorer
 from treespec.hf.generation.stopping import TreeStopping
+from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.layers import decoder_layers
 from treespec.policies import BestFirst, Chain, KAry, SpecExec
@@ -213,7 +214,7 @@ def test_prompts_of_one_token_and_caches_go_on(deep):
     more = {"max_new_tokens": 12, "do_sample": False}
     plain = deep.generate(ids, max_new_tokens=28, do_sample=False)
     assert torch.equal(first.sequences, plain[:, :17])
-    out = deep.generate(first.sequences, past_key_values=first.past_key_values, **more, custom_generate=speculation)
+    out = deep.generate(first.sequences, **{CACHE_NAME: cache_in(first)}, **more, custom_generate=speculation)
     assert torch.equal(out, plain)
 
 
@@ -227,15 +228,15 @@ def test_an_error_leaves_model_and_cache_as_they_were(deep):
     cache = treespec.new_cache(5)
     speculation = TreeSpeculation(Failing(2), tree=8)
     with pytest.raises(KeyboardInterrupt):
-        deep.generate(prompt(1, 8), past_key_values=cache, **GREEDY, custom_generate=speculation)
+        deep.generate(prompt(1, 8), **{CACHE_NAME: cache}, **GREEDY, custom_generate=speculation)
     assert not [layer for layer in decoder_layers(deep) if "forward" in vars(layer)]
     ids = prompt(1, 8)
     with torch.no_grad():
-        deep(input_ids=ids[:, :-1], past_key_values=cache)
+        deep(input_ids=ids[:, :-1], **{CACHE_NAME: cache})
     with pytest.raises(KeyboardInterrupt):
-        deep.generate(ids, past_key_values=cache, **GREEDY, custom_generate=speculation)
+        deep.generate(ids, **{CACHE_NAME: cache}, **GREEDY, custom_generate=speculation)
     assert [layer.get_seq_length() for layer in cache.layers] == [7] * 5
-    assert torch.equal(deep.generate(ids, past_key_values=cache, **GREEDY), deep.generate(ids, **GREEDY))
+    assert torch.equal(deep.generate(ids, **{CACHE_NAME: cache}, **GREEDY), deep.generate(ids, **GREEDY))
 
 
 @pytest.mark.filterwarnings("ignore")  # Said once per model, here or in another test.

@@ -21,6 +21,7 @@ from treespec.errors import ConfigError, ContextFullError, TreespecError, Unsupp
 from treespec.hf import TreeScorer, make_scorer
 from treespec.hf.attention import mask as mask_module
 from treespec.hf.cache import slot_cache
+from treespec.hf.introspect import CACHE_NAME
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
@@ -158,14 +159,14 @@ def test_offloaded_models_take_ids_where_their_hooks_want_them():
 
 
 class TestGivenCache:
-    """A caller's own `past_key_values`."""
+    """A cache that the caller keeps."""
 
     PROMPT = torch.arange(1, 17).unsqueeze(0)
 
     def filled(self, model, length, num_rows=1):
         cache = DynamicCache()
         with torch.no_grad():
-            model(input_ids=self.PROMPT[:, :length].expand(num_rows, -1), past_key_values=cache, use_cache=True)
+            model(input_ids=self.PROMPT[:, :length].expand(num_rows, -1), **{CACHE_NAME: cache}, use_cache=True)
         return cache
 
     @pytest.mark.parametrize("length", [5, 16])
@@ -204,7 +205,7 @@ class TestGivenCache:
         model = build("mistral")
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(input_ids=self.PROMPT, past_key_values=cache, use_cache=True)
+            model(input_ids=self.PROMPT, **{CACHE_NAME: cache}, use_cache=True)
         assert isinstance(cache.layers[0], DynamicSlidingWindowLayer)
         with pytest.raises(UnsupportedModelError, match="DynamicSlidingWindowLayer"):
             TreeScorer(model, cache=cache)

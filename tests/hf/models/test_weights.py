@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausa
 import treespec
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
-from treespec.hf.introspect import model_facts
+from treespec.hf.introspect import CACHE_NAME, cache_in, model_facts
 from treespec.hf.models import capability, pass_times
 from treespec.hf.models.capability import detect
 from treespec.protocols import Capability
@@ -66,8 +66,8 @@ class TestOneScaleForAPass:
         for _ in range(2):
             outs = {}
             for name, given in (("plain", {}), ("ours", {"custom_generate": speculation})):
-                outs[name] = model.generate(text, past_key_values=caches[name], **options, **given)
-                caches[name] = outs[name].past_key_values
+                outs[name] = model.generate(text, **{CACHE_NAME: caches[name]}, **options, **given)
+                caches[name] = cache_in(outs[name])
             assert torch.equal(outs["ours"].sequences, outs["plain"].sequences)
             torch.testing.assert_close(torch.stack(outs["ours"].logits), torch.stack(outs["plain"].logits))
             text = torch.cat([outs["ours"].sequences, prompt(1, 5, seed=9)], dim=1)

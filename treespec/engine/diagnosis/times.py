@@ -64,7 +64,7 @@ def prompt_long(case: Case) -> Cause | None:
         f"of answer; decoding alone is {speed.decoding_speedup:.2f} times plain"
     )
     change = (
-        "speculation cannot read prompts faster: keep the cache from call to call (past_key_values=, treespec chat), "
+        "speculation cannot read prompts faster: keep the cache from call to call (cache=, treespec chat), "
         "ask several questions of one text in a row, or ask for longer answers at once"
     )
     today = speed.prefill + speed.tokens * speed.plain  # Of plain decoding, which reads the prompt.

@@ -20,11 +20,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from treespec.hf.cpu.attention import NativeAttention, attention_of
+from treespec.hf.introspect import CACHE_ARGUMENTS
 
 NAME = "treespec_folded"
 """What `config._attn_implementation` is while a pass runs."""
 
-_KNOWN_ARGUMENTS = frozenset({"position_ids", "past_key_values", "use_cache", "output_hidden_states", "sliding_window"})
+_KNOWN_ARGUMENTS = frozenset({"position_ids", *CACHE_ARGUMENTS, "use_cache", "output_hidden_states", "sliding_window"})
 """Arguments that sdpa does not read either; with any other one that is set, sdpa itself is called."""
 
 

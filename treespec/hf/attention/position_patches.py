@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from treespec.hf.attention.mask import TreeAttention
-from treespec.hf.introspect import text_modules
+from treespec.hf.introspect import cache_in, text_modules
 
 _BIAS_NAMES = ("alibi", "position_bias")
 
@@ -98,7 +98,8 @@ def _temper(module: Any, positions: Int[Tensor, "B F"]) -> list[RemovableHandle]
     def record_slot(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         nonlocal first_slot
         if threading.get_ident() == owner:
-            first_slot = int(kwargs["past_key_values"].get_seq_length(module.layer_idx))
+            cache = cache_in(kwargs)
+            first_slot = 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
 
     def correct(_: nn.Module, args: Any, queries: Tensor) -> Tensor | None:
         if threading.get_ident() != owner:

@@ -63,7 +63,7 @@ def is_filled(cache: Cache) -> bool:
     """Whether a cache holds any token; those that `generate` prepares are empty."""
     layers = getattr(cache, "layers", None)
     if not isinstance(cache, Cache) or layers is None:
-        raise UnsupportedModelError(f"expected a transformers Cache as past_key_values, got {type(cache).__name__}")
+        raise UnsupportedModelError(f"expected a transformers Cache, got {type(cache).__name__}")
     return any(_is_layer_filled(layer) for layer in layers)
 
 
@@ -81,7 +81,7 @@ def prefix_length(cache: Cache, num_rows: int, num_tokens: int) -> int:
     num_cached_rows, num_cached = cache_shape(cache)
     if num_cached_rows != num_rows or num_cached > num_tokens:
         raise UnsupportedModelError(
-            f"past_key_values holds {num_cached} tokens of {num_cached_rows} rows, but before the prompt's last tokens "
+            f"the given cache holds {num_cached} tokens of {num_cached_rows} rows, but before the prompt's last tokens "
             f"come {num_tokens} tokens of {num_rows} rows: pass the cache of a prefix of the prompt"
         )
     return num_cached

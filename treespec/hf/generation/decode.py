@@ -144,7 +144,7 @@ def _compiled_target(call: Prepared, options: Options, layers: Sequence[int]) ->
         return None
     reason = None
     if call.cache is not None and is_filled(call.cache):
-        reason = "compile= keeps a static cache of its own: leave out the filled past_key_values"
+        reason = "compile= keeps a static cache of its own: leave out the filled cache"
     elif call.prompt.has_features:
         reason = "compile= decodes text: for prompts with images or sounds leave it out"
     elif call.config.max_length is None:

@@ -10,6 +10,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.call import Prepared
 from treespec.hf.generation.output_scores import OutputScores
+from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.models.make_scorer import AnyScorer
 
 Output = Tensor | GenerateDecoderOnlyOutput
@@ -50,5 +51,5 @@ def output(
         scores=scores.stacked("scores", lengths),  # pyright: ignore[reportArgumentType]
         logits=scores.stacked("logits", lengths),  # pyright: ignore[reportArgumentType]
         hidden_states=states,  # pyright: ignore[reportArgumentType]
-        past_key_values=cache,
+        **{CACHE_NAME: cache},  # pyright: ignore[reportArgumentType]
     )

@@ -31,7 +31,7 @@ from treespec.hf.generation.validate import (
     prompt_arguments,
     prompt_mask,
 )
-from treespec.hf.introspect import check_model, is_multimodal
+from treespec.hf.introspect import cache_in, check_model, is_multimodal
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
 from treespec.hf.models.compiled_target import CompiledTarget
 from treespec.hf.models.prompt import prompt_inputs
@@ -169,7 +169,7 @@ class TreeSpeculation(SettingFiles):
                 if input_ids.shape[0] > 1:
                     raise UnsupportedModeError(f"a streamer takes one row, the batch has {input_ids.shape[0]}")
                 options.streamer.put(input_ids.cpu())
-            cache = model_kwargs.get("past_key_values")
+            cache = cache_in(model_kwargs)
             prepared = (logits_processor, stopping_criteria, generation_config, cache, prompt)
             call = Prepared(model, input_ids, mask, *prepared)
             output, result = decode(call, options)

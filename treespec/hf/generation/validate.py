@@ -9,12 +9,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.hf.introspect import check_model, input_device, is_multimodal
-from treespec.hf.models.prompt import CACHE_ARGUMENTS, OUTPUTS, placeholder_ids
+from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, input_device, is_multimodal
+from treespec.hf.models.prompt import OUTPUTS, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
-_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"} | CACHE_ARGUMENTS | OUTPUTS
+_MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
 _CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 
 

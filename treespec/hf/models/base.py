@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.devices.weights import read_cost
-from treespec.hf.introspect import ModelFacts, evaluation_mode, model_facts, pick_layers
+from treespec.hf.introspect import ModelFacts, cache_in, evaluation_mode, model_facts, pick_layers
 from treespec.protocols import Capability, Scores
 
 
@@ -54,12 +54,12 @@ class ModelScorer:
         return Scores(output.logits, pick_layers(output, self.hidden_layers))
 
     def _check_cache(self, inputs: dict[str, Any], output: Any) -> None:
-        for name in inputs.keys() & {"past_key_values", "cache_params"}:
-            if (returned := getattr(output, name, None)) is not None and returned is not inputs[name]:
-                raise UnsupportedModelError(
-                    f"{self.facts.name} returns a cache of its own ({type(returned).__name__}), not the one that it "
-                    "was given: its tokens cannot be verified ahead"
-                )
+        given, returned = cache_in(inputs), cache_in(output)
+        if given is not None and returned is not None and returned is not given:
+            raise UnsupportedModelError(
+                f"{self.facts.name} returns a cache of its own ({type(returned).__name__}), not the one that it "
+                "was given: its tokens cannot be verified ahead"
+            )
 
     def _check_nodes(self, tokens: Shaped[Tensor, "..."], parents: Shaped[Tensor, "..."], num_rows: int) -> None:
         if tokens.shape != parents.shape or tokens.ndim != 2 or len(tokens) != num_rows:

@@ -14,12 +14,11 @@ from transformers import Cache
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.slot_cache import keep_paths
-from treespec.hf.introspect import ModelFacts
+from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, ModelFacts
 from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 
 _BY_TOKEN = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"}
 """Arguments with one entry per token of the prompt in their last dimension."""
-CACHE_ARGUMENTS = {"past_key_values", "cache_params"}
 OUTPUTS = {"output_attentions", "output_hidden_states"}
 _TEXT_ARGUMENTS = _BY_TOKEN | {"logits_to_keep", "use_cache"}
 
@@ -46,8 +45,8 @@ class PromptInputs:
         return model.prepare_inputs_for_generation(
             self.ids,
             next_sequence_length=self.ids.shape[1] - num_cached if num_cached else None,
-            past_key_values=cache,
             is_first_iteration=True,
+            **{CACHE_NAME: cache},
             **self.arguments,
         )
 
@@ -101,7 +100,7 @@ class ReadPrompt:
 
 def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: dict[str, Any]) -> PromptInputs:
     """What plain `generate` reads the prompt with."""
-    arguments = {name: value for name, value in model_kwargs.items() if name not in CACHE_ARGUMENTS | OUTPUTS}
+    arguments = {name: value for name, value in model_kwargs.items() if name not in OUTPUTS.union(CACHE_ARGUMENTS)}
     return PromptInputs(input_ids, arguments)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
-from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
+from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
 from treespec.hf.models.capability import Detection, detect, undisturbed, variant
 from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.protocols import Capability, CausalScorer
@@ -120,8 +120,8 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     plain = _plain_logits(facts, ids, prompt.shape[1])[0]
     if plain.isnan().any():
         raise LogitsError(f"{facts.name} gives NaN logits for a plain pass: check its weights and its dtype")
-    cache = model(input_ids=prompt, use_cache=True).past_key_values
-    cached = model(input_ids=ids[:, -NUM_CONTINUED:], past_key_values=cache, use_cache=True).logits[0]
+    cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
+    cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
     least = _least_tolerance(facts, plain.dtype)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)
@@ -222,6 +222,6 @@ def _plain_logits(facts: ModelFacts, ids: Int[Tensor, "B L"], num_prompt: int) -
     model = facts.model
     if not (is_multimodal(model) and detect(facts).has_prefix):
         return model(input_ids=ids, use_cache=False).logits[:, num_prompt:]
-    cache = model(input_ids=ids[:, :num_prompt], use_cache=True).past_key_values
+    cache = {facts.cache_argument: cache_in(model(input_ids=ids[:, :num_prompt], use_cache=True))}
     steps = ids[:, num_prompt:].split(1, dim=1)
-    return torch.cat([model(input_ids=token, past_key_values=cache, use_cache=True).logits for token in steps], dim=1)
+    return torch.cat([model(input_ids=token, **cache, use_cache=True).logits for token in steps], dim=1)

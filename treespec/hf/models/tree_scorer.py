@@ -212,7 +212,7 @@ class TreeScorer(ModelScorer):
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
-        inputs = {"input_ids": tokens, "attention_mask": attention.mask, "past_key_values": self._model_cache}
+        inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self._model_cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
         forward = self.facts.model if is_prefill else self.facts.forward
         is_folded = not is_prefill and forward is self.facts.model and self.capability != Capability.PLAIN

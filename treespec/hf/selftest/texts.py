@@ -10,6 +10,7 @@ from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessor
 
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.models.capability import keeps_states
 from treespec.hf.selftest.agreement import Agreement, Plain, compare, plain_greedy
 from treespec.hf.selftest.planted import Planted
@@ -78,10 +79,10 @@ def check_cache(subject: Subject) -> list[Finding]:
     plain = subject.plains[0]
     cache = DynamicCache(config=subject.facts.config)
     speculation = planted(subject, [plain], seed=5)
-    output = _decode(subject, prompt, speculation, past_key_values=cache)
+    output = _decode(subject, prompt, speculation, **{CACHE_NAME: cache})
     ids = torch.cat([prompt, torch.tensor(output[:-1], dtype=torch.int64, device=prompt.device)])
     with torch.no_grad():
-        expected = subject.model(ids[None], use_cache=True).past_key_values
+        expected = cache_in(subject.model(ids[None], use_cache=True))
     fault = _cache_fault(cache, expected, subject.facts.dtype)
     rounds = f"{speculation.stats.num_drafts} rounds, {len(ids)} tokens"
     if fault is None:
@@ -97,7 +98,13 @@ def check_processors(subject: Subject) -> list[Finding]:
     processors = LogitsProcessorList([processor])
     plain = plain_greedy(subject.model, subject.inputs(prompt), subject.num_new // 2, logits_processor=processors)
     processor.asked.clear()
-    output = _decode(subject, prompt, planted(subject, [plain], seed=7), len(plain.tokens), logits_processor=processors)
+    output = _decode(
+        subject,
+        prompt,
+        planted(subject, [plain], seed=7),
+        max_new_tokens=len(plain.tokens),
+        logits_processor=processors,
+    )
     start = prompt.tolist()
     unasked = [n for n in range(len(output)) if tuple(start + output[:n]) not in processor.asked]
     if unasked:
@@ -111,7 +118,7 @@ def check_processors(subject: Subject) -> list[Finding]:
 def check_seeds(subject: Subject) -> list[Finding]:
     """Two calls with one seed give one output, a call with another seed a different one."""
     drawn = []
-    options = {"num_new": 10, "do_sample": True, "temperature": 2.0, "top_k": 50}
+    options = {"max_new_tokens": 10, "do_sample": True, "temperature": 2.0, "top_k": 50}
     for seed in (subject.seed, subject.seed, subject.seed + 1):
         speculation = planted(subject, [subject.plains[0]], seed=3, call_seed=seed)
         drawn.append(_decode(subject, subject.prompts[0], speculation, **options))
@@ -142,11 +149,9 @@ def planted(subject: Subject, plains: Sequence[Plain], seed: int, call_seed: int
     return TreeSpeculation(drafter, tree=16, seed=call_seed)
 
 
-def _decode(
-    subject: Subject, prompt: Tensor, speculation: TreeSpeculation, num_new: int | None = None, **options: Any
-) -> list[int]:
+def _decode(subject: Subject, prompt: Tensor, speculation: TreeSpeculation, **options: Any) -> list[int]:
     """The new tokens of one row."""
-    settings = {"max_new_tokens": num_new or subject.num_new, "do_sample": False, **options}
+    settings = {"max_new_tokens": subject.num_new, "do_sample": False, **options}
     output = subject.model.generate(**subject.inputs(prompt), **settings, custom_generate=speculation)
     return output[0, len(prompt) :].tolist()
 
