@@ -29,7 +29,7 @@ WITHOUT_TIMES := 'import json, pathlib; file = pathlib.Path("tour.ipynb"); book 
 	[cell["metadata"].pop("execution", None) for cell in book["cells"]]; \
 	file.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")'
 
-.PHONY: help test test-slow test-all test-vllm lint format docs tour demo bench bench-vllm bench-peers clean
+.PHONY: help test test-slow test-all test-vllm lint format docs tour demo release-check bench bench-vllm bench-peers clean
 
 help:
 	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
@@ -46,6 +46,7 @@ help:
 	@echo "               (hours; SPEC_BENCH=question.jsonl for its prompts)"
 	@echo "make bench-vllm plain vLLM, its n-gram and suffix methods, and trees at 1, 4 and 16 concurrent requests"
 	@echo "make bench-peers plain decoding, transformers, other libraries (each in an environment of its own) and trees"
+	@echo "make release-check  build the wheel and run it in an empty environment"
 	@echo "make clean     remove what the others made"
 
 test: $(VENV)/.dev
@@ -77,6 +78,10 @@ tour: $(VENV)/.bench
 	$(PIP) nbclient ipykernel
 	cd examples && PYTHONWARNINGS=ignore PATH="$(abspath $(BIN)):$$PATH" jupyter-execute --inplace tour.ipynb
 	cd examples && $(abspath $(BIN))/python -c $(WITHOUT_TIMES)
+
+release-check: $(VENV)/.bench
+	$(PIP) build twine
+	.ci/release_check $(BIN)/python constraints.txt
 
 demo: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.demo $(ARGS)

@@ -83,36 +83,6 @@ def test_names_in_the_text_exist() -> None:
     assert names - words == set()
 
 
-TEST = r"`(tests/(?:\w+/)*test_\w+\.py)`"
-
-
-def test_every_test_has_the_name_of_a_module_or_is_on_the_map() -> None:
-    table = PAGE.split("## Tests")[1].split("| test | modules |")[0]
-    across = set(re.findall(TEST, "\n".join(line for line in table.splitlines() if line.startswith("|"))))
-    unnamed = set()
-    for file in (ROOT / "tests").rglob("test_*.py"):
-        path = file.relative_to(ROOT / "tests").parent / file.stem.removeprefix("test_")
-        tested = [(ROOT / "treespec" / path), (ROOT / path)]
-        if not any(p.with_suffix(kind).exists() for p in tested for kind in ("", ".py", ".md")):
-            unnamed.add(str(file.relative_to(ROOT)))
-    assert unnamed == across, "rename it after the module that it tests, or list it under Tests"
-
-
-def test_every_module_has_a_test_of_its_name_or_is_listed_with_one_on_the_map() -> None:
-    table = PAGE.split("| test | modules |")[1].split("\n## ")[0]
-    listed = []
-    for test, modules in re.findall(rf"^\| {TEST} \| (.*) \|$", table, flags=re.MULTILINE):
-        assert (ROOT / test).exists(), test
-        for part in modules.split("; "):
-            folder, *names = re.findall(r"`([\w./]+)`", part)
-            listed += [f"{folder}{name}.py" for name in names] or [folder]
-    assert len(listed) == len(set(listed)), "a module is listed with one test"
-    rooms = ROOT / "treespec"
-    modules = [file.relative_to(rooms) for file in rooms.rglob("*.py") if not file.stem.startswith("__")]
-    untested = {str(path) for path in modules if not (ROOT / "tests" / path.parent / f"test_{path.name}").exists()}
-    assert set(listed) == untested, "give it a test of its name, or list it under Tests"
-
-
 def _listed_letters() -> set[str]:
     table = PAGE.split("## Axis letters")[1].split("\n## ")[0]
     return {cell for line in table.splitlines() for cell in line.strip("| ").split(" | ") if re.fullmatch(r"\w", cell)}

@@ -52,7 +52,7 @@ def test_every_kind_can_be_drawn():
 @pytest.mark.parametrize("source", ["human_eval", "gsm8k", "DEMO"])
 def test_no_benchmark_prompt_takes_part(source):
     found = getattr(prompts, source)
-    benchmark = found() if callable(found) else found
+    benchmark: list[prompts.Prompt] = found() if callable(found) else found
     assert sum(len(word_runs(prompt.text)) for prompt in benchmark) > 100
     assert not shared(benchmark, POOLS)
     assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from fractions import Fraction
 
 import numpy as np
@@ -76,7 +76,7 @@ def test_several_drafters_take_turns() -> None:
 
 def drawn_pairs(scheme: str, *others: RandomDistributions) -> dict[tuple[int, ...], Fraction]:
     """The distribution of the two children of a root."""
-    counted: Counter = Counter()
+    counted: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     for weight, tree in enumerate_traces(ToyDrafter(scheme, FixedShape.kary(2), (EXACT, *others))):
         counted[tuple(tree.tokens[1:])] += weight
     return dict(counted)
