@@ -62,6 +62,7 @@ def write(folder, made, tensors, format_name):
             "mask_token_id": made["mask_token"],
             "aux_hidden_state_layer_ids": list(made["hidden_layers"]),
             "sample_from_anchor": made["is_anchored"],
+            "sliding_window_non_causal": False,
         }
     else:
         own = {"mask_token_id": made["mask_token"], "target_layer_ids": [i - 1 for i in made["hidden_layers"]]}
