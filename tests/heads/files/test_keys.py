@@ -186,6 +186,12 @@ def test_keys_without_effect_have_none(tmp_path, kind):
         assert not differ(before, drafts(folder))
 
 
+def test_a_null_leaves_the_key_to_the_top(tmp_path):
+    before = drafts(write(tmp_path, "dflash", output_multiplier=0.5))
+    put(tmp_path, "dflash_config", output_multiplier=None)
+    assert not differ(before, drafts(tmp_path))
+
+
 @every_kind
 def test_settings_that_are_not_served_are_refused_by_name(tmp_path, kind):
     for key in KINDS[kind][0].inert:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.files.config import NESTED_LAYERS, ConfigReader, llama_keys
+from treespec.heads.files.config import NESTED_LAYERS, ConfigReader, llama_keys, merged
 from treespec.heads.modules.rotary import ROPE_TYPES, rope_settings
 
 
@@ -140,11 +140,8 @@ class KindKeys:
 
     def folded(self, tensors: Mapping[str, Tensor], config: ConfigReader) -> dict[str, Tensor]:
         """The tensors with the factors in them, so that no pass needs to multiply; those without one are as given."""
-        sections = [llama_keys(config), config, *([] if self.section is None else [config.nested(self.section)])]
-        merged = ConfigReader(
-            config.path, {key: value for section in sections for key, value in section.values.items()}
-        )
-        given = [(pattern, merged.factor(key)) for key, pattern in self.factors.items()]
+        own = merged(llama_keys(config), config, *([] if self.section is None else [config.nested(self.section)]))
+        given = [(pattern, own.factor(key)) for key, pattern in self.factors.items()]
         return {name: times(tensor, _product(name, given)) for name, tensor in tensors.items()}
 
 
