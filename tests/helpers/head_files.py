@@ -91,7 +91,7 @@ class PlainHead:
         self.target_ids = (torch.arange(made["draft_vocab"]) + offsets).tolist()
 
     def flag(self, key, default=None):
-        """A key of the head's own, wherever the file has it."""
+        """A key that the file has at the top or in its section."""
         flags = self.made["flags"]
         return {**flags, **flags.get("dflash_config", {})}.get(key, default)
 
