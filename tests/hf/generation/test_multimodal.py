@@ -21,7 +21,6 @@ from transformers import (
 import treespec
 from benchmarks.joint_distribution.run import g_test
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.drafters import EarlyExit
 from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, cache_in
@@ -70,12 +69,11 @@ def test_greedy_equals_plain(kind):
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_drafters_that_read_the_prompt(name, cache):
-    """The target's own weights, a text model and an early exit as drafters; placeholders are ids to them."""
+    """The target's own weights, and a text model as drafters; placeholders are ids to them."""
     model, inputs = build(BY_NAME[name], "eager"), images(1, 0, 2, name=name)
     options = OPTIONS | {"cache_implementation": cache}
     plain = model.generate(**inputs, **OPTIONS)
-    drafters = [model, tiny_llama(96)] + ([EarlyExit(1)] if cache == "dynamic" else [])
-    for drafter in drafters:
+    for drafter in (model, tiny_llama(96)):
         speculation = TreeSpeculation(drafter, tree=8)
         assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
         assert speculation.stats.num_draft_tokens > 0
