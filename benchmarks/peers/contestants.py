@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig, StaticCache
 
-from benchmarks.common.drafters import EXIT_LAYERS, fastest_head, warm_start
+from benchmarks.common.drafters import fastest_head, warm_start
 from benchmarks.control import RandomDrafts
 from benchmarks.peers.process import environment
 from treespec import Chain, Eagle3, TreeSpeculation, optimize, shipped_head
@@ -25,6 +25,8 @@ from treespec.hf.loading.models import load_model
 from treespec.hf.models.pass_times import pass_times
 
 ROOT = Path(__file__).parents[2]
+EXIT_LAYERS = 24
+"""Where early exit leaves: the untrained head agrees there with the last layer's at two of five positions."""
 PLAIN, PACKED, OPTIMIZED, COMPILED, AUTO = "plain", "packed", "optimized", "compiled", "auto"
 CHAINS, TREES = (2, 4, 6), (8, 16, 32)
 DEFAULT = [PLAIN, OPTIMIZED, COMPILED, "lookup", *(f"chain-{n}" for n in CHAINS), "tree-8", AUTO]

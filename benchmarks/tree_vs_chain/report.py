@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.common.drafters import EXIT_LAYERS
 from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
@@ -147,9 +146,8 @@ _ABOUT_REPLAY = (
     "one sample per prompt at T=1): with selected children and the target walk this accepts what it would have "
     "accepted when the text was written. Drafters are fresh for every prompt: cold ones start empty, warm ones from "
     "what ships with treespec, warm merges also with weights of their parts, learned along the texts of Sequoia's "
-    "tables. The draft model is SmolLM2 without three of its thirty layers, early exit its first "
-    f"{EXIT_LAYERS} layers and its own head; neither was trained for it. There are no trained Medusa heads for this "
-    "model."
+    "tables. The draft model is SmolLM2 without three of its thirty layers, not trained for it. There are no "
+    "trained Medusa heads for this model."
 )
 _ABOUT_BEST = (
     "The best tree is chosen among all policies, the chain included, by the other prompts (at most four folds), so "

@@ -141,7 +141,7 @@ class Bench:
         if contestant.drafter is None:
             return ({"prompt_lookup_num_tokens": 10} if contestant.policy == LOOKUP else {}), None
         entry = DRAFTERS[contestant.drafter]
-        drafter = entry.timed() if entry.timed else entry.make(TimedKit(self.models))
+        drafter = entry.make(TimedKit(self.models))
         table = self._acceptance["tables"]["T=0"].get(contestant.drafter, [])
         policy = POLICIES[contestant.policy].policy(contestant.num_drafted, table)
         speculation = TreeSpeculation(drafter, tree=policy, seed=0)

@@ -226,7 +226,7 @@ def tiny_models(pair, monkeypatch):
     monkeypatch.setattr(tree_time, "CHAIN_LENGTHS", (2, 4))
     monkeypatch.setattr(tree_time, "TREE_SIZES", (8,))
     models = object.__new__(tree_cells.Models)
-    models.target, models.drafts = model, {drafters.DRAFT: draft, drafters.EXIT: draft}
+    models.target, models.drafts = model, {drafters.DRAFT: draft}
     models.tokenizer, models.end = SimpleNamespace(), -1  # pyright: ignore[reportAttributeAccessIssue]
     return models
 
@@ -267,7 +267,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
 
 
 def test_a_warm_merge_begins_with_what_other_texts_taught(pair, text):
-    drafts = {drafters.DRAFT: pair[1], drafters.EXIT: noisy_copy(pair[0], noise=0.3)}
+    drafts = {drafters.DRAFT: pair[1], "other draft": noisy_copy(pair[0], noise=0.3)}
     models = SimpleNamespace(target=pair[0], drafts=drafts)
     other = Text(pair[0].generate(prompt(seed=5), max_new_tokens=60, do_sample=False)[0], prompt().shape[1])
     kits = [tree_cells.RecordedKit(models, each) for each in (other, other)]  # pyright: ignore[reportArgumentType]
