@@ -61,7 +61,7 @@ def demo_part(data: dict[str, Any]) -> str:
 
 
 def demo_speed(data: dict[str, Any]) -> float:
-    """Of the last contestant against plain: the median of the ratios per prompt, each the median over rounds."""
+    """The last contestant's speed against plain: the median over prompts of the median ratio over rounds."""
     plain, mine = data["runs"]["plain generate"], [*data["runs"].values()][-1]
     return median(
         median(

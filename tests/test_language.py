@@ -44,12 +44,19 @@ FORMER_WORDS = {
         "is not a ..., does not apply to ..."
     ),
     r"\bbeside\b": "next to, compared with, together with, in addition to",
+    r"\bmore and more seldom\b": "with increasing back-off",
+    r"\bbehind each other\b": "consecutive, one after the other",
+    r"\bparts? from plain\b|\bpart at near-ties\b": "differ from",
+    r"\bfigures of before\b": "earlier measurements",
+    r"\bstands before \w+'s \w+ among the bases\b": "mixin placed before ... in the MRO",
     r"\bblock (?:drafters?|heads?|configs?)\b|\bis dspark\b|\bblock[- ]parallel\b": "DFlash, `dflash`",
 }
 """Patterns of words, upper and lower case alike, to what says it now."""
 FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bStaticLM\b"
 """Classes that are `TreeScorer`, `RecurrentScorer` and `StaticScorer` now."""
 
+BEGINS_WITH_OF = r'(?:"""|# )Of '
+"""A docstring or a comment names its subject first."""
 SLOTS = r"\bslots?\b"
 """A slot is a position in a key-value cache and nothing else: not in policies, lookups or merges."""
 ROOMS_WITHOUT_SLOTS = (
@@ -105,6 +112,16 @@ def test_former_words_do_not_come_back(former: str) -> None:
 def test_former_names_of_scorers_do_not_come_back() -> None:
     found = [name for name, text, _ in texts() if re.search(FORMER_NAMES, text)]
     assert not found, "say TreeScorer, RecurrentScorer, ..."
+
+
+def test_no_docstring_or_comment_begins_with_of() -> None:
+    found = [
+        f"{name}: {line.strip()}"
+        for name, text, _ in texts()
+        for line in text.splitlines()
+        if re.search(BEGINS_WITH_OF, line)
+    ]
+    assert not found, "name the subject first: " + "\n".join(found[:20])
 
 
 @pytest.mark.parametrize("room", ROOMS_WITHOUT_SLOTS)

@@ -37,7 +37,7 @@ HiddenStates = Mapping[int, Tensor]
 
 
 class Scores(NamedTuple):
-    """Of new nodes: `logits` [B, F, V] in the model's dtype, `hidden_states` of the layers that were asked for."""
+    """New nodes' `logits` [B, F, V] in the model's dtype, and `hidden_states` of the layers that were asked for."""
 
     logits: Tensor
     hidden_states: HiddenStates = MappingProxyType({})

@@ -366,7 +366,7 @@ class SyntheticDistributions:
 
     def _pair(self, context: Context) -> tuple[Tensor, Tensor]:
         if context not in self._pairs:
-            seed = hash((self._seed, *context)) % 2**63  # Of integers: the same in every process.
+            seed = hash((self._seed, *context)) % 2**63  # Hashes of integers are the same in every process.
             normal = torch.randn(2, self._size, generator=torch.Generator().manual_seed(seed))
             target = self._spread * normal[0]
             scores = torch.stack([target, target + self._noise * normal[1]])

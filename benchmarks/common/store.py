@@ -36,7 +36,7 @@ class Store:
 
 
 def digest(*settings: Any, files: Iterable[Path] = ()) -> str:
-    """Of settings, files, the package and the benchmarks: what other code or settings measured is not reused."""
+    """A digest of settings, files, the package and the benchmarks: no results of other ones are reused."""
     hasher = hashlib.sha256(repr(settings).encode())
     for package in (Path(treespec.__file__ or "").parent, Path(__file__).parents[1]):
         files = [*files, *sorted(package.rglob("*.py"))]

@@ -92,7 +92,7 @@ class Compiled(Generate):
     """`generate` whose passes after the prompt run through `torch.compile`: frozen weights, a static cache."""
 
     SLOTS = (512, 2048)
-    """Of the caches: a text has the first that it fits in, for passes read all slots. Each is compiled at once."""
+    """Static caches: a text gets the first that it fits in, as passes read all slots. Each is compiled at once."""
 
     def __init__(self, model: Any) -> None:
         settings: Any = {"fullgraph": False, "dynamic": False, "mode": None, "options": {"freezing": True}}
@@ -172,7 +172,7 @@ def made(
 
 
 def own_makers(model: Any, names: list[str], draft_model: Path | None) -> dict[str, Callable[[], Decoder]]:
-    """Of this process. Drafters and control learn from prompt to prompt, as in use."""
+    """This process's contestants. Drafters and control learn from prompt to prompt, as in use."""
     packed = smollm2.load()[0] if PACKED in names else model
     optimized: Any = smollm2.load()[0]
     if PACKED in names:
@@ -215,7 +215,7 @@ def own_makers(model: Any, names: list[str], draft_model: Path | None) -> dict[s
 
 
 def peer_makers(threads: int) -> dict[str, Callable[[], Decoder]]:
-    """Of other libraries, in the environments that `make bench-peers` sets up."""
+    """Contestants from other libraries, in the environments that `make bench-peers` sets up."""
 
     def process(environment: str, library: str, **options: Any) -> Callable[[], Decoder]:
         return lambda: Process(ROOT / environment, library, options, threads)

@@ -52,7 +52,7 @@ def ms_per_token(prompts: Prompts, name: str) -> list[float]:
 
 
 def whole_ms_per_token(prompts: Prompts, name: str) -> list[float]:
-    """Of the whole call, reading the prompt included."""
+    """Milliseconds per token of the whole call, reading the prompt included."""
     return [1e3 * runs[name]["seconds"] / len(runs[name]["tokens"]) for runs in prompts.values()]
 
 
@@ -81,7 +81,7 @@ def agreements(prompts: Prompts, name: str) -> str:
 
 
 def category(name: str) -> str:
-    """Of a prompt, by its name."""
+    """A prompt's kind, by its name."""
     if found := re.search(r"\((\w+)\)$", name):
         return f"Spec-Bench, {found[1] if found[1] in TASKS else 'talk'}"
     return "HumanEval" if name.startswith("HumanEval") else "GSM8K"

@@ -72,12 +72,12 @@ class Measured:
 
     @property
     def draft_ms(self) -> float:
-        """Of a step."""
+        """A step's costs."""
         return 1e3 * self.stats.seconds["draft"] / self.stats.num_target_passes
 
     @property
     def rest_ms(self) -> float:
-        """Of a step, everything else."""
+        """Everything else in a step."""
         return 1e3 * self.seconds / self.stats.num_target_passes - self.draft_ms
 
     def add(self, stats: SpeculationStats, seconds: float) -> None:

@@ -58,7 +58,7 @@ class Target:
     attention_flops: float
 
     def num_bytes(self, num_rows: int, context: int) -> float:
-        """Of weights, the head's included, and the cache of so many texts."""
+        """Bytes of weights, the head's included, and the cache of so many texts."""
         return self.weight_bytes * (self.weights + self.head_weights) + num_rows * context * self.cache_bytes
 
 

@@ -110,7 +110,7 @@ class Replay:
         self._is_plain = isinstance(policy, BestFirst) and policy.num_nodes == 1
         self.names = Counter[str]()
         self.own_ms: list[float] = []
-        """Of the control by step."""
+        """The choices of the control by step."""
         self.reset()
 
     def reset(self) -> None:
@@ -157,7 +157,7 @@ class Replay:
             self._count(step, draft_ms if is_drafting else 0.0, is_drafting)
 
     def _part_ms(self) -> float:
-        """Of all drafts so far."""
+        """The counts of all drafts so far."""
         return sum(part.ms for part in self._parts)
 
     def _timed(self, method: Callable[..., Any], *args: Any) -> Any:

@@ -162,7 +162,7 @@ class Bench:
 
 
 class Contestants:
-    """Of one cell: an object each, for all groups."""
+    """One cell's objects, for all groups."""
 
     def __init__(self, bench: Bench, cell: Cell, drafters: Sequence[str], num_new: int) -> None:
         self._bench, self._cell, self._num_new = bench, cell, num_new

@@ -195,5 +195,5 @@ ABOUT = (
     "`generate` with the optimized model; with a growing cache it does not copy its cache for every token. Every group "
     "of rows is decoded by all contestants, in rotating order. Chains of 2 and 4 nodes and trees of 8 and 16; the best "
     "of them is chosen in hindsight. Times plain: medians of paired ratios over groups, with 95 % bootstrap intervals "
-    "where there are several. Tied outputs part from plain's where two logits lie within 1e-4."
+    "where there are several. Tied outputs differ from plain's where two logits lie within 1e-4."
 )

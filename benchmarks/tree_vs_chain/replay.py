@@ -55,7 +55,7 @@ class Node:
 
 
 class BranchScorer(NamedTuple):
-    """Of the nodes below one token of the text: a scorer whose cache ends there, and the nodes' pending numbers."""
+    """A scorer whose cache ends at one token of the text, and the pending numbers of the nodes below that token."""
 
     scorer: TreeScorer
     numbers: dict[Node, int]
@@ -208,7 +208,7 @@ class TextWalk:
 
     text: Sequence[int]
     position: int
-    """Of the next root in the text."""
+    """The position of the next root in the text."""
 
     name = "text_walk"
     is_lossless = False  # Its output is given, not drawn.

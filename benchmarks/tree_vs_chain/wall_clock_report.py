@@ -126,7 +126,7 @@ _ABOUT_TIMES = (
     "Linear layers are packed for all contestants, and each gets a cache with the prompt in it: reading the prompt "
     "is not counted. Paired: every prompt is decoded by all contestants, in rotating order. Chains and trees (at "
     "most 8, and at most 32 nodes below the root) are the fastest of a pilot on other prompts. Medians over prompts "
-    "(or batches) with 95 % bootstrap intervals; speed: median of paired ratios. Tied outputs part from plain where "
+    "(or batches) with 95 % bootstrap intervals; speed: median of paired ratios. Tied outputs differ from plain where "
     "its top two logits lie within 1e-4."
 )
 

@@ -141,7 +141,7 @@ def likeness(probs: Distributions, paths: Sequence[Context]) -> Rules:
 def _mean_accepted(
     kind: Kind, size: int, probs: Distributions, num_texts: int, num_draws: int, seed: int
 ) -> list[dict[str, float]]:
-    """Of the rules that support every tree: a distribution may by chance have few tokens, or a tree a single path."""
+    """The rules that support every tree: a distribution may by chance have few tokens, or a tree a single path."""
     num_trees = 1 if kind.is_deterministic else num_draws
     trees = grow(kind, size, probs, [text for text in range(num_texts) for _ in range(num_trees)], seed)
     probs.target([context for tree in trees for context in inner_contexts(tree).values()])  # All in one pass.

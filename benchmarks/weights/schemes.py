@@ -25,7 +25,7 @@ from transformers import (
 from treespec import optimize
 
 GROUP_SIZE = 32
-"""Of schemes that round in groups: divides the widths of small models."""
+"""The group size of schemes that round in groups: divides the widths of small models."""
 
 Load = Callable[[Path], PreTrainedModel]
 

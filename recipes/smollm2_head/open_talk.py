@@ -295,7 +295,7 @@ What the Baker Knew, Salt and Paper, The Garden Behind the Wall"""),
 }  # fmt: skip
 
 PAIRS = ("place", "job", "topic", "character", "subject", "virtue", "animal")
-"""Of these a template may name a second one, {place2}."""
+"""Places of which a template may name a second one, {place2}."""
 
 QUOTED = {"blunt": BLUNT, "stiff": STIFF, "note": NOTES, "wrong": WRONG}
 

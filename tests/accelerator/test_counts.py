@@ -12,9 +12,9 @@ from benchmarks.accelerator.waits import cases, count, tiny_models
 from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
-"""Of a fixed shape or a lookup, and of a level of an adaptive tree."""
+"""Launches of a fixed shape or a lookup, and of a level of an adaptive tree."""
 NUM_TOKENS = 32
-"""Of every row: means over fewer steps are a matter of the draws."""
+"""Tokens of every row: means over fewer depend on the draws."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""
 QUICK = (

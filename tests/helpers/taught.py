@@ -89,7 +89,7 @@ def fit(head, loss, num_steps=100):
 
 
 def mean_acceptance(trained, kind, policy):
-    """Of greedy decoding, twelve random prompts of six tokens; trained: the toy target, its embedding and a head."""
+    """Greedy texts of twelve random prompts of six tokens; trained: the toy target, its embedding and a head."""
     model, embedding, head = trained
     ids = torch.randint(0, VOCAB, (12, 6), generator=torch.Generator().manual_seed(7))
     request = Request(ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)

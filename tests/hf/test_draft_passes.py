@@ -34,7 +34,7 @@ def test_a_step_computes_what_is_new_and_nothing_else(target, draft, name, optio
             break  # The end is near: shallower trees, fewer rows.
         assert passes[first : first + 3] == [(2, num_missing), *((2, width) for width in widths)]
         first, num_checked = first + 3, num_checked + 1
-        # Of the emitted tokens only the next one is new, and the path's last one where that was a leaf.
+        # Only the next token is new, and the path's last one where that was a leaf.
         pairs = zip(step.trees, step.verdicts, strict=True)
         num_missing = max(1 if tree.children(verdict.path[-1]) else 2 for tree, verdict in pairs)
     assert num_checked > 8

@@ -84,7 +84,7 @@ def test_every_dense_form_is_compared() -> None:
 @pytest.mark.parametrize("num_trees", [280, pytest.param(700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_rule_on_stored_trees_is_the_rule_on_toy_trees(kind: Callable, num_trees: int) -> None:
-    """Of all trees, those that a rule supports: two in seven and more for each rule on at least one kind."""
+    """The trees that a rule supports: two in seven and more for each rule on at least one kind."""
     rng = np.random.default_rng(5)
     counts: Counter[str] = Counter()
     for number in range(num_trees):

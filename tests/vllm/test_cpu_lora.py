@@ -16,7 +16,7 @@ layers: Any = pytest.importorskip("vllm.lora.layers")
 punica: Any = pytest.importorskip("vllm.lora.punica_wrapper.punica_cpu")
 
 IDS = [7, 5]
-"""Of the adapters in the slots."""
+"""The ids of the adapters in the slots."""
 OWNERS = (0, 5, 7, 0, 5)
 
 

@@ -98,7 +98,7 @@ class Conversation:
         self.num_reused = 0
         """Tokens of the last turn that came from the cache."""
         self.statistics: dict[str, Any] = {}
-        """Of the last turn."""
+        """Statistics of the last turn."""
         self._ids: list[int] = []
         self._cache = DynamicCache(config=loaded.model.config.get_text_config())
 

@@ -128,7 +128,7 @@ def summary(stats: SpeculationStats, stream: Stream, seconds: float) -> dict[str
 
 
 def statistics_line(found: dict[str, Any]) -> str:
-    """Of a tree most nodes are alternatives, so that the share of accepted nodes says little."""
+    """Tokens per pass; most nodes of a tree are alternatives, so the share of accepted nodes says little."""
     count = found["num_tokens"]
     return (
         f"{found['tokens_per_pass']:.2f} tokens per model pass, {found['drafted_per_pass']:.2f} of them drafted; "

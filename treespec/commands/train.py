@@ -29,7 +29,7 @@ EXAMPLES = """Examples:
 treespec train ./my-model --texts texts --kind eagle3 --minutes 60 --out my-head
 
 treespec export ./my-model my-head --out my-head-complete"""
-NUM_MARKS = 1000  # Of the progress bar.
+NUM_MARKS = 1000  # Marks of the progress bar.
 
 
 def train(

@@ -101,7 +101,7 @@ class TreeBuilder:
         levels, self._unread = self._unread, []
         if not levels:
             return
-        expanded = self.tokens.copy()  # Of padding too, as it was expanded.
+        expanded = self.tokens.copy()  # Padding as well: it was expanded.
         for columns, above, tokens, probs, is_picked in read_levels(levels):
             expanded[:, columns] = tokens
             is_real = is_picked & self._is_node(above)

@@ -204,7 +204,7 @@ def assert_lossless_everywhere(rule: VerificationRule, is_exact: bool = False) -
 def supported_cases(
     rule: VerificationRule, is_exact: bool = False, cases: Iterable[Case] | None = None
 ) -> Iterator[tuple[Case, ToyDrafter, ConditionalProbs]]:
-    """Of the given cases (None: all) those whose trees the rule supports, with drafter and target distribution."""
+    """The given cases (None: all) whose trees the rule supports, with drafter and target distribution."""
     for case in cases or (Case(*names) for names in product(TOY_SCHEMES, SHAPES, distribution_pairs(2))):
         drafter, target = toy_case(case, is_exact)
         batches = (TreeBatch.from_trees([tree.to_token_tree()]) for _, tree in enumerate_traces(drafter))

@@ -64,7 +64,7 @@ class FeatureSet:
         on_tokens: Callable[[int], object] = lambda _: None,
     ) -> None:
         lengths = texts.lengths.tolist()
-        # Of whole texts, so that the same ones are held out with any `max_length`.
+        # Hashes cover whole texts, so that the same ones are held out with any `max_length`.
         self._hashes = [hashlib.sha256(text.numpy().tobytes()).digest() for text in texts.tokens.split(lengths)]
         generated = texts.top[:, 0] >= 0
         greedy = texts.top[:, 0] == texts.tokens.roll(-1)
@@ -123,7 +123,7 @@ class FeatureSet:
         num_left = max_bytes / self._reader.bytes_per_token
         lengths = self.lengths
         shards = [(end - n) // SHARD_TOKENS for end, n in zip(accumulate(lengths), lengths, strict=True)]
-        # Texts behind each other, about `SHARD_TOKENS` tokens of them: more texts change the last shard only.
+        # Consecutive texts, about `SHARD_TOKENS` tokens of them: more texts change the last shard only.
         for _, texts in groupby(range(len(lengths)), key=shards.__getitem__):
             group = list(texts)
             count = sum(lengths[text] for text in group)

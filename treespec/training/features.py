@@ -15,11 +15,11 @@ MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
 """Logits of one pass, which bounds its memory."""
 
 NUM_CANDIDATES = 64
-"""Of every distribution so many of the most probable tokens are kept."""
+"""The most probable tokens kept of every distribution."""
 
 
 class Features(NamedTuple):
-    """Of one text, on the CPU: the layers' states concatenated, and the most probable next tokens after every token."""
+    """One text's features, on the CPU: the layers' concatenated states, and the most probable next tokens."""
 
     states: Tensor  # [T, Y]
     top_ids: Tensor  # int32 [T, k], best first
@@ -53,7 +53,7 @@ class FeatureReader:
         self.vocab_size = num_logits(model)
         self._num_candidates = min(num_candidates, self.vocab_size)
         width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
-        self.bytes_per_token = width * dtype.itemsize + 6 * self._num_candidates  # Of its `Features`.
+        self.bytes_per_token = width * dtype.itemsize + 6 * self._num_candidates  # The size of its `Features`.
         self.settings = {
             "hidden_layers": list(self._hidden_layers),
             "num_candidates": self._num_candidates,

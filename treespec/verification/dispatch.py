@@ -182,7 +182,7 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
 
 
 def _as_tensor(name: str, values: Array, is_single: bool) -> Shaped[Tensor, "..."]:
-    """Of a batch, without gradients; Python's floats are doubles."""
+    """A tensor with a batch dimension and without gradients; Python's floats become float64."""
     try:
         array = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (ValueError, TypeError, RuntimeError) as error:

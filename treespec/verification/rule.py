@@ -69,7 +69,7 @@ def _most_siblings(trees: TreeBatch) -> int:
 
 
 def _widest_support(trees: TreeBatch) -> int:
-    """Of the distributions that nodes were drawn from: a batch may hold rows that no node uses."""
+    """The most tokens that a distribution which a node was drawn from allows; rows that no node uses do not count."""
     if trees.draft_probs is None or trees.draft_index is None:
         return 0
     used = trees.draft_index[(trees.draft_index >= 0) & (trees.parents >= 0)].unique()

@@ -86,7 +86,7 @@ def residual_weights(weights: Any, draft_probs: Any | None, token: int) -> Any:
     """`(weights - draft_probs)+`, an array [V], not normalised (Leviathan et al. 2023, equation 3)."""
     if draft_probs is not None:
         return (weights - draft_probs).clip(min=0)
-    # Of the token nothing is left, as its weight is at most one. `clip` copies, on every kind of array.
+    # A weight is at most one, so nothing is left at the token itself. `clip` copies every kind of array.
     rest = weights.clip(min=0)
     rest[token] = 0
     return rest

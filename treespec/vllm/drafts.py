@@ -26,7 +26,7 @@ def depth_first(trees: TreeBatch) -> TreeBatch:
     """The same trees with their nodes in depth-first order; siblings keep theirs, padding stays last."""
     parents, ancestors = trees.parents.numpy(), trees.ancestors.numpy()
     num_nodes = parents.shape[1]
-    sizes = ancestors.sum(1)  # Of the subtree below every node, itself included.
+    sizes = ancestors.sum(1)  # The size of every node's subtree, itself included.
     are_siblings = (parents[:, :, None] == parents[:, None, :]) & (parents[:, :, None] >= 0)
     earlier = np.tri(num_nodes, k=-1, dtype=bool) & are_siblings
     skipped = (earlier * sizes[:, None, :]).sum(-1)  # The nodes of earlier siblings' subtrees.
@@ -52,7 +52,7 @@ def as_drafts(trees: TreeBatch) -> list[Draft]:
 
 
 def first_chains(trees: TreeBatch, rows: Sequence[bool]) -> TreeBatch:
-    """Of the chosen rows, in depth-first order, only the chain of first children."""
+    """The trees with the chosen rows, in depth-first order, cut to the chain of first children."""
     is_first = (trees.parents == torch.arange(trees.max_nodes) - 1).cumprod(1).bool()
     chosen = torch.tensor(rows).unsqueeze(1)
     return trees.keep_nodes((trees.parents != PADDING_PARENT) & (is_first | ~chosen))

@@ -26,7 +26,7 @@ from treespec.tree import TreeBatch, pad_rows
 from treespec.vllm.cpu_products import pack_products
 
 MOST_READ = 2048
-"""Of a request that joins with a longer text the head reads so many tokens before the end."""
+"""The most tokens before the end that the head reads of a request that joins with a longer text."""
 SHORT = 32
 """A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
 TIME_MEMORY = 0.9
@@ -55,7 +55,7 @@ class FeaturePages:
         self._features[self._as_tensor(self._slots(tables, positions))] = features
 
     def read(self, rows: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> list[Float[Tensor, "M H"]]:
-        """Of these rows the features of all positions from `firsts` up to before `ends`."""
+        """Each of these rows' features of all positions from `firsts` up to before `ends`."""
         counts = [end - first for first, end in zip(firsts, ends, strict=True)]
         positions = np.concatenate([np.arange(*bounds) for bounds in zip(firsts, ends, strict=True)])
         slots = self._slots(self.tables[np.repeat(rows, counts)], positions)

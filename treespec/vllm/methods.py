@@ -71,7 +71,7 @@ class Method:
 
     @property
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the mean draft: numbers of nodes per request, the best first, and the tokens that these should add."""
+        """The mean draft's numbers of nodes per request, the best first, and the tokens that they should add."""
         weight = max(self._weight, 1e-9)
         nodes = self._nodes / weight
         tokens = np.minimum(self._values / weight * self._hits / self._predicted, nodes)

@@ -31,7 +31,7 @@ _BY_REQUEST = (
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of a step's B requests: vLLM's sampling parameters, the output so far, and the row of the first node's logits."""
+    """A step's B requests: vLLM's sampling parameters, the output so far, and the row of the first node's logits."""
 
     params: Sequence[Any]
     outputs: Sequence[Sequence[int]]

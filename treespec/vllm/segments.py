@@ -38,7 +38,7 @@ class StepTrees:
     num_drafts: Ids
 
     def kept(self, paths: Sequence[Sequence[int]]) -> tuple[Ids, Ids, Ids]:
-        """Of all tokens that stay in the texts, given the accepted paths, roots first: column, position, request."""
+        """Column, position and request of all tokens that stay in the texts, given the accepted paths, roots first."""
         before = self.roots - self.first_tokens
         nodes = np.array([node for path in paths for node in path], dtype=np.int64)
         counts = np.array(list(map(len, paths)))

@@ -55,7 +55,7 @@ class TreeSizes:
         """By requests and tokens."""
         self.methods = [Method() for _ in range(num_methods)]
         self.prices = Prices()
-        """Of the step last chosen for."""
+        """The prices of the step chosen last."""
         self._method: Method | None = None
         self._num_drafts = 0
 

@@ -183,7 +183,7 @@ def test_the_most_recent_occurrences_are_followed():
 
 
 def test_sorted_occurrences_are_spaced_evenly():
-    """Of very many, those with every kind of context before them are followed, as often as they came."""
+    """Among very many copies, those with every kind of context before them are followed, as often as they came."""
     random = np.random.default_rng(0)
     before = random.choice([2, 3, 4], 3000, p=[0.5, 0.25, 0.25])
     text = SuffixText(np.stack([before, np.zeros_like(before), before], 1).ravel())

@@ -228,7 +228,7 @@ def test_merge_learns_ranks_and_depths():
     merge = Merge([Fixed(deep), Fixed(drafted(3, prob=0.1))])
     loop = Loop(merge, [[0]], BestFirst(3))
     assert loop.propose().tokens.tolist() == [[0, 1, 2]]
-    for step in range(400):  # Of the first drafter the first level is right, the second never.
+    for step in range(400):  # The first drafter's first level is right, its second never.
         loop.step(loop.propose(), emit=[[1, 4, 0] if step % 4 else [3, 0]])
     assert loop.propose().tokens.tolist() == [[0, 1, 3]]
 

@@ -59,7 +59,7 @@ def test_one_cold_draft_leaves_no_part_out():
     assert run(lambda step: float(step % 2), ms=(8.0, 1.0), cold_ms=500.0) == [100, 100]
 
 
-def test_a_part_left_out_is_asked_more_and_more_seldom_and_comes_back_when_it_adds_enough():
+def test_a_part_left_out_is_asked_with_increasing_back_off_and_comes_back_when_it_adds_enough():
     """What it must read after steps without it, 200 ms, says nothing of its drafts."""
     first = 1 + FIRST_STEPS
     waits = [FIRST_WAIT, 2 * FIRST_WAIT] + [LONGEST_WAIT] * 4

@@ -147,7 +147,7 @@ def test_draft_model_keeps_nodes_that_left_the_tree():
 
 
 def test_duplicate_siblings_are_all_followed():
-    """Of two i.i.d. draws of one token the one with the computed child may have been accepted: it is found."""
+    """Two i.i.d. draws may give one token: if the one with the computed child was accepted, it is found."""
     scorer = ToyScorer(TableLM(2, scale=0.1))
     loop = Loop(DraftModel(scorer), [[0, 1]], Paths([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)], IID), vocab_size=2)
     batch, num_duplicates = loop.propose(), 0

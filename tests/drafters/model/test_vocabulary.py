@@ -158,7 +158,7 @@ def test_other_sizes_need_a_word():
 
 @pytest.mark.parametrize("draft_ids", [[-1, 6, 9], [-1] * 7 + [0]])
 def test_shared_tokens_beyond_the_heads_are_none(draft_ids):
-    """Of the draft model's six logits, or of the target's seven."""
+    """A distribution over the draft model's six logits, or the target's seven."""
     vocabulary = SharedVocabulary(torch.tensor(draft_ids))
     with pytest.raises(VocabularyMismatchError, match=r"6 logits and the target's 7"):
         Loop(DraftModel(ToyScorer(TableLM(6)), vocabulary=vocabulary), [[1]], Chain(2), vocab_size=7)

@@ -31,7 +31,7 @@ WINDOW = {"layer_types": [SLIDING], "sliding_window": 5}
 WINDOWS = {"layer_types": [SLIDING] * 2, "sliding_window": 2}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 
-# Of every key: a value that matters, and what the file must say besides for it to matter.
+# Each key with a value that matters, and what the file must say besides for it to matter.
 LAYERS = {
     "head_dim": (4, {}),
     "hidden_size": (48, {}),

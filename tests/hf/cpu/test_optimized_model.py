@@ -301,7 +301,7 @@ def test_bfloat16_is_the_user_s_choice_and_leaves_the_head(folder):
     expected = model(ids).logits
     with treespec.optimize(model, dtype=torch.bfloat16) as optimized:
         logits = model(ids).logits
-        head = vars(model.lm_head).get("forward")  # Of float32, by the native product where there is one.
+        head = vars(model.lm_head).get("forward")  # A float32 head runs by the native product where there is one.
         assert head is None or set(head._choices.values()) == {"native"} == set(head._kernels)
         assert isinstance(vars(model.model.layers[0].mlp.up_proj)["forward"], FastForward)
         assert set(optimized.plan.choices.values()) == {"bfloat16"}

@@ -94,7 +94,7 @@ def test_optimize_serves_what_stays_in_memory(tmp_path: Path) -> None:
     plain = tiny_llama().generate(ids, **OPTIONS)
     only_packed = patch.object(optimized_model, "exact_kernels", lambda *_: ({"packed": Packed()}, {}))
     with only_packed, optimize(kept) as optimized:
-        assert optimized.num_layers == 8  # Of layer 0, and the output head.
+        assert optimized.num_layers == 8  # Layer 0's, and the output head.
         assert kept.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(SuffixLookup(), tree=6)).equal(plain)
     assert kept.generate(ids, **OPTIONS).equal(plain)
     for model, where in ((in_memory(), "memory"), (on_disk(tmp_path, MAPS["everything"]), "disk")):

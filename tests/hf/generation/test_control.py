@@ -17,7 +17,7 @@ from treespec.policies import BestFirst
 from treespec.policies.control.contract import Choice, StepControl
 
 CHEAP = {1: 1000.0, 64: 1100.0}
-"""Of passes: far more than any draft of a tiny model takes."""
+"""The time of a pass: far more than any draft of a tiny model takes."""
 OPTIONS = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
 
 

@@ -73,7 +73,7 @@ def graft(drawn: TreeBatch, unions: Sequence[UnionTree], pool: OpinionPool, num_
 def add_best(drawn: HostTree, union: UnionTree, pool: OpinionPool, num_nodes: int) -> HostTree:
     """One row of `graft`: the drawn nodes keep their numbers, the others follow; with the union's values."""
     values, numbers = union.values(pool), union.find(drawn)
-    # Of drawn siblings with the same token the first gets the others' children.
+    # Where drawn siblings have the same token, the first gets the others' children.
     nodes = {number: node for node, number in reversed(list(enumerate(numbers)))}
     others = sorted((number for number in range(len(values)) if number not in nodes), key=lambda n: -values[n])
     grown = HostTree(list(drawn.tokens), list(drawn.parents), [values[number] for number in numbers])

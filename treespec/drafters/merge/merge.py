@@ -19,7 +19,7 @@ from treespec.protocols import Drafter, FeatureDrafter, ServingDrafter, Session,
 from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
 
 SELECTED_SHARE = 0.25
-"""Of a sampling call's nodes those for selected children, at most."""
+"""The largest share of a sampling call's nodes that selected children get."""
 
 
 class Merge(ShowsOptions):
@@ -153,7 +153,7 @@ class Merge(ShowsOptions):
         return list(self._drafters)
 
     def proposers(self, row: int, tokens: Sequence[int]) -> list[list[str]]:
-        """Of every token along a path of the last trees the drafters that proposed it; ends where the path leaves them.
+        """The drafters that proposed each token along a path of the last trees; ends where the path leaves them.
 
         Until `update`, so that a streamer may ask while a step's tokens are emitted; empty where nothing was drafted.
         """
@@ -184,7 +184,7 @@ def read_trees(drafter: Drafter, batch: TreeBatch, may_draw: bool = False) -> li
 
 
 def prune(unions: Sequence[UnionTree], pool: OpinionPool, num_nodes: int, is_chain: bool) -> TreeBatch:
-    """Of every union the `num_nodes` most valuable nodes, or the most valuable path of at most as many."""
+    """Each union's `num_nodes` most valuable nodes, or its most valuable path of at most as many."""
     whole = [HostTree(union.tokens, union.parents, union.values(pool)) for union in unions]
     batch = TreeBatch.from_host_trees(whole)
     if is_chain:

@@ -14,12 +14,12 @@ from treespec.engine.diagnosis.speed import Passes, Speed
 
 LEAST_GAIN = 1.15
 USUAL_ACCEPTANCE = 0.6
-"""Of a good drafter's children below an accepted node, at every depth."""
+"""The acceptance of a good drafter's children below an accepted node, at every depth."""
 LOW_ACCEPTANCE = 0.4
 USUAL_DRAFT, EXPENSIVE_DRAFT = 0.25, 0.5
-"""Of drafting, in passes of the target over one node per row."""
+"""The time of drafting, in passes of the target over one node per row."""
 USUAL_HOST, EXPENSIVE_HOST = 0.1, 0.3
-"""Of commit and work in no phase, of processors, and of a rule: each in plain passes too."""
+"""The time of the host's other work, of processors, and of a rule: each in plain passes too."""
 FLAT = 1.4
 """A pass over a tree may take this many times a pass over one node."""
 LARGE_BATCH = 4

@@ -89,7 +89,7 @@ def diagnose(run: Evidence) -> Diagnosis:
 
 
 def _causes(case: Case) -> list[Cause]:
-    # Of few passes only the share of the prompt is certain.
+    # After few passes only the share of the prompt is certain.
     finders = (*DRAFT_CAUSES, *TIME_CAUSES) if case.run.num_steps >= LEAST_STEPS else (prompt_long,)
     found = [cause for find in finders if (cause := find(case)) is not None]
     causes = [cause for cause in found if cause.speedup >= LEAST_GAIN * case.speed.speedup]

@@ -87,7 +87,7 @@ class Evidence:
         return self.num_undrafted / self.num_rows
 
     def acceptance(self, depth: int) -> float:
-        """Of the drafts that were right up to the depth above and had a child there, the share that went on."""
+        """The share of drafts that went on, among those right up to the depth above with a child here."""
         return self.accepted[depth] / self.tried[depth] if self.tried[depth] else 0.0
 
 

@@ -67,7 +67,7 @@ def prompt_long(case: Case) -> Cause | None:
         "speculation cannot read prompts faster: keep the cache from call to call (cache=, treespec chat), "
         "ask several questions of one text in a row, or ask for longer answers at once"
     )
-    today = speed.prefill + speed.tokens * speed.plain  # Of plain decoding, which reads the prompt.
+    today = speed.prefill + speed.tokens * speed.plain  # The time of plain decoding, which reads the prompt too.
     return Cause("prompt longer than the answer", evidence, change, today / speed.step)
 
 
@@ -109,7 +109,7 @@ def verification_expensive(case: Case) -> Cause | None:
 
 def _processor_ms(case: Case) -> float:
     """Per step; of ordinary runs all of verification, where there are processors."""
-    if case.run.num_waits is not None:  # Of a trace.
+    if case.run.num_waits is not None:  # Only traces count waits.
         return case.run.ms["processors"] / case.run.num_steps
     return case.speed.verify if case.run.about.get("processors") else 0.0
 

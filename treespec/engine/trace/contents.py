@@ -68,7 +68,7 @@ def short(number: float) -> float:
 
 
 def _draft_probs(tree: TokenTree, values: Sequence[float] | None) -> list[float | None]:
-    """Of sampled children what they were drawn with, of selected ones the quotient of the drafter's path values."""
+    """A sampled child's draft probability; a selected one's quotient of the drafter's path values."""
     found: list[float | None] = [None] * tree.num_nodes
     drawn = {}
     for node in range(1, tree.num_nodes):

@@ -153,5 +153,5 @@ class Trace:
 
     @property
     def steps(self) -> Sequence[TracedStep]:
-        """Of all calls."""
+        """The steps of all calls."""
         return [step for call in self.calls for step in call.steps]

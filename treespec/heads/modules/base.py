@@ -17,7 +17,7 @@ class HeadConfig:
     vocab_size: int  # V
     draft_vocab_size: int  # W
     target_hidden_size: int
-    num_features: int  # Of the target's hidden states are fused: Y = num_features * target_hidden_size.
+    num_features: int  # Hidden states of the target that are fused: Y = num_features * target_hidden_size.
     hidden_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 

@@ -109,7 +109,7 @@ def folded_attention(
     num_rows, num_heads, num_nodes, size = query.shape
     num_groups = num_heads // key.shape[1]
     native = current.native
-    # Of a single node most lanes would be idle.
+    # One node would leave most SIMD lanes idle.
     if native is not None and num_nodes > 1 and native.serves(query, key, value):
         panels = None if attention_mask is None else _made_of(attention_mask, num_groups, query.dtype, current, native)
         return native.run(query, key, value, panels, size**-0.5 if scaling is None else scaling), None

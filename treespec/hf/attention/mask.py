@@ -78,7 +78,7 @@ class CachedSlots:
 
     mask: Bool[Tensor, "B S"]  # False on left padding and on holes: slots that other rows of the batch fill.
     is_contiguous: bool = False  # True when `mask` is known to be all True: a slot's number is its position.
-    num_slots: int | None = None  # Of a static cache; None for growing ones.
+    num_slots: int | None = None  # The length of a static cache; None for growing ones.
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # Where the model takes its masks.
 
     @cached_property

@@ -17,7 +17,7 @@ from treespec.hf.cache.caches import FilledLayer
 from treespec.hf.cache.growing import GrowingLayer, Rooms, is_writable, room_for
 
 MOST_BYTES = 256 << 20
-"""Of one tensor: while it is filled, the rooms that it replaces exist as well."""
+"""The largest shared tensor: while it is filled, the buffers that it replaces exist as well."""
 Part = Sequence[tuple[int, str]]
 """What a tensor's slices hold: numbers of layers, and `keys` or `values` of each."""
 

@@ -49,7 +49,7 @@ def is_quiet() -> bool:
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Of the processors that this process may use, since the system's start: all seconds, idle ones, and its own."""
+    """Seconds of the processors that this process may use, since the system's start: all, idle, and its own."""
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().split("\n") if line.startswith("cpu")]
         usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}

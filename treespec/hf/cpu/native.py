@@ -235,7 +235,7 @@ def _call(command: list[str]) -> None:
 
 
 def _digest(compiler: str) -> str:
-    """Of everything that the library depends on, the processor included: -march=native serves no other."""
+    """A digest of everything that the library depends on, the processor included: -march=native serves no other."""
     facts = [SOURCE.read_text(), compiler, *FLAGS, processor(), torch.__version__]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 

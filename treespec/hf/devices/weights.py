@@ -51,5 +51,5 @@ def _offloaded_to(module: nn.Module, name: str) -> str:
     source: Any = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
     prefix = getattr(source, "prefix", "")
     source = getattr(source, "dataset", source)
-    in_memory = getattr(source, "state_dict", source)  # Of weights on disk the loader has an index.
+    in_memory = getattr(source, "state_dict", source)  # For weights on disk the loader has an index.
     return "memory" if isinstance(in_memory, dict) and f"{prefix}{name}" in in_memory else "disk"

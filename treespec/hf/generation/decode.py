@@ -116,7 +116,7 @@ def _pass_ms(facts: ModelFacts, policy: TreePolicy) -> Mapping[int, float] | Non
 
 
 def _recorder(call: Prepared, options: Options, processors: PathProcessors, ranks: AnyRanks) -> Recorder | None:
-    """Of several processes the first one records; all measure passes for it."""
+    """The recorder of the first process; the others only measure passes for it."""
     if options.trace is None:
         return None
     prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]

@@ -27,7 +27,7 @@ PRIOR_TRIALS = 10.0
 SmolLM2 under the JSON schemas of `benchmarks.grammar`: 59, 20, 9 and 9 % of 532 at T = 0, 60, 22, 9 and 6 % at T = 1.
 """
 NO_CONFIDENCE = 0.5
-"""Of a node whose drafter says nothing: how likely it is to be accepted if its parent is."""
+"""The assumed acceptance, given its parent's, of a node whose drafter gives no value."""
 
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, Spellings]] = WeakKeyDictionary()
 

@@ -43,7 +43,7 @@ class GrammarDrafts:
         self._session = session
         self._is_asked = False
         self._has_values = not session.is_sampling
-        """Of the drafter's trees. A control takes selected children with values for all that a drafter proposes."""
+        """Whether trees get values. A control reads selected children with values as all that a drafter proposes."""
         self._gain = FIRST_GAIN
         self._num_prompt = session.history.row(0).shape[0]
         self._drafter.start(session)

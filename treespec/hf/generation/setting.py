@@ -203,7 +203,7 @@ class SettingFiles:
 
     options: Any
     _names: tuple[str, ...] | None = None
-    """Of the drafters, where a file named them."""
+    """The drafters' names, where a file gave them."""
 
     @classmethod
     def from_file(

@@ -44,7 +44,7 @@ class LastCall:
         return cls(ref(model), *rest)
 
     def evidence(self, stats: SpeculationStats) -> Evidence:
-        """Of the trace, where there is one, else of the statistics."""
+        """The trace's summary where there is a trace, else that of the statistics."""
         if self.options.trace is not None:
             return of_trace(read_trace(self.options.trace.path))
         model = self.model()

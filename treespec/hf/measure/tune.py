@@ -187,7 +187,7 @@ class _Search:
 
 
 def _finalists(forecasts: Mapping[tuple[str, ...], Mapping[str, Forecast]], limits: Limits) -> list[Way]:
-    """Of the sets of drafters predicted to be fastest: "auto", the best chain and the best tree."""
+    """ "auto", the best chain and the best tree of the sets of drafters predicted to be fastest."""
     longest = limits.max_latency_ms or math.inf
     allowed = {
         names: {n: f for n, f in found.items() if n != PLAIN_TREE and f.step_ms <= longest}

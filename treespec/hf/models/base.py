@@ -27,7 +27,7 @@ class ModelScorer:
 
     @property
     def num_weights(self) -> int:
-        """Of the whole model: what a pass reads in this process, see `read_cost`."""
+        """The weights that a pass over the whole model reads in this process, see `read_cost`."""
         return read_cost(self.facts.weight_counts)
 
     def _run(

@@ -130,7 +130,7 @@ def time_pass(scorer: AnyScorer | StaticScorer, num_nodes: int) -> float:
 
 
 def machine_key(facts: ModelFacts) -> str:
-    """Of all that a measurement depends on."""
+    """A digest of all that a measurement depends on."""
     kinds = Counter(
         (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
         for module in facts.model.modules()

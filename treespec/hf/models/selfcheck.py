@@ -177,7 +177,7 @@ def _largest_error(
 def root_tolerance(facts: ModelFacts) -> float:
     """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
     known = [result.tolerance for result in _results.get(facts.model, {}).values()]
-    # Of quantised activations more than what otherwise hides a wrong mask.
+    # Quantised activations may exceed the limit that would otherwise hide a wrong mask.
     found = max([*known, _least_tolerance(facts, facts.dtype)])
     return max(min(OWN_DIFFERENCE_FACTOR * found, LARGEST_TOLERANCE), found)
 

@@ -31,7 +31,7 @@ SUSPECT = 1e-3
 OPTIONS: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_k": 4, "top_p": 1.0, "repetition_penalty": 1.3}
 MIN_PER_CONTEXT = 20
 PROMPT_LENGTH = 4
-"""Of the tokens before the samples: every row of a batch pays for them."""
+"""Tokens before the samples: every row of a batch pays for them."""
 FEW = 200
 
 
@@ -44,7 +44,7 @@ class Tally:
     expected: Tensor | float = 0.0
     """How often each token should have been drafted [V]: the sum of the stored distributions."""
     log_probs: list[tuple[float, float]] = field(default_factory=list)
-    """Of every drafted token its stored log-probability, and what that is on average."""
+    """The stored log-probability of every drafted token, and its expectation."""
     bonus: Counter[tuple[Context, int]] = field(default_factory=Counter)
 
     def add(self, texts: Sequence[Context], steps: Sequence[StepRecord]) -> None:

@@ -105,7 +105,7 @@ def _of_chains(
     is_cut: Sequence[bool],
     lengths: Sequence[int],
 ) -> Float[np.ndarray, "3 c"]:
-    """Of the chains of first children by length; one that was cut goes on as it ended."""
+    """The acceptance of chains of first children by length; one that was cut is continued at its last rate."""
     by_level, longest = [0.0] * (CHAIN_LENGTHS[-1] + 1), 0
     for chain, is_cut_row in zip(chains, is_cut, strict=True):
         shown, probs = gains.take(chain[: CHAIN_LENGTHS[-1]]).tolist(), path_probs.take(chain).tolist()
@@ -136,7 +136,7 @@ class _Step:
         rows = zip(*(array.tolist() for array in arrays), strict=True)
         self._width = len(drafted.probs[0])
         self._rows = [list(zip(p, g, d, strict=True))[:count] for count, p, g, d in rows]
-        """Of every row the probabilities, gains and depths of its nodes below the root, best first."""
+        """Each row's probabilities, gains and depths of the nodes below its root, best first."""
 
     def of_trees(
         self, sizes: Int[np.ndarray, "c"], depth: int, curve: Float[np.ndarray, "t"], loss: float

@@ -75,7 +75,7 @@ class Candidates(list[Candidate]):
         self.names = [candidate.name for candidate in self]
         self.policies = [candidate.policy() for candidate in self]
         self.num_nodes = np.array([c.num_nodes - 1 for c in self])
-        """Of each candidate below its root, [C]."""
+        """The nodes below each candidate's root, [C]."""
         self.most_nodes = int(self.num_nodes.max())
         self.chains = slice(1, 1 + len(chains))
         self.chain_lengths = [c.depth for c in self[self.chains]]

@@ -60,7 +60,7 @@ class StepControl(ABC):
     current: TreePolicy
     """The policy that grows this step's trees."""
     choice: Choice
-    """Of the last step."""
+    """The choice of the last step."""
     tokens_per_ms: float
     """Predicted for this step, per row: what time is worth. 0 where times must not change what is drafted."""
 

@@ -33,7 +33,7 @@ NEXT_LEVEL_SHARE = 0.7
 
 
 class Forecast(NamedTuple):
-    """Of one candidate, per row: tokens per second, milliseconds of a step, emitted tokens of a step."""
+    """A candidate's prediction per row: tokens per second, milliseconds and emitted tokens of a step."""
 
     tokens_per_second: float
     step_ms: float
@@ -166,7 +166,7 @@ class Control(ShowsOptions, StepControl):
         return True
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
-        """Of selected children with values: the nodes that are worth the time to verify them."""
+        """Keep the nodes that are worth the time to verify them, in trees of selected children with values."""
         is_selected = trees.draft_probs is None and trees.values is not None and trees.max_nodes > 1
         if is_selected and self._call.is_sampling and not self._is_selecting:
             self._is_selecting, self._learned = True, self._learned_of_call()  # Learns from the next step on.

@@ -14,7 +14,7 @@ from treespec.tree import TreeBatch
 
 NUM_DEPTHS, NUM_RANKS = 6, 6
 BIN_EDGES = np.array([0.0, 0.01, 0.03, 0.07, 0.15, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99])
-"""Of confidences; narrow where a small difference matters along a path. Below the first: no confidence."""
+"""Bins of confidences, narrow where a small difference matters along a path. Below the first: no confidence."""
 NUM_BINS = len(BIN_EDGES) + 1
 NUM_CELLS = NUM_RANKS * NUM_BINS
 PRIOR_TRIALS = 64.0
@@ -28,7 +28,7 @@ FIRST_STEPS, RENEWED_EVERY = 16, 4
 
 
 def prior_acceptance(ranks: Int[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """Of a child by rank, where the drafter says nothing."""
+    """A child's assumed confidence by rank, where the drafter gives none."""
     return 0.5 * 0.35**ranks
 
 
@@ -50,7 +50,7 @@ class DraftedTrees:
         parents = trees.parents.numpy()
         num_rows, width = parents.shape
         self.starts = width * np.arange(num_rows)[:, None]
-        """Of the rows in flat arrays."""
+        """The arrays of all rows, flat."""
         self._trees, self._parents = trees, parents.tolist()
         self.num_nodes = (parents >= 0).sum(1)
         depths, ranks, self._children = zip(*map(_structure, self._parents), strict=True)

@@ -135,7 +135,7 @@ class DraftTimes:
 
     @property
     def level_ms(self) -> float:
-        """Of one more draft pass."""
+        """The predicted time of one more draft pass."""
         return float(self.coefficients[1])
 
     def predict(self, num_passes: Float[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
@@ -194,7 +194,7 @@ class _Factor:
 
 
 def _median(values: Sequence[float], expected: float) -> float:
-    """Of three values; missing ones are as expected."""
+    """The median of three; missing values count as `expected`."""
     return sorted([*values, *[expected] * (3 - len(values))])[1]
 
 

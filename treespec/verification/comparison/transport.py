@@ -22,7 +22,7 @@ from treespec.verification.walks import Visit, walk_down, walk_up
 
 MAX_SUPPORT = 20
 Matrix = list[list[Any]]
-"""Of Python scalars, floats or Fractions, over a small support of n tokens: nothing here is approximate."""
+"""Python floats or Fractions over a small support of n tokens: nothing here is approximate."""
 
 _REQUIREMENTS = Requirements(
     frozenset({IID, WITHOUT_REPLACEMENT}), needs_fixed_width=True, max_siblings=2, max_support=MAX_SUPPORT

@@ -23,7 +23,7 @@ from treespec.tree.transfer import upload
 from treespec.verification.dense.plan import Plan
 
 NUM_TERMS = 4
-"""Of every child, see `Gathers.terms`."""
+"""Numbers stored per child, see `Gathers.terms`."""
 
 
 class Layout(NamedTuple):

@@ -128,7 +128,7 @@ def follow_picks(trees: TreeBatch, picks: Sequence[Sequence[int]]) -> list[Verdi
 def _walk(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> Verdict:
     children: dict[tuple[int, int], int] = {}
     for node, key in enumerate(zip(parents, tokens, strict=True)):
-        children.setdefault(key, node)  # Of siblings with one token the first.
+        children.setdefault(key, node)  # The first of siblings with the same token.
     path = [0]
     while (child := children.get((path[-1], picks[path[-1]]))) is not None:
         path.append(child)

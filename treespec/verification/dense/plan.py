@@ -57,7 +57,7 @@ class Plan(NamedTuple):
         """By node: what the token after it is most often drawn from, by the numbers of `sources`: what its last child
         leaves, or its own distribution."""
         finals = np.arange(len(self.numbers))
-        finals[self.parents] = len(self.numbers) + np.arange(len(self.nodes))  # Of siblings the last stays.
+        finals[self.parents] = len(self.numbers) + np.arange(len(self.nodes))  # The last sibling's assignment stays.
         return finals
 
 

@@ -151,7 +151,7 @@ def _scales_after(plan: Plan, cells: Cells, factors: Float[Tensor, "M"] | None, 
     sums = add_scaled(cells.flat.view(-1, 1), gathers.terms[wave], starts, cells.signs[wave]).view(-1, 2)
     if not plan.is_first[wave].any():
         return sums
-    assert factors is not None  # Of first children in later waves.
+    assert factors is not None  # Only the first wave has none.
     scales = cells.scales[wave]
     weights = cells.flat.take(gathers.head_weights[wave])
     torch.minimum(scales[:, 1], sums[:, 1] * factors[wave] / weights, out=scales[:, 1])

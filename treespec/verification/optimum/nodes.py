@@ -164,7 +164,7 @@ def _fewer_rings(draft: Float[Tensor, " V"], times: Float[Tensor, " M"], k: int)
     few = torch.where(num_heavy == k - 1, quiet, 0.0)
     symmetric = total
     for j in range(1, k):
-        # Of the empty prefix e_0 is one and all others are zero.
+        # For the empty prefix, e_0 is one and all others are zero.
         before = torch.nn.functional.pad(symmetric[:, :-1], (1, 0), value=1.0 if j == 1 else 0.0)
         symmetric = (odds * before).cumsum(1)
         total = total + symmetric

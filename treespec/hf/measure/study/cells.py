@@ -73,7 +73,7 @@ class Cell:
         return SHAPES[self.policy](self.budget, self.depth)
 
     def generate_arguments(self) -> dict[str, Any]:
-        """Of transformers' `generate`."""
+        """The arguments for transformers' `generate`."""
         more = json.loads(self.processors)
         if self.temperature == 0:
             return {"do_sample": False, **more}

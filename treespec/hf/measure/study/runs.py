@@ -123,7 +123,7 @@ def _is_kept(path: Path) -> bool:
 
 
 class _Worker:
-    """Of a process: what it needs to load its model when its first block comes, so that errors reach the study."""
+    """What a process needs to load its model when its first block comes, so that errors reach the study."""
 
     start: tuple[Study, Load, Encode]
     subject: Subject | None = None
@@ -202,5 +202,5 @@ def _ends(model: Any) -> set[int]:
 
 
 def _length(tokens: list[int], ends: set[int]) -> int:
-    """Of a row up to its end-of-sequence token, this one included."""
+    """A row's length up to its end-of-sequence token, this one included."""
     return next((number for number, token in enumerate(tokens, start=1) if token in ends), len(tokens))

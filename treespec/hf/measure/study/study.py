@@ -48,7 +48,7 @@ class Study:
     is_packed: bool = True
 
     def digest(self) -> str:
-        """Of all that a run's numbers depend on; what was run with other settings is not reused."""
+        """A digest of all that a run's numbers depend on; what was run with other settings is not reused."""
         about = [self.model, self.prompts, self.new_tokens, self.threads, self.dtype, self.is_packed]
         about += [[cell.as_dict() for cell in self.cells]]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
