@@ -20,6 +20,7 @@ KINDS = ("*.py", "*.md", "*.sh", "*.cpp")
 PROMPTS = {
     "benchmarks/common/prompts.py",
     *(f"recipes/smollm2_head/{name}.py" for name in ("chat", "code", "open_talk", "openings", "passages", "problems")),
+    "recipes/smollm2_head/further.py",
     "recipes/smollm2_head/words.py",
 }
 """Texts for a model, whatever their words."""

@@ -13,7 +13,7 @@ import typer
 import recipes.smollm2_head as recipe
 from benchmarks.common import prompts
 from benchmarks.heads.overlap import shared, word_runs
-from recipes.smollm2_head import build, build_openings, build_talk, code, passages
+from recipes.smollm2_head import build, build_openings, build_talk, code, further, passages
 from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import QUARTERS, draw_new
 from treespec.commands import app
@@ -25,6 +25,7 @@ POOLS = [
     *MESSAGES,
     *build_openings(4096),
     *build_talk(8192),
+    *(line for lines in (further.FOLLOW_UPS, further.TASKS, further.LANGUAGES) for line in lines),
     *passages.documentation(),
     *(source for _, source in code.library_functions()),
 ]

@@ -70,9 +70,14 @@ class Run:
         on_step: Callable[[Run], object] = lambda _: None,
         on_evaluation: Callable[[Evaluation], object] = lambda _: None,
     ) -> Evaluation:
-        """Train to the end of the run; returns the last evaluation. See `treespec.training.train`."""
+        """Train to the end of the run; returns the last evaluation. See `treespec.training.train`.
+
+        The weights that a run begins with are evaluated, too.
+        """
         progress = self.progress
         config = self._config
+        if config.start is not None and progress.step == 0:
+            on_evaluation(self.evaluate())
         start = time.perf_counter() - progress.seconds
         while self.share_done < 1:
             self.step()
