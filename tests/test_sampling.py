@@ -11,12 +11,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from helpers.accelerator.device import DeviceTensor, PretendAccelerator
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.accelerator.device import DeviceTensor, PretendAccelerator
 from treespec.sampling import (
     draw_independent,
     draw_on_host,

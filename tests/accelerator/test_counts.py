@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import pytest
+from helpers.accelerator.device import PretendAccelerator, to_device
+from helpers.accelerator.waits import cases, count, tiny_models
 
-from benchmarks.accelerator.device import PretendAccelerator, to_device
-from benchmarks.accelerator.waits import cases, count, tiny_models
 from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25

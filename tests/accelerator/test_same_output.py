@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.accelerator.device import DEVICE, PretendAccelerator, to_device
+from helpers.accelerator.waits import cases, prompts, tiny_models
 
-from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
-from benchmarks.accelerator.waits import cases, prompts, tiny_models
 from treespec import Chain, KAry, Paths, Sequoia, TokenRecycling, TreeSpeculation
 from treespec.policies import SpecExec, StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from helpers import dflash_files, eagle3_files
+from helpers.accelerator.device import DEVICE, PretendAccelerator, to_device
+from helpers.accelerator.waits import prompts, tiny_models
 from helpers.head_files import SPECULATORS
 from helpers.medusa_files import random_heads
 
-from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
-from benchmarks.accelerator.waits import prompts, tiny_models
 from treespec import TreeSpeculation, load_drafter, optimize
 from treespec.drafters import Medusa
 from treespec.engine.target_probs import TargetProbs

@@ -29,8 +29,8 @@ def test_node_probs_are_those_of_plain_passes(model):
 
 
 def test_ratios_are_paired():
-    plain = [Run([1, 2], 0.2, 2), Run([1, 2], 2.0, 2), Run([1, 2], 0.3, 2)]
-    mine = [Run([1, 2], 0.1, 1), Run([1, 2], 1.0, 1), Run([1, 2], 0.05, 1)]
+    plain = [Run([[1, 2]], 0.2, 2), Run([[1, 2]], 2.0, 2), Run([[1, 2]], 0.3, 2)]
+    mine = [Run([[1, 2]], 0.1, 1), Run([[1, 2]], 1.0, 1), Run([[1, 2]], 0.05, 1)]
     runs = {PLAIN: {"chat": plain}, "tree": {"chat": mine}}
     assert speeds(runs, "tree") == [pytest.approx(2.0)]
     assert measured_of(runs, "tree").speeds == speeds(runs, "tree")

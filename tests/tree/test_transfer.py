@@ -1,8 +1,8 @@
 """Several tensors travel as one copy and arrive as they were."""
 
 import torch
+from helpers.accelerator.device import DEVICE, PretendAccelerator
 
-from benchmarks.accelerator.device import DEVICE, PretendAccelerator
 from treespec.tree.transfer import download, upload
 
 TENSORS = [

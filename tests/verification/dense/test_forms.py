@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.accelerator.device import DeviceTensor, PretendAccelerator
 from helpers.toys import as_batch, random_chain, random_drafted, verify_rows
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -15,7 +16,6 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from benchmarks.accelerator.device import DeviceTensor, PretendAccelerator
 from treespec import sampling
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import InvalidTreeError, LogitsError, VocabularyMismatchError

@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
 from treespec.hf.cpu.load import OtherWork
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.measure.paired import Run, timed_call
 from treespec.hf.measure.study.cells import PLAIN, Cell
 from treespec.hf.measure.study.study import Block, Study
 from treespec.hf.measure.study.table import read_table, write_table
@@ -158,49 +158,32 @@ def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number:
     arguments = {"max_new_tokens": subject.new_tokens, **cell.generate_arguments()}
     seed = 100_003 * cell.seed + number
     speculation, refused, work = None, None, OtherWork()
-    counts: dict[str, Any]
     torch.manual_seed(seed)
     if cell.policy != PLAIN:
         drafters = subject.drafters(cell.drafter.split(" + "))
         policy, rule = cell.policy_object(), cell.rule
         speculation = TreeSpeculation(drafters, tree=policy, verification=rule, seed=seed)
         arguments["custom_generate"] = speculation
-    start = perf_counter()
     try:
-        out = subject.model.generate(**inputs, **arguments)
-        seconds = perf_counter() - start
-        counts = _counts(subject.model, out[:, inputs["input_ids"].shape[1] :], speculation)
+        run = timed_call(subject.model, inputs, arguments)
+        counts = {**_counts(run, speculation), "seconds": run.seconds, "ms_per_token": run.ms_per_token}
     except (RuleMismatchError, UnsupportedModeError) as error:
-        refused, seconds, counts = str(error), None, dict[str, Any].fromkeys(_counts(None, torch.zeros(1, 1), None))
+        names = (*_counts(Run([[]], 0.0, 0), None), "seconds", "ms_per_token")
+        refused, counts = str(error), dict[str, Any].fromkeys(names)
     except TreespecError:
         raise
     except (ValueError, TypeError) as error:  # What transformers says to arguments that generate does not have.
         raise ConfigError(f"{cell} cannot be run: {error}") from error
-    per_token = None if seconds is None else 1e3 * seconds / counts["num_tokens"]
-    measured = {"seconds": seconds, "ms_per_token": per_token, "others_share": work.share(), "refused": refused}
-    return {**cell.as_dict(), "prompt": number, **counts, **measured}
+    return {**cell.as_dict(), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
 
 
-def _counts(model: Any, new: Tensor, speculation: TreeSpeculation | None) -> dict[str, Any]:
-    """Tokens, passes, drafts and seconds by phase; of plain decoding the tokens up to the end of every row."""
+def _counts(run: Run, speculation: TreeSpeculation | None) -> dict[str, Any]:
+    """Tokens, passes, drafts and seconds by phase."""
     stats = SpeculationStats() if speculation is None else speculation.stats
-    per_pass, num_tokens = stats.block_efficiency, stats.num_emitted_tokens
-    if speculation is None:
-        per_pass, num_tokens = 1.0, sum(map(_length, new.tolist(), [_ends(model)] * len(new)))
     return {
-        "num_tokens": num_tokens,
-        "tokens_per_pass": per_pass,
+        "num_tokens": run.num_tokens,
+        "tokens_per_pass": 1.0 if speculation is None else stats.block_efficiency,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
         **{f"{phase}_seconds": stats.seconds[phase] for phase in PHASES},
     }
-
-
-def _ends(model: Any) -> set[int]:
-    ends = None if model is None else model.generation_config.eos_token_id
-    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
-
-
-def _length(tokens: list[int], ends: set[int]) -> int:
-    """A row's length up to its end-of-sequence token, this one included."""
-    return next((number for number, token in enumerate(tokens, start=1) if token in ends), len(tokens))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from helpers.accelerator.device import DEVICE, to_device
 from torch import nn
 
-from benchmarks.accelerator.device import DEVICE, to_device
 from treespec import Chain, KAry, TreeSpeculation
 from treespec.drafters import DFlash, Eagle3, Medusa, MedusaHead, MedusaHeads
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead

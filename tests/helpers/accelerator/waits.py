@@ -1,32 +1,23 @@
 """How often a step waits for the device and what it launches, counted on a pretended accelerator.
 
-    python -m benchmarks.accelerator.waits
-
 A tiny model, a batch of three ragged rows; the prompt's pass is left out. Kernels of the models' own passes are counted
-apart, as treespec cannot change them. What is left is treespec's own share of a step. The table stands next to the one
-of `before.json`, counted by this command (with the prompt's pass) when trees still lived on the device.
+apart, as treespec cannot change them. What is left is treespec's own share of a step.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from helpers.accelerator.device import DEVICE, PretendAccelerator
+from helpers.accelerator.heads import head_cases
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import treespec
-from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
-from benchmarks.accelerator.heads import DRAFTERS, head_cases
-from benchmarks.common.settings import RESULTS, markdown_table, settings, settings_lines, write_json
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.engine import loop
 from treespec.policies import TreeBuilder
@@ -70,28 +61,6 @@ def cases() -> Iterator[Case]:
                 settings[setting],
             )
     yield from head_cases({"greedy": GREEDY, "sampled": SAMPLED})
-
-
-def more_cases() -> Iterator[Case]:
-    """What the table has besides: heads with processors, lookups in fixed shapes, merges of both, and `tree="auto"`."""
-    settings = {"greedy": GREEDY, "sampled": SAMPLED, "sampled, top-p and penalty": PENALTY}
-    yield from head_cases({"sampled, top-p and penalty": PENALTY})
-    drafters: dict[str, Callable[[Any], list[Any]]] = {
-        "draft model": lambda draft: [draft],
-        "both lookups": lambda draft: [TokenRecycling(), SuffixLookup()],
-        "EAGLE-3 and both lookups": lambda draft: [DRAFTERS["EAGLE-3"](draft.device), TokenRecycling(), SuffixLookup()],
-    }
-    trees: dict[str, Any] = {"2 x 2": KAry((2, 2)), "tree of 8": 8, "auto": "auto"}
-    for name, make in drafters.items():
-        for shape, tree in trees.items():
-            if name == "draft model" and shape != "auto":
-                continue  # Among `cases`.
-            for setting, extra in settings.items():
-                yield (
-                    f"{name}, {shape}, {setting}",
-                    lambda draft, make=make, t=tree: TreeSpeculation(make(draft), tree=t, seed=0),
-                    extra,
-                )
 
 
 def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
@@ -149,63 +118,3 @@ def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_to
         row[f"{kind} of processors"] = sum(n for line, n in counts.items() if line.startswith(PROCESSORS)) / steps
         row[f"{kind} by line"] = {line: n / steps for line, n in counts.most_common(12) if n >= steps / 2}
     return row
-
-
-def main() -> None:
-    """Count, print and write the table."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--tokens", type=int, default=24, help="new tokens per row")
-    options.add_argument("--folder", type=Path, default=RESULTS / "accelerator")
-    args = options.parse_args()
-    warnings.simplefilter("ignore")
-    model, draft = tiny_models()
-    rows = []
-    with PretendAccelerator() as device:
-        to_device(model)
-        to_device(draft)
-        for case in (*cases(), *more_cases()):
-            rows.append(count(case, model, draft, device, args.tokens))
-            print(f"{rows[-1]['name']}: {rows[-1]['reads']:.1f} reads, {rows[-1]['uploads']:.1f} uploads, "
-                  f"{rows[-1]['pinned']:.1f} pinned uploads, "
-                  f"{rows[-1]['launches']:.0f} launches", flush=True)  # fmt: skip
-    data = {**settings(treespec=treespec.__version__), "rows": rows}
-    write_json(args.folder / "waits.json", data)
-    before = json.loads((RESULTS / "accelerator" / "before.json").read_text())
-    (args.folder / "waits.md").write_text(report(data, before))
-
-
-def report(data: dict[str, Any], before: dict[str, Any]) -> str:
-    """The table of both counts, in Markdown."""
-    old = {row["name"]: row for row in before["rows"]}
-    columns = ["levels", "waits", "pinned uploads", "launches", "of processors", "waits before", "launches before"]
-    columns.append("of the models")
-    table = []
-    for row in data["rows"]:
-        then = old.get(row["name"])
-        table.append(
-            [
-                row["name"],
-                f"{row['levels']:.1f}",
-                f"{row['reads'] + row['uploads']:.1f}",
-                f"{row['pinned']:.1f}",
-                f"{row['launches']:.0f}",
-                f"{row['launches of processors']:.0f}",
-                f"{then['reads'] + then['uploads']:.1f}" if then else "",
-                f"{then['launches']:.0f}" if then else "",
-                f"{row['launches of models']:.0f}",
-            ]
-        )
-    return (
-        "# Waits and launches per step\n\n"
-        "On a pretended accelerator, a batch of three, models of two layers. Reads and uploads from ordinary memory\n"
-        "wait for the device, those from pinned memory do not. Launches are kernels outside the models' own passes,\n"
-        "with those of the caller's logits processors (temperature, top-p, penalties: once per pass over all nodes).\n"
-        "`before` was counted over 24 tokens with the prompt's pass, when trees still lived on the device.\n\n"
-        + markdown_table(["per step", *columns], table)
-        + "\n"
-        + settings_lines(data)
-    )
-
-
-if __name__ == "__main__":
-    main()

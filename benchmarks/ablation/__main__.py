@@ -1,5 +1,0 @@
-"""`python -m benchmarks.ablation`."""
-
-from benchmarks.ablation.run import main
-
-main()

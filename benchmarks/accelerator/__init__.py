@@ -1,1 +1,0 @@
-"""What a step would cost on an accelerator, counted without one."""

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.simulator`."""
-
-from benchmarks.simulator.run import main
-
-main()
