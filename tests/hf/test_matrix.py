@@ -13,17 +13,8 @@ from helpers.toy_codec import ToyCodec
 
 import treespec
 from treespec import policies
-from treespec.drafters import (
-    DFlash,
-    DraftModel,
-    EarlyExit,
-    Medusa,
-    Merge,
-    ReEncoding,
-    SharedVocabulary,
-    SuffixLookup,
-    TokenRecycling,
-)
+from treespec.drafters import DraftModel, EarlyExit, Merge, ReEncoding, SharedVocabulary, SuffixLookup, TokenRecycling
+from treespec.heads import DFlash, Medusa
 from treespec.policies import (
     AdaptiveChain,
     BestFirst,
