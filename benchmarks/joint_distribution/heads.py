@@ -11,7 +11,7 @@ from treespec.drafters.heads.dflash import DFlash
 from treespec.drafters.heads.medusa import Medusa
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
 from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
-from treespec.policies import StochasticBeam
+from treespec.literature import StochasticBeam
 from treespec.training.heads import fresh_head, head_sizes
 
 DEPTHS = 2

@@ -23,10 +23,10 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
+from treespec.literature import kseq
+from treespec.literature.optimum import shape_inclusion, tree_bound
+from treespec.literature.transport import best_transport, pair_supply
 from treespec.tree import IID, WITHOUT_REPLACEMENT
-from treespec.verification.comparison import kseq
-from treespec.verification.comparison.transport import best_transport, pair_supply
-from treespec.verification.optimum import shape_inclusion, tree_bound
 
 VOCAB_SIZE, DEPTH = 3, 2
 PARENTS = [-1, 0, 0, 1, 1, 2, 2]

@@ -23,18 +23,15 @@ from treespec.drafters import (
     SuffixLookup,
     TokenRecycling,
 )
+from treespec.literature import AdaptiveChain, LowConfidence, StochasticBeam, Truncated
 from treespec.policies import (
-    AdaptiveChain,
     BestFirst,
     Chain,
     Control,
     KAry,
-    LowConfidence,
     Paths,
     Sequoia,
     SpecExec,
-    StochasticBeam,
-    Truncated,
     delayed_branching,
     dyspec,
     eagle2,

@@ -19,7 +19,7 @@ from treespec.drafters.heads.proposals import candidates, head_proposal
 from treespec.drafters.host_trees import can_use_heap, grow_on_host
 from treespec.heads.modules.dflash import DFlashHead, Span
 from treespec.policies import BestFirst
-from treespec.policies.truncated import shape_of
+from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal, Session
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import download, upload
