@@ -14,9 +14,9 @@ from jaxtyping import TypeCheckError
 
 from treespec.errors import ConfigError
 from treespec.hf.cache.slot_cache import _take
+from treespec.literature.optimum import optimum_iid
 from treespec.policies.best_first import best_nodes
 from treespec.tree import TokenTree, TreeBatch
-from treespec.verification.optimum import optimum_iid
 
 PACKAGE = Path(__file__).parent.parent / "treespec"
 ROOMS = (

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from treespec.policies import BestFirst, Chain, Paths, StochasticBeam, dyspec
+from treespec.literature import StochasticBeam
+from treespec.literature.optimum import path_bound
+from treespec.literature.transport import MAX_SUPPORT
+from treespec.policies import BestFirst, Chain, Paths, dyspec
 from treespec.protocols import Frontier, Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES
-from treespec.verification.comparison.transport import MAX_SUPPORT
-from treespec.verification.optimum import path_bound
 
 Context = tuple[int, ...]
 """The number of a text and the tokens that follow it: the path from a root whose token is that number."""
@@ -289,7 +290,7 @@ def target_paths(probs: Distributions, texts: Sequence[int], length: int, seed: 
 
 def sampled_bound(kind: Kind, num_nodes: int, distributions: Distributions, path: Context) -> float:
     """One sample of the whole-tree bound for binary trees: its mean over paths drawn from the target bounds every
-    lossless rule's acceptance; see `treespec.verification.optimum.path_bound`.
+    lossless rule's acceptance; see `treespec.literature.optimum.path_bound`.
     """
     parents = [-1, *((node - 1) // 2 for node in range(1, num_nodes))]
     children: list[list[int]] = [[] for _ in parents]

@@ -11,7 +11,7 @@ from treespec.heads.dflash.drafter import DFlash
 from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
 from treespec.heads.medusa.drafter import Medusa
 from treespec.heads.medusa.module import MedusaHead, MedusaHeads
-from treespec.policies import StochasticBeam
+from treespec.literature import StochasticBeam
 from treespec.training.heads import fresh_head, head_sizes
 
 DEPTHS = 2

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.common.acceptance import RANK_RATES, binary_paths, rank_paths
+from treespec.literature import StochasticBeam
 from treespec.policies import (
     BestFirst,
     Chain,
     Paths,
     Sequoia,
     SpecExec,
-    StochasticBeam,
     delayed_branching,
     dyspec,
     eagle2,

@@ -51,11 +51,11 @@ from benchmarks.verification.report import BOUND, OPTIMUM, draw, report
 from benchmarks.verification.times import measure_times
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
+from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
+from treespec.literature.transport import MAX_SUPPORT
 from treespec.policies import KAry
 from treespec.sampling import normalise, truncate_probs
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
-from treespec.verification.comparison.transport import MAX_SUPPORT
-from treespec.verification.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 
 TEMPERATURES = (1.0, 0.6)
 SIZES = (8, 16, 32)

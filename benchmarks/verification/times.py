@@ -34,12 +34,12 @@ from treespec.engine.target_probs import TargetProbs
 from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.generation.processors import TreeProcessors
+from treespec.literature.transport import MAX_SUPPORT
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import CausalScorer, Frontier, History, Proposal, Session, TreePolicy
 from treespec.sampling import truncate_probs
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 from treespec.verification import RULES, resolve
-from treespec.verification.comparison.transport import MAX_SUPPORT
 from treespec.verification.dispatch import verify_batch
 
 NUM_NODES = 32

@@ -11,7 +11,8 @@ from helpers.accelerator.device import DEVICE, PretendAccelerator, to_device
 from helpers.accelerator.waits import cases, prompts, tiny_models
 
 from treespec import Chain, KAry, Paths, Sequoia, TokenRecycling, TreeSpeculation
-from treespec.policies import SpecExec, StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
+from treespec.literature import StochasticBeam
+from treespec.policies import SpecExec, delayed_branching, dyspec, eagle2, opt_tree
 
 CASES = list(cases())
 QUICK = ("draft model, 2 x 2, greedy", "suffix lookup, tree of 8, greedy", "EAGLE-3, 2 x 2, sampled")

@@ -30,11 +30,11 @@ from benchmarks.common.store import Store
 from benchmarks.verification import run as verification
 from benchmarks.verification import times as verification_time
 from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
+from treespec.literature.optimum import shape_inclusion, tree_bound
 from treespec.sampling import draw_without_replacement
 from treespec.testing import enumerate_traces
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
-from treespec.verification.optimum import shape_inclusion, tree_bound
 
 
 def toy_distributions(seed: int, vocab_size: int = 5) -> SyntheticDistributions:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from treespec.commands import app
 from treespec.errors import ConfigError
-from treespec.verification.textbook import explain_round
+from treespec.literature.textbook import explain_round
 
 
 def invoke(target, draft, coins, *options):

@@ -23,8 +23,9 @@ PUBLIC = (
     "treespec.training",
     "treespec.tree",
     "treespec.verification",
-    "treespec.verification.optimum",
-    "treespec.verification.textbook",
+    "treespec.literature",
+    "treespec.literature.optimum",
+    "treespec.literature.textbook",
     "treespec.viz",
     "treespec.vllm",
 )

@@ -6,9 +6,12 @@ from pathlib import Path
 from helpers.doc_snippets import run_page
 from helpers.toy_models import TableLM, TableSource
 
-from treespec import policies
+from treespec import literature, policies
+from treespec.verification.rule import BaseRule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+BY_NAME = {name: getattr(room, name) for room in (policies, literature) for name in room.__all__}
+"""The policies of both rooms, and the literature's rules."""
 EXAMPLES = {
     "Paths": "Paths([(0,), (1,), (0, 0)])",
     "KAry": "KAry((2, 2))",
@@ -28,14 +31,15 @@ def table():
 
 def test_the_table_names_every_policy():
     given = {"StopRule", "TreeBuilder", "as_policy", "optimal_paths"}
+    given |= {name for name, part in BY_NAME.items() if isinstance(part, type) and issubclass(part, BaseRule)}
     names = {name for name, _, _ in table()} | set(re.findall(r"stop=(\w+)", PAGE))
-    assert names == set(policies.__all__) - given
+    assert names == set(BY_NAME) - given
 
 
 def test_children_are_what_the_table_says():
     for name, expression, children in table():
         code = EXAMPLES.get(name, expression.replace("(k", "(4").replace("(n)", "(6)"))
-        policy = eval(code, {key: getattr(policies, key) for key in policies.__all__})
+        policy = eval(code, dict(BY_NAME))
         sampling_schemes = policy.grow(TableSource([0, 1], TableLM(5)), 3).sampling_schemes
         assert ("selected" in sampling_schemes) == (children == "selected"), name
         if children != "sampled":

@@ -66,7 +66,7 @@ def every_case() -> list[Any]:
     """All right cases; quick ones are those of rules to use, on every kind of trees, with processors."""
 
     def is_quick(case: Case) -> bool:
-        is_for_comparison = type(RULES[case.rule_name]).__module__.startswith("treespec.verification.comparison")
+        is_for_comparison = type(RULES[case.rule_name]).__module__.startswith("treespec.literature")
         return case.options is WARPED and not is_for_comparison
 
     slow = [case for case in right_cases() if not is_quick(case)] + more_cases()

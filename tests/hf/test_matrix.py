@@ -15,18 +15,15 @@ import treespec
 from treespec import policies
 from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary, SuffixLookup, TokenRecycling
 from treespec.heads import DFlash, Medusa
+from treespec.literature import AdaptiveChain, LowConfidence, StochasticBeam, Truncated
 from treespec.policies import (
-    AdaptiveChain,
     BestFirst,
     Chain,
     Control,
     KAry,
-    LowConfidence,
     Paths,
     Sequoia,
     SpecExec,
-    StochasticBeam,
-    Truncated,
     delayed_branching,
     dyspec,
     eagle2,

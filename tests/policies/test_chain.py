@@ -11,7 +11,8 @@ from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
 from treespec.engine.loop import speculate
 from treespec.engine.request import Request
 from treespec.errors import ConfigError
-from treespec.policies import AdaptiveChain, BestFirst, Chain, LowConfidence
+from treespec.literature import AdaptiveChain, LowConfidence
+from treespec.policies import BestFirst, Chain
 from treespec.protocols import Capability, Scores, VerifiedStep
 from treespec.testing import g_test
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict

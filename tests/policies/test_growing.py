@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import treespec.policies.children as children_module
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, StochasticBeam, TreeBuilder, as_policy
+from treespec.literature import StochasticBeam
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, TreeBuilder, as_policy
 from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal
 from treespec.testing import g_test

@@ -10,6 +10,7 @@ import pytest
 from helpers.mutants import CorrectionFromTarget
 
 from treespec.errors import ConfigError
+from treespec.literature import ThresholdAcceptance
 from treespec.testing import (
     IID,
     SELECTED,
@@ -32,7 +33,7 @@ from treespec.testing import (
     toy_distribution,
 )
 from treespec.tree import TreeBatch, Verdict
-from treespec.verification import RULES, ThresholdAcceptance
+from treespec.verification import RULES
 
 EXACT = RandomDistributions(3, seed=1, is_exact=True)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from helpers.siblings import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, pair
@@ -87,3 +90,29 @@ def test_a_callers_own_rule_is_taken_as_it_is() -> None:
 
 def uniform(*shape: int) -> Tensor:
     return torch.full(shape, 1 / shape[-1])
+
+
+def test_a_rule_is_added_by_registering_it() -> None:
+    """A rule of another file takes part under its name, as those that ship with treespec do."""
+    RULES.register("mine", "treespec.verification.target_walk:TargetWalk")
+    try:
+        assert "mine" in RULES
+        assert resolve("mine", True, IID) == TargetWalk()
+        with pytest.raises(ConfigError, match="choose another name"):
+            RULES.register("mine", TargetWalk())
+    finally:
+        RULES.forget("mine")
+    with pytest.raises(ConfigError, match="no verification rule is called 'mine'"):
+        get_rule("mine")
+
+
+def test_rules_of_the_literature_are_imported_when_they_are_named() -> None:
+    code = """
+import sys
+import treespec
+from treespec.verification import RULES, get_rule
+assert "k_seq" in RULES and get_rule("traversal")
+assert not [name for name in sys.modules if name.startswith("treespec.literature")]
+assert get_rule("k_seq").name == "k_seq"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

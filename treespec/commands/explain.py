@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from treespec.errors import ConfigError
-from treespec.verification.textbook import explain_round
+from treespec.literature.textbook import explain_round
 
 EXAMPLES = """Example:
 

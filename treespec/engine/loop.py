@@ -13,7 +13,7 @@ from treespec.engine.request import Request, Result, Streams, known_seed
 from treespec.engine.stats import SpeculationStats, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.policies.control.contract import CallFacts, StepControl
-from treespec.policies.truncated import as_chain
+from treespec.policies.wrapping import as_chain
 from treespec.protocols import (
     Capability,
     CausalScorer,

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from treespec.checks import AUTO, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.best_first import CHILD_SHARE, BestFirst, SpecExec
-from treespec.policies.chain import AdaptiveChain, Chain, LowConfidence, StopRule
+from treespec.policies.chain import Chain, StopRule
 from treespec.policies.control import Control
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree
 from treespec.policies.paths import KAry, Paths
 from treespec.policies.sequoia import Sequoia, optimal_paths
-from treespec.policies.stochastic_beam import StochasticBeam
-from treespec.policies.truncated import Truncated
 from treespec.protocols import TreePolicy
 
 
@@ -38,19 +36,15 @@ def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePol
 
 
 __all__ = [
-    "AdaptiveChain",
     "BestFirst",
     "Chain",
     "Control",
     "KAry",
-    "LowConfidence",
     "Paths",
     "Sequoia",
     "SpecExec",
-    "StochasticBeam",
     "StopRule",
     "TreeBuilder",
-    "Truncated",
     "as_policy",
     "delayed_branching",
     "dyspec",

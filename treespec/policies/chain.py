@@ -1,19 +1,18 @@
 """The linear draft of classic speculative decoding, a tree of width one, of fixed length or stopped on the way."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from treespec.checks import AUTO, ShowsOptions, check_children, check_count, check_number
+from treespec.checks import AUTO, ShowsOptions, check_children, check_count
 from treespec.errors import ConfigError
 from treespec.policies.children import choose_children, resolve_children
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.paths import Level, grow_shape
-from treespec.protocols import DraftSource, VerifiedStep
+from treespec.protocols import DraftSource
 from treespec.tree import TreeBatch
 
 StopRule = Callable[[Tensor], Tensor]
@@ -22,22 +21,6 @@ StopRule = Callable[[Tensor], Tensor]
 A rule decides about the *next* token, so the last one stays whatever its probability: dropping it would select drawn
 tokens by their probability and change the output distribution.
 """
-
-
-@dataclass(frozen=True)
-class LowConfidence:
-    """Stop after a token that the draft gave less than `threshold`, in (0, 1].
-
-    transformers' `assistant_confidence_threshold`, for those who come from its assisted generation.
-    """
-
-    threshold: float = 0.4
-
-    def __post_init__(self) -> None:
-        check_number("threshold", self.threshold, lambda share: 0 < share <= 1, "lie in (0, 1]")
-
-    def __call__(self, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor, "B"]:
-        return token_probs[:, -1] < self.threshold
 
 
 class Chain(ShowsOptions):
@@ -97,27 +80,3 @@ def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor,
         got = f"{is_ended.dtype} {list(is_ended.shape)}" if isinstance(is_ended, Tensor) else repr(is_ended)
         raise ConfigError(f"a stop rule must return bool [{len(token_probs)}], one per row, got {got}")
     return is_ended
-
-
-class AdaptiveChain(Chain):
-    """A chain that grows by two tokens when all of the last one was accepted, and else shrinks by one, up to `max_k`.
-
-    transformers' "heuristic" schedule (Gante 2023), for those who come from its assisted generation. In a batch it
-    grows when at least half of the rows accepted all. The length stays from one call to the next.
-
-    Raises `ConfigError`: not 1 <= k <= max_k.
-    """
-
-    def __init__(self, k: int = 5, max_k: int = 20) -> None:
-        super().__init__(k)
-        self._max_k = check_count("max_k", max_k)
-        if k > max_k:
-            raise ConfigError(f"k must not exceed max_k, got k={k} and max_k={max_k}")
-        self.max_nodes = max_k + 1
-
-    def update(self, step: VerifiedStep) -> None:
-        """See `LearningPolicy`. A bonus token means that a row's last draft token was accepted."""
-        drafted = [verdict for tree, verdict in zip(step.trees.trees, step.verdicts, strict=True) if tree.num_nodes > 1]
-        if drafted:
-            is_longer = 2 * sum(verdict.is_bonus for verdict in drafted) >= len(drafted)
-            self.k = min(self.k + 2, self._max_k) if is_longer else max(self.k - 1, 1)

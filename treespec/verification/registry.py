@@ -3,21 +3,28 @@
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.protocols import VerificationRule
+from treespec.registry import Registry
 from treespec.tree import TreeBatch
-from treespec.verification.block import BlockVerification
-from treespec.verification.comparison.kseq import KSeq
-from treespec.verification.comparison.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
-from treespec.verification.comparison.transport import OptimalTransport, TransportTraversal
-from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.rule import BaseRule, Requirements
-from treespec.verification.target_walk import TargetWalk
-from treespec.verification.traversal import Traversal
 
-_TO_USE = (TargetWalk, TokenVerification, BlockVerification, RecursiveRejection, Traversal)
-_COMPARISON = (KSeq, OptimalTransport, TransportTraversal, TypicalAcceptance, EnsembleVerification, ThresholdAcceptance)
-
-RULES: dict[str, BaseRule] = {rule.name: rule() for rule in (*_TO_USE, *_COMPARISON)}
-"""Every rule by name, with its default settings."""
+RULES: Registry[BaseRule] = Registry(
+    "verification rule",
+    {
+        "target_walk": "treespec.verification.target_walk:TargetWalk",
+        "token": "treespec.verification.recursive:TokenVerification",
+        "block": "treespec.verification.block:BlockVerification",
+        "recursive": "treespec.verification.recursive:RecursiveRejection",
+        "traversal": "treespec.verification.traversal:Traversal",
+        "k_seq": "treespec.literature.kseq:KSeq",
+        "optimal_transport": "treespec.literature.transport:OptimalTransport",
+        "transport_traversal": "treespec.literature.transport:TransportTraversal",
+        "typical_acceptance": "treespec.literature.lossy:TypicalAcceptance",
+        "ensemble": "treespec.literature.lossy:EnsembleVerification",
+        "threshold": "treespec.literature.lossy:ThresholdAcceptance",
+    },
+    made=lambda rule: rule(),
+)
+"""Every rule by name, with its default settings. `RULES.register("mine", MyRule())` adds one."""
 
 
 def get_rule(rule: str | VerificationRule) -> VerificationRule:

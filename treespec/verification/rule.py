@@ -43,7 +43,7 @@ class Requirements:
         if self.max_support is not None and _widest_support(trees) > self.max_support:
             return (
                 f"it allows draft distributions of at most {self.max_support} tokens, and one has "
-                f"{_widest_support(trees)} (use `treespec.policies.Truncated(policy)`, or draw from `truncate_probs`)"
+                f"{_widest_support(trees)} (use `treespec.literature.Truncated(policy)`, or draw from `truncate_probs`)"
             )
         return None
 

@@ -26,7 +26,8 @@ from treespec.drafters.merge.opinion_pool import (
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.hf.selftest.planted import Planted
-from treespec.policies import AdaptiveChain, BestFirst, Chain, KAry, Truncated
+from treespec.literature import AdaptiveChain, Truncated
+from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import FeatureDrafter
 from treespec.tree import SELECTED, HostTree, TokenTree, TreeBatch
 

@@ -16,7 +16,8 @@ from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
 from treespec.hf.introspect import CACHE_NAME
-from treespec.policies import SpecExec, StochasticBeam
+from treespec.literature import StochasticBeam
+from treespec.policies import SpecExec
 
 EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash_files.shape(), dspark()
 KINDS = {"eagle3": EAGLE, "dflash": DFLASH, "dspark": DSPARK}

@@ -21,7 +21,8 @@ import treespec
 from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import DraftModel
 from treespec.hf import GrammarProcessor, make_scorer
-from treespec.policies import AdaptiveChain, Chain
+from treespec.literature import AdaptiveChain
+from treespec.policies import Chain
 from treespec.testing import g_test
 
 

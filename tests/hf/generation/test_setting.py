@@ -10,7 +10,8 @@ import treespec
 from treespec import TreeSpeculation
 from treespec.errors import ConfigError, InvalidTreeError, TreespecWarning
 from treespec.hf.generation.setting import Setting, drafter_names, machine_facts, model_sizes, tree_policy
-from treespec.policies import BestFirst, Chain, Control, KAry, LowConfidence, Paths, Sequoia
+from treespec.literature import LowConfidence
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
 
 MODEL = tiny_llama()
 LOOKUPS = ("recycling", "suffix")

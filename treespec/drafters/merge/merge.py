@@ -14,7 +14,7 @@ from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
-from treespec.policies.truncated import is_chain
+from treespec.policies.wrapping import is_chain
 from treespec.protocols import Drafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
 

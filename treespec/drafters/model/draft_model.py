@@ -16,7 +16,7 @@ from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import ContextFullError, TreespecWarning
-from treespec.policies.truncated import as_chain, is_chain
+from treespec.policies.wrapping import as_chain, is_chain
 from treespec.protocols import Capability, CausalScorer, Frontier, Proposal, Session, TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 

@@ -21,7 +21,7 @@ from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.drafting.proposals import candidates, head_proposal
 from treespec.heads.files.kinds import HeadKind, register
 from treespec.policies import BestFirst
-from treespec.policies.truncated import shape_of
+from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal, Session
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import download, upload

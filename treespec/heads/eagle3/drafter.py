@@ -20,7 +20,7 @@ from treespec.heads.files.kinds import HeadKind, register
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
-from treespec.policies.truncated import shape_of
+from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from treespec.hf.generation.forced_text import ForcedText, spellings_of
 from treespec.hf.generation.grammar import GrammarProcessor
 from treespec.hf.generation.prefix_function import PrefixProcessor
-from treespec.policies.truncated import is_chain as has_chains_only
+from treespec.policies.wrapping import is_chain as has_chains_only
 from treespec.protocols import Capability, Drafter, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, HostTree, TokenTree, TreeBatch
 

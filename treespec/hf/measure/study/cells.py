@@ -9,7 +9,8 @@ from typing import Any
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst, Chain, Control, StochasticBeam, as_policy, dyspec, eagle2, opt_tree
+from treespec.literature import StochasticBeam
+from treespec.policies import BestFirst, Chain, Control, as_policy, dyspec, eagle2, opt_tree
 from treespec.protocols import TreePolicy
 from treespec.verification import get_rule
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.verification.textbook.inputs import Array, Chain, read_chain, read_vector, to_numpy
+from treespec.literature.textbook.inputs import Array, Chain, read_chain, read_vector, to_numpy
 
 Generator = torch.Generator | np.random.Generator
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from treespec.errors import ConfigError
-from treespec.verification.textbook.chain import (
+from treespec.literature.textbook.chain import (
     explain_round,
     simulate_round,
     speculative_decode,

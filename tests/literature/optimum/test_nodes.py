@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.verification.optimum import (
+from treespec.literature.optimum import (
     optimum_iid,
     optimum_mixed,
     optimum_selected,

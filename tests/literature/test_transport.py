@@ -15,6 +15,9 @@ from helpers.toys import SamplingSource
 
 from treespec import verification
 from treespec.errors import LogitsError, RuleMismatchError
+from treespec.literature import OptimalTransport, TransportTraversal
+from treespec.literature.optimum import optimum_iid, optimum_without_replacement
+from treespec.literature.transport import best_transport, pair_supply, transport_siblings
 from treespec.sampling import draw_without_replacement, truncate_probs
 from treespec.testing import (
     SHAPES,
@@ -27,9 +30,7 @@ from treespec.testing import (
     exact_distribution,
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenUniforms, OptimalTransport, TransportTraversal, resolve, verify
-from treespec.verification.comparison.transport import best_transport, pair_supply, transport_siblings
-from treespec.verification.optimum import optimum_iid, optimum_without_replacement
+from treespec.verification import GivenUniforms, resolve, verify
 
 RULES = [OptimalTransport(), TransportTraversal()]
 SCHEMES = [IID, WITHOUT_REPLACEMENT]

@@ -12,6 +12,8 @@ import torch
 from helpers.toys import SamplingSource, as_batch
 
 from treespec.errors import ConfigError, RuleMismatchError
+from treespec.literature import KSeq, kseq
+from treespec.literature.optimum import optimum_iid
 from treespec.testing import (
     SHAPES,
     AdaptiveWidth,
@@ -23,9 +25,7 @@ from treespec.testing import (
     exact_distribution,
 )
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import GivenUniforms, KSeq, TokenVerification, resolve, verify
-from treespec.verification.comparison import kseq
-from treespec.verification.optimum import optimum_iid
+from treespec.verification import GivenUniforms, TokenVerification, resolve, verify
 
 FIXED_SHAPES = [name for name in SHAPES if name != "adaptive width"]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from treespec.errors import ConfigError, RuleMismatchError
+from treespec.literature import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
 from treespec.testing import (
     TOY_SCHEMES,
     FixedShape,
@@ -23,11 +24,8 @@ from treespec.testing import (
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import (
     RULES,
-    EnsembleVerification,
     GivenUniforms,
     TargetWalk,
-    ThresholdAcceptance,
-    TypicalAcceptance,
     resolve,
     supporting_rules,
 )

@@ -8,8 +8,9 @@ from helpers.toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
 from treespec.errors import ConfigError, RuleMismatchError
-from treespec.policies import AdaptiveChain, Chain, Control, KAry, Truncated
-from treespec.policies.truncated import as_chain, is_chain
+from treespec.literature import AdaptiveChain, Truncated
+from treespec.policies import Chain, Control, KAry
+from treespec.policies.wrapping import as_chain, is_chain
 from treespec.protocols import LearningPolicy
 from treespec.testing import g_test
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT

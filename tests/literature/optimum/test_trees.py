@@ -11,13 +11,13 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.testing import FixedShape, RandomDistributions, ToyDrafter, enumerate_traces
-from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
-from treespec.verification.optimum import (
+from treespec.literature.optimum import (
     path_bound,
     shape_inclusion,
     tree_bound,
 )
+from treespec.testing import FixedShape, RandomDistributions, ToyDrafter, enumerate_traces
+from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
 
 SHAPES = ["[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "[(0,), (0, 0)]", "[(0,), (1,), (0, 0), (0, 1)]"]
 

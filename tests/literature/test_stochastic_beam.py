@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.errors import ConfigError
-from treespec.policies import StochasticBeam
+from treespec.literature import StochasticBeam
 from treespec.testing import g_test
 from treespec.tree import IID, SELECTED
 

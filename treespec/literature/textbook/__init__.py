@@ -1,6 +1,6 @@
 """The textbook's algorithms on plain arrays: one chain, one round, every decision explained."""
 
-from treespec.verification.textbook.chain import (
+from treespec.literature.textbook.chain import (
     RoundExplanation,
     TokenExplanation,
     explain_round,

@@ -6,14 +6,14 @@ Decoding). For siblings drawn from one distribution, with or without replacement
 sorted by P/q ascending, so a scan finds it at full vocabulary size. For whole trees there is an upper bound.
 """
 
-from treespec.verification.optimum.nodes import (
+from treespec.literature.optimum.nodes import (
     Bounded,
     optimum_iid,
     optimum_mixed,
     optimum_selected,
     optimum_without_replacement,
 )
-from treespec.verification.optimum.trees import path_bound, shape_inclusion, tree_bound
+from treespec.literature.optimum.trees import path_bound, shape_inclusion, tree_bound
 
 __all__ = [
     "Bounded",

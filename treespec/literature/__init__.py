@@ -1,0 +1,33 @@
+"""Rules and policies that are here for the literature. To decode, use "auto": it takes none of them.
+
+Nothing else in the library imports this room: a rule of it is loaded when it is named, a policy when it is imported.
+
+- `KSeq`, `OptimalTransport` and `TransportTraversal` are lossless, and accept more than recursive rejection at a
+  *single* node. They cannot verify the default best-first trees, since they need widths fixed before the first draw
+  (`KSeq` i.i.d. siblings, transport drafts of twenty tokens: `Truncated`). Numbers: benchmarks/results/verification/.
+- `TypicalAcceptance`, `ThresholdAcceptance` and `EnsembleVerification` are *lossy*: the output no longer has the
+  target's distribution. They run only when they are named.
+- `StochasticBeam` samples the trees of RSD-S; `LowConfidence` and `AdaptiveChain` are the chains of transformers'
+  assisted generation.
+- `optimum/`: the most that any lossless rule can accept; `textbook/`: the algorithms on plain arrays.
+"""
+
+from treespec.literature.assisted import AdaptiveChain, LowConfidence
+from treespec.literature.kseq import KSeq
+from treespec.literature.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
+from treespec.literature.stochastic_beam import StochasticBeam
+from treespec.literature.transport import OptimalTransport, TransportTraversal
+from treespec.literature.truncated import Truncated
+
+__all__ = [
+    "AdaptiveChain",
+    "EnsembleVerification",
+    "KSeq",
+    "LowConfidence",
+    "OptimalTransport",
+    "StochasticBeam",
+    "ThresholdAcceptance",
+    "TransportTraversal",
+    "Truncated",
+    "TypicalAcceptance",
+]
