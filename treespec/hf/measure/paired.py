@@ -32,7 +32,7 @@ class Run:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the first row, the only one of a single prompt."""
+        """The first row, the only one of a single prompt."""
         return self.rows[0]
 
     @property
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Of a row, on average."""
+        """Tokens per pass of a row, on average."""
         return self.num_tokens / self.num_passes / len(self.rows)
 
 
