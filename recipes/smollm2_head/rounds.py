@@ -4,7 +4,8 @@ All that a round needs lies here: the texts so far (`texts/`) and the head that 
 with the one that ships). A round writes batches of all kinds of messages by turns, then trains the head on a share of
 the texts, an equal number of tokens of each kind, from a fresh optimiser with a warm-up and a cosine to zero. The head is
 replaced where it is better at temperatures 0 and 1 on texts that no round trains on, and the round is a line of
-`rounds.jsonl`. Commit all three after a round; killed anywhere, the command goes on.
+`rounds.jsonl`. Commit all three after a round; killed anywhere, the command goes on. Nothing in a round follows the
+clock, so that it may run in the background of a busy machine.
 
     THP_MEM_ALLOC_ENABLE=1 nice -n 19 python -m recipes.smollm2_head.rounds --out runs --minutes 480 --threads 1
 """
@@ -66,7 +67,6 @@ def train_round(
     held_out, chosen = choose(texts, args.tokens, len(texts))
     config = TrainingConfig(
         start=str(head),
-        minutes=args.train,
         draft_vocab_size=8192,
         hidden_layers=(2, 15, 27),
         batch_size=4,
@@ -75,6 +75,7 @@ def train_round(
         warmup_steps=50,
         tv_weight=0.7,
         tv_start=args.tv_start,
+        save_every=20,
         num_held_out=len(held_out),
         max_cache_gb=CACHED_BYTES * (sum(len(text.tokens) for text in held_out) + 1024) / 1e9,
         eval_every=10**9,
@@ -95,8 +96,8 @@ def run_round(model: Any, tokenizer: Any, args: argparse.Namespace) -> None:
     """Write, train and, if that made it better, replace the head; a round that was interrupted is finished instead."""
     open_rounds = [int(path.name) for path in args.out.glob("[0-9]*")]
     if not open_rounds:
-        writer, end = Writer(model, tokenizer, args.folder / "texts"), time.monotonic() + 60 * args.write
-        while time.monotonic() < end:
+        writer = Writer(model, tokenizer, args.folder / "texts")
+        for _ in range(args.batches):
             written = writer.write()
             print(f"{written[0].kind}: {sum(len(text.tokens) for text in written):,} tokens", flush=True)
     texts = read_corpus(args.folder / "texts")
@@ -118,9 +119,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder for the states of the rounds")
     parser.add_argument("--folder", type=Path, default=HERE, help="of the texts, the head and the record of the rounds")
     parser.add_argument("--minutes", type=float, default=480, help="no round is begun later than this")
-    parser.add_argument("--write", type=float, default=60, help="minutes of writing in a round")
-    parser.add_argument("--train", type=float, default=120, help="minutes of training in a round")
-    parser.add_argument("--tokens", type=int, default=4_000_000, help="texts of a round")
+    parser.add_argument("--batches", type=int, default=18, help="batches of 64 texts to write in a round")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens to train on in a round, each once")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--tv-start", type=float, default=0.5, help="from this share on total variation counts")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.training import CONFIG
+from helpers.training import CONFIG, VOCAB
 from safetensors.torch import load_file
 
 from treespec.errors import CheckpointError
 from treespec.training import train
+from treespec.training.text.texts import Texts
 
 
 def test_a_run_can_begin_with_anothers_weights(trained, target, texts, tmp_path):
@@ -33,6 +34,12 @@ def test_a_run_can_begin_with_a_trained_heads_files(target, texts, tmp_path):
     barely = replace(first, start=str(found.folder), num_steps=1, learning_rate=1e-12)
     result = train(target, texts, tmp_path / "on", barely, features=features, dtype=torch.float32)
     assert result.evaluation == found.evaluation
+    assert [line["step"] for line in result.progress.log if "overlap" in line] == [0, 1]
+    common = int(texts.tokens.bincount(minlength=VOCAB).argmax())
+    rare = Texts(torch.where(texts.tokens == common, VOCAB - 1, texts.tokens), texts.lengths, texts.top)
+    kept = train(target, rare, tmp_path / "rare", barely, dtype=torch.float32)
+    of_both = [load_file(r.folder / "model.safetensors")["d2t"].tolist() for r in (found, kept)]
+    assert of_both[0] == of_both[1], "the draft vocabulary is the head's, whatever the texts"
     other = replace(barely, draft_vocab_size=(barely.draft_vocab_size + 1) // 2)
     smaller = train(target, texts, tmp_path / "smaller", other, features=features, dtype=torch.float32)
     own, whole = (load_file(r.folder / "model.safetensors") for r in (smaller, found))

@@ -19,7 +19,7 @@ from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
 
 FROM_TARGET = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
-"""What a head in training has from its target and its texts, whatever the files hold."""
+"""What `load_files` leaves as it is, whatever the files hold."""
 
 
 class Eagle3Learner(HeadLearner[Eagle3Head]):
@@ -52,6 +52,17 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
             raise CheckpointError(f"{folder} is of a drafter of other sizes: {', '.join(other)}")
         for name, weight in weights.items():
             weight.copy_(given[name])
+
+
+def files_vocabulary(folder: Path, size: int) -> Tensor | None:
+    """The draft vocabulary of a trained head's files, int64 [size]; None for no head's files or another size.
+
+    Raises `CheckpointError`: damaged files.
+    """
+    if not (folder / "config.json").exists():
+        return None
+    offsets = plain_names(read_checkpoint(folder).tensors).get("d2t")
+    return None if offsets is None or offsets.shape != (size,) else offsets + torch.arange(size)
 
 
 def make_eagle3(

@@ -14,7 +14,7 @@ from treespec.hf.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
 from treespec.training.dflash import make_dflash
 from treespec.training.draft_model import make_draft_model
-from treespec.training.eagle3 import make_eagle3
+from treespec.training.eagle3 import files_vocabulary, make_eagle3
 from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
 from treespec.training.heads import usual_layers
@@ -76,7 +76,7 @@ def train(
     device = input_device(model)
     vocab_size = num_logits(model)
     check_texts(texts, vocab_size)
-    target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
+    target_ids = draft_vocabulary(texts, vocab_size, config)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         learner = make_learner(model, texts, target_ids, layers, config)
@@ -148,6 +148,15 @@ def make_learner(
     if not 0 <= mask_token < vocab_size:
         raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
     return make_dflash(model, target_ids, hidden_layers, mask_token, config)
+
+
+def draft_vocabulary(texts: Texts, vocab_size: int, config: TrainingConfig) -> Tensor:
+    """That of the trained head with which a run begins, if it is of the size in `config`, or else a chosen one."""
+    size = config.draft_vocab_size
+    found = files_vocabulary(Path(config.start), size) if config.start and config.kind == "eagle3" else None
+    if found is not None and int(found.max()) < vocab_size:
+        return found
+    return choose_vocabulary(texts.tokens, texts.top, vocab_size, size)
 
 
 def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:

@@ -134,7 +134,7 @@ class Finished:
 def test_a_round_replaces_the_head_only_where_it_is_better(tmp_path, monkeypatch):
     append(tmp_path / "texts", random_texts(200))
     args = argparse.Namespace(
-        out=tmp_path / "runs", folder=tmp_path, write=0, train=1, tokens=9000, learning_rate=1e-3, tv_start=0.5
+        out=tmp_path / "runs", folder=tmp_path, batches=0, tokens=9000, learning_rate=1e-3, tv_start=0.5
     )
     worse, better, mixed = (
         {"overlap": 0, "tree_16": tree, "sampled_chain_4": chain} for tree, chain in ((2, 2), (3, 3), (4, 1))
