@@ -122,6 +122,6 @@ def test_a_seed_that_is_not_used_is_found(models):
 def test_nothing_is_found_where_nothing_is_wrong(models):
     found = check(models[0], TreeSpeculation(models[1], tree=KAry((2, 2), children="iid")), num_new=16, num_samples=256)
     assert found.is_right, str(found)
-    assert len(found.findings) == 11
+    assert len(found.findings) == 12
     assert found.about["drafter"] == "DraftModel"
     assert found.about["tree"] == "KAry"

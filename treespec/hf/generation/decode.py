@@ -12,6 +12,7 @@ from treespec.engine.loop import speculate
 from treespec.engine.request import Request, Result
 from treespec.engine.trace import Recorder
 from treespec.errors import TreespecError, UnsupportedModeError
+from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.devices.ranks import AnyRanks
@@ -176,7 +177,8 @@ def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScor
     longest = call.config.max_length
     kwargs["longest_text"] = None if longest is None else longest + options.policy.max_nodes
     scorer = make_scorer(facts, **kwargs)
-    if scorer.capability == Capability.PLAIN and not isinstance(scorer, RecurrentScorer):
+    is_by_length = RopeByLength(facts.model).is_exceeded_by(longest)
+    if is_by_length or (scorer.capability == Capability.PLAIN and not isinstance(scorer, RecurrentScorer)):
         _check_passes(call, scorer.facts.name)
     return scorer
 

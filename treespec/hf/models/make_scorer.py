@@ -6,6 +6,7 @@ from functools import partial
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
+from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
 from treespec.hf.models.capability import Detection, detect, keeps_states, num_indexed, warn_once
@@ -44,16 +45,21 @@ def make_scorer(
     facts = model_facts(model)
     detection = detect(facts)
     is_static = max_cache_len is not None
-    if keeps_states(facts.model):
-        indexed = _plain_by_index(facts, longest_text) if prompt is not None else None
-        warn_once(facts, indexed or detection)
+    plain = None if prompt is None else _plain_by_length(facts, prompt, longest_text)
+    if plain is not None or keeps_states(facts.model):
+        warn_once(facts, plain or detection)
         if is_static or (cache is not None and is_filled(cache)):
-            raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
-        if prompt is not None and indexed is not None:
+            reason = "keeps a state" if plain is None else f"{plain.reason}, which needs a cache of its own"
+            raise UnsupportedModelError(f"{facts.name}: {reason}: it takes no static and no filled cache")
+        if prompt is not None and plain is not None:
             return PlainScorer(facts, prompt, hidden_layers)
         if prompt is not None and prompt.has_features:
             return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
+    rope = RopeByLength(facts.model)
+    if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
+        reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"
+        raise UnsupportedModelError(f"{facts.name}: {reason}, which compiled passes do not follow")
     found = detection if detection.capability == Capability.PLAIN else _checked(facts, is_static)
     if not is_static:
         warn_once(facts, found)
@@ -72,15 +78,27 @@ def make_scorer(
     )
 
 
-def _plain_by_index(facts: ModelFacts, longest_text: int | None) -> Detection | None:
-    """That and why a target decodes plainly whose layers choose among the text's tokens by index scores, if they do."""
-    size = num_indexed(facts.model)
-    if size is None or (longest_text is not None and longest_text <= size):
+def _plain_by_length(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> Detection | None:
+    """That and why a target decodes by the passes of plain `generate`, which no others can replace in long texts."""
+    indexed, reread = num_indexed(facts.model), rereading_length(facts.model)
+    rope = RopeByLength(facts.model)
+    if indexed is not None and (longest_text is None or longest_text > indexed):
+        reason = (
+            f"its layers attend to the tokens with the highest index scores, {indexed} at most, and rounding decides "
+            f"which these are: texts of up to {indexed} tokens, drafts included, decode by chains (docs/models.md)"
+        )
+    elif reread is not None and prompt.ids.shape[1] <= reread and (longest_text is None or longest_text > reread):
+        reason = (
+            f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: texts "
+            "that end before, drafts included, or begin behind decode by trees (docs/models.md)"
+        )
+    elif keeps_states(facts.model) and rope.is_exceeded_by(longest_text):
+        reason = (
+            f"it keeps a state, and its rope frequencies depend on the length of texts beyond {rope.threshold} tokens: "
+            "shorter texts, drafts included, decode by chains (docs/models.md)"
+        )
+    else:
         return None
-    reason = (
-        f"its layers attend to the tokens with the highest index scores, {size} at most, and rounding decides which "
-        f"these are: texts of up to {size} tokens, drafts included, decode by chains (docs/models.md)"
-    )
     return Detection(Capability.PLAIN, reason)
 
 

@@ -13,6 +13,7 @@ from treespec.errors import ContextFullError, TreespecError, UnsupportedModelErr
 from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.attention.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.attention.position_patches import PositionPatches
+from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache, prefix_length
 from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.cache.slot_cache import SlotCache
@@ -69,6 +70,7 @@ class TreeScorer(ModelScorer):
         self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
+        self._rope = RopeByLength(self.facts.model)
         if self._layout is not None:
             self._layout = replace(self._layout, needs_key_positions=bool(self._patches))
         if max_cache_len is not None and not self._patches.fit_static_caches:
@@ -115,6 +117,7 @@ class TreeScorer(ModelScorer):
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
+        self._rope.start(torch.tensor(lengths).unsqueeze(1))
         cache = self._empty_cache(num_rows) if given is None else given
         self._drop_pending(num_rows)
         self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
@@ -168,6 +171,7 @@ class TreeScorer(ModelScorer):
     @torch.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
         self._state.select_rows(rows)
+        self._rope.select_rows(rows)
         if self._read is not None:
             self._read = self._read.select_rows(torch.tensor(list(rows), device=self.device))
         if self._parents.shape[1]:
@@ -211,7 +215,7 @@ class TreeScorer(ModelScorer):
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
         forward = self.facts.model if is_prefill else self.facts.forward
         is_folded = not is_prefill and forward is self.facts.model and self.capability != Capability.PLAIN
-        with self._folded.running() if is_folded else nullcontext():
+        with self._rope.applied(positions), self._folded.running() if is_folded else nullcontext():
             return self._run(forward, inputs, positions, is_prefill)
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
@@ -223,6 +227,7 @@ class TreeScorer(ModelScorer):
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
         scores = self._call(self.facts.model, inputs, has_last_logits_only=True)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
+        self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
         if self.capability == Capability.PLAIN:
             self._read = replace(self._read, last_logits=None)
             last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}

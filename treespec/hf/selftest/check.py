@@ -31,6 +31,7 @@ CHECKS = (
     "tree logits",
     "near-ties",
     "greedy texts",
+    "rope threshold",
     "cache after many rounds",
     "batch, rows leave",
     "processors along paths",
@@ -58,9 +59,10 @@ def check(
 ) -> CheckReport:
     """Test whether speculation is exact with this model, here and now.
 
-    Tree logits against path logits, greedy texts, the cache after many rounds, batches that rows leave, processors
-    along paths, seeds, the rule by enumeration, and sampled continuations through the whole engine. The self-test has
-    drafters of its own, so that it needs none; a given one is tested besides.
+    Tree logits against path logits, greedy texts (one across the length at which rope frequencies change), the cache
+    after many rounds, batches that rows leave, processors along paths, seeds, the rule by enumeration, and sampled
+    continuations through the whole engine. The self-test has drafters of its own, so that it needs none; a given one
+    is tested besides.
 
     Args:
         model: any causal language model.
@@ -118,6 +120,7 @@ def _steps(
         check_passes,
         texts.check_near_ties,
         texts.check_greedy,
+        texts.check_rope,
         texts.check_cache,
         texts.check_batch,
         texts.check_processors,

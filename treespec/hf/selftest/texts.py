@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessor
 
+from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.models.capability import keeps_states
@@ -16,6 +17,9 @@ from treespec.hf.selftest.agreement import Agreement, Plain, compare, plain_gree
 from treespec.hf.selftest.planted import Planted
 from treespec.hf.selftest.report import FAILED, OK, SKIPPED, WARNING, Finding
 from treespec.hf.selftest.subject import Subject
+
+LONGEST_PROMPT = 8192
+"""Of the self-test's own texts."""
 
 CACHE_TOLERANCE = 64
 """Units of the dtype's precision by which a cached entry may differ, relative to its length, per layer's depth."""
@@ -70,12 +74,36 @@ def check_batch(subject: Subject) -> list[Finding]:
     return [Finding(name, FAILED, f"{cause}: {leaving.text}")]
 
 
+def check_rope(subject: Subject) -> list[Finding]:
+    """A text across the length from which on the rope frequencies depend on the length."""
+    name = "rope threshold"
+    threshold = RopeByLength(subject.model).threshold
+    if threshold is None:
+        return [Finding(name, SKIPPED, "no rope frequencies that depend on the length of the text")]
+    length = max(threshold - subject.num_new // 2, 2)
+    if length > LONGEST_PROMPT:
+        text = f"texts of {threshold} tokens would take too long: beyond that length give check a prompt of your own"
+        return [Finding(name, WARNING, text)]
+    prompt = torch.cat(subject.prompts).repeat(length)[:length]
+    plain = plain_greedy(subject.model, subject.inputs(prompt), subject.num_new)
+    output = _decode(subject, prompt, planted(subject, [plain], seed=13))
+    if output == plain.tokens:
+        return [Finding(name, OK, f"identical to plain: {len(output)} tokens across {threshold} tokens of text")]
+    at = next((i for i, pair in enumerate(zip(output, plain.tokens, strict=False)) if pair[0] != pair[1]), len(output))
+    if at < len(plain.gaps) and plain.gaps[at] <= subject.tie:
+        return [Finding(name, OK, f"identical to plain but after a near-tie, token {at + 1} of {len(output)}")]
+    text = f"a text of {length} tokens that goes on across {threshold}, where the rope frequencies change, differs from"
+    return [Finding(name, FAILED, f"{text} plain greedy decoding from new token {at + 1} on")]
+
+
 def check_cache(subject: Subject) -> list[Finding]:
     """The cache after many rounds against that of one plain pass over the same text, entry by entry."""
     name = "cache after many rounds"
     if keeps_states(subject.model):
         return [Finding(name, SKIPPED, "the model keeps states, not entries per token")]
     prompt = subject.prompts[0]
+    if RopeByLength(subject.model).is_exceeded_by(len(prompt) + subject.num_new):
+        return [Finding(name, SKIPPED, "the frequencies of the text's rope depend on how it was read")]
     plain = subject.plains[0]
     cache = DynamicCache(config=subject.facts.config)
     speculation = planted(subject, [plain], seed=5)

@@ -1,0 +1,210 @@
+"""Rope frequencies that depend on the text's length: output is plain `generate`'s on both sides of the threshold."""
+
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from helpers.zoo import SIZES
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, check
+from treespec.errors import UnsupportedModeError, UnsupportedModelError
+from treespec.hf.attention.rope_lengths import RopeByLength
+from treespec.hf.introspect import CACHE_NAME
+
+THRESHOLD = 24
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": THRESHOLD,
+    "factor": 4.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0 + i for i in range(4)],
+}
+DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": THRESHOLD}),
+    "longrope": ("llama", {"rope_parameters": LONG}),
+    "by layer type": (
+        "gemma3_text",
+        {
+            "max_position_embeddings": THRESHOLD,
+            "rope_parameters": {"full_attention": DYNAMIC, "sliding_attention": DEFAULT},
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 8,
+        },
+    ),
+    "reread, mscale": (
+        "phimoe",
+        {
+            "rope_parameters": {**LONG, "long_mscale": 1.3, "short_mscale": 1.1},
+            "num_local_experts": 2,
+        },
+    ),
+    "reread": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": THRESHOLD}),
+}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+def tiny(name: str, **options: Any) -> Any:
+    model_type, settings = deepcopy(MODELS[name])  # Configurations change what they are given.
+    torch.manual_seed(0)
+    sizes = {**SIZES, "head_dim": 8, "num_key_value_heads": 4, **settings, **options}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
+
+
+def prompts(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Left-padded rows."""
+    ids = torch.randint(3, 96, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
+    mask = (torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def decoded(name: str, inputs: dict[str, Any], speculation: Any = None, **options: Any) -> torch.Tensor:
+    """By a fresh model: dynamic NTK keeps the frequencies of the longest text before."""
+    return tiny(name).generate(**inputs, **OPTIONS | options, custom_generate=speculation)
+
+
+def trees() -> TreeSpeculation:
+    """By drafters that know a text at its second call."""
+    return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+
+
+@pytest.mark.filterwarnings("ignore:.*one token at a time")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("length", [6, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1, THRESHOLD + 9])
+def test_one_text(name, length):
+    inputs, speculation = prompts(length), trees()
+    plain = decoded(name, inputs)
+    for _ in range(2):
+        assert torch.equal(decoded(name, inputs, speculation), plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*one token at a time")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("lengths", [(14, 9, 12), (THRESHOLD + 3, 9), (THRESHOLD, THRESHOLD - 2)], ids=str)
+@pytest.mark.parametrize("ends", [None, list(range(3, 15))], ids=["full", "rows leave"])
+def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
+    inputs, speculation = prompts(*lengths), trees()
+    plain = decoded(name, inputs, eos_token_id=ends)
+    for _ in range(2):
+        assert torch.equal(decoded(name, inputs, speculation, eos_token_id=ends), plain)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope", "by layer type"])
+def test_trees_go_on_beyond_the_threshold(name):
+    inputs, speculation = prompts(THRESHOLD + 2), trees()
+    for _ in range(2):
+        decoded(name, inputs, speculation)
+    assert speculation.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*one token at a time")
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_within_the_threshold_decode_by_trees(name):
+    speculation = trees()
+    for _ in range(2):
+        decoded(name, prompts(6), speculation, max_new_tokens=8)
+    assert speculation.stats.num_draft_tokens > 0
+
+
+def test_texts_that_are_never_read_again_decode_by_trees():
+    inputs, speculation = prompts(THRESHOLD + 2), trees()
+    for _ in range(2):
+        assert torch.equal(decoded("reread", inputs, speculation), decoded("reread", inputs))
+    assert speculation.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+@pytest.mark.parametrize("num_cached", [5, THRESHOLD, THRESHOLD + 4])
+def test_a_filled_cache_is_continued(name, num_cached):
+    inputs = prompts(THRESHOLD + 8)
+    ids = inputs["input_ids"]
+
+    def continued(speculation: Any) -> torch.Tensor:
+        model, cache = tiny(name), DynamicCache()
+        model(ids[:, :num_cached], **{CACHE_NAME: cache})
+        return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
+
+    assert torch.equal(continued(trees()), continued(None))
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_a_static_cache(name):
+    options = {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(decoded(name, prompts(6), trees(), **options), decoded(name, prompts(6)))
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+def test_a_model_with_states_decodes_longer_texts_plainly():
+    types = ["linear_attention", "full_attention"]
+    options = {"layer_types": types, "max_position_embeddings": THRESHOLD, "rope_parameters": dict(DYNAMIC)}
+    linear = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 3}
+    sizes = SIZES | {"head_dim": 32, "num_experts": 0, "pad_token_id": 0} | options | linear
+    inputs, speculation = prompts(6), trees()
+
+    def run(custom: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).eval()
+        return model.generate(**inputs, **OPTIONS, custom_generate=custom)
+
+    assert torch.equal(run(speculation), run(None))
+    assert speculation.stats.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("option", [{"use_cache": False}, {"prefill_chunk_size": 5}], ids=str)
+def test_options_that_give_tokens_other_frequencies_are_refused_by_name(option):
+    with pytest.raises(UnsupportedModeError, match=rf"{next(iter(option))}.* would change the passes"):
+        decoded("longrope", prompts(6), trees(), **option)
+    short = {**option, "max_new_tokens": 8}
+    assert torch.equal(decoded("longrope", prompts(6), trees(), **short), decoded("longrope", prompts(6), **short))
+
+
+def test_compiled_passes_are_refused_by_name():
+    speculation = TreeSpeculation(TokenRecycling(), tree=4, compile=True)
+    with pytest.raises(UnsupportedModelError, match="the length of texts beyond 24 tokens"):
+        decoded("longrope", prompts(6), speculation)
+
+
+@pytest.mark.filterwarnings("ignore:.*one token at a time")
+def test_a_text_that_is_read_again_takes_no_filled_cache():
+    model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8)
+    model(inputs["input_ids"][:, :5], **{CACHE_NAME: cache})
+    with pytest.raises(UnsupportedModelError, match=r"once it is longer than 24 tokens.*filled cache"):
+        model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=trees())
+
+
+def test_the_model_is_as_before_afterwards():
+    model, inputs = tiny("dynamic"), prompts(6)
+    plain = model.generate(**inputs, **OPTIONS)
+    speculation = trees()
+    for _ in range(2):
+        assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+        assert "forward" not in vars(model.model.rotary_emb)
+        assert torch.equal(model.generate(**inputs, **OPTIONS), plain)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_the_self_test_sees_frequencies_of_another_length(name, monkeypatch):
+    model = tiny(name)
+    assert check(model, only=["rope threshold", "cache after many rounds"]).is_right
+    monkeypatch.setattr(RopeByLength, "applied", lambda self, position_ids: nullcontext())
+    found = check(model, only=["rope threshold"])
+    assert not found.is_right
+    assert "across 24, where the rope frequencies change, differs" in str(found)
+
+
+@pytest.mark.parametrize("rope_type", ROPE_INIT_FUNCTIONS)
+def test_every_rope_type_that_reads_the_length_is_known(rope_type):
+    settings: dict[str, Any] = {**LONG, "rope_type": rope_type, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **SIZES | {"rope_parameters": settings, "max_position_embeddings": 64})
+    model: Any = AutoModelForCausalLM.from_config(config).eval()
+    positions = torch.tensor([[1, 2]]), torch.tensor([[1, 5000]])
+    near, far = (model.model.rotary_emb(torch.zeros(1), ids)[0][:, 0] for ids in positions)
+    assert bool(RopeByLength(model)) == (not torch.equal(near, far))
