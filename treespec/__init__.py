@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treespec import errors, protocols
-from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+from treespec.drafters import DraftModel, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.engine.trace import TraceFile, read_trace
 from treespec.errors import TreespecError, TreespecWarning
+from treespec.heads import Eagle3
 from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import verify

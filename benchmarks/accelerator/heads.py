@@ -10,9 +10,9 @@ from torch import nn
 
 from benchmarks.accelerator.device import DEVICE, to_device
 from treespec import Chain, KAry, TreeSpeculation
-from treespec.drafters import DFlash, Eagle3, Medusa, MedusaHead, MedusaHeads
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads import DFlash, Eagle3, Medusa, MedusaHead, MedusaHeads
+from treespec.heads.dflash.module import DFlashConfig, DFlashHead
+from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.protocols import Drafter
 

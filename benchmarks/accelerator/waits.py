@@ -36,6 +36,7 @@ MODEL_PASSES = (
     "hf/cache/growing.py",
     "hf/attention/folded.py",
     "heads/modules/",
+    *(f"heads/{kind}/module.py" for kind in ("dflash", "eagle3", "medusa")),
 )
 """Files whose lines run within a model's or a head's pass."""
 PROCESSORS = ("hf/generation/processors.py",)

@@ -31,9 +31,9 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
-from treespec.drafters import DFlash, Eagle3
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads import DFlash, Eagle3
+from treespec.heads.dflash.module import DFlashConfig, DFlashHead
+from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.hf.cpu import prepack_linears
 from treespec.policies import BestFirst

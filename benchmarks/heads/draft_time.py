@@ -38,7 +38,7 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
-from treespec.drafters import Eagle3
+from treespec.heads import Eagle3
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.policies import as_policy

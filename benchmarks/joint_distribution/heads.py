@@ -7,10 +7,10 @@ import torch
 
 from benchmarks.joint_distribution.cases import MIN_P, RAGGED, VOCAB_SIZE, Case, Models
 from treespec import BestFirst
-from treespec.drafters.heads.dflash import DFlash
-from treespec.drafters.heads.medusa import Medusa
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
-from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
+from treespec.heads.dflash.drafter import DFlash
+from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
+from treespec.heads.medusa.drafter import Medusa
+from treespec.heads.medusa.module import MedusaHead, MedusaHeads
 from treespec.policies import StochasticBeam
 from treespec.training.heads import fresh_head, head_sizes
 

@@ -29,7 +29,7 @@ from benchmarks.common.settings import load_average
 from benchmarks.common.store import Store
 from benchmarks.peers.report import category
 from treespec import Chain, Eagle3, TreeSpeculation
-from treespec.drafters.heads.unread_features import MAX_COLUMNS, Pairs
+from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.hf import make_scorer
 from treespec.hf.cache.caches import filled_layers, twin_cache

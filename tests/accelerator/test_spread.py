@@ -18,8 +18,8 @@ from helpers.medusa_files import random_heads
 from benchmarks.accelerator.device import DEVICE, PretendAccelerator, to_device
 from benchmarks.accelerator.waits import prompts, tiny_models
 from treespec import TreeSpeculation, load_drafter, optimize
-from treespec.drafters import Medusa
 from treespec.engine.target_probs import TargetProbs
+from treespec.heads import Medusa
 from treespec.hf import TreeScorer
 from treespec.hf.cpu import optimized_model
 from treespec.hf.cpu.linear_kernels import Packed

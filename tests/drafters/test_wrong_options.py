@@ -6,9 +6,9 @@ from helpers import dflash_files
 from helpers.tiny import tiny_llama
 
 from treespec import BestFirst, Chain, DraftModel, KAry, SuffixLookup, TokenRecycling, TreeScorer
-from treespec.drafters import DFlash, Eagle3
 from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import ConfigError, TreespecError
+from treespec.heads import DFlash, Eagle3
 
 DRAFT = tiny_llama()
 DFLASH_HEAD = dflash_files.random_head(dflash_files.shape())

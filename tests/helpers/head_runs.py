@@ -8,7 +8,7 @@ from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
-from treespec.drafters import DFlash, Eagle3
+from treespec.heads import DFlash, Eagle3
 
 
 @dataclass

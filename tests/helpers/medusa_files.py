@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from treespec.drafters import MedusaHead, MedusaHeads
+from treespec.heads import MedusaHead, MedusaHeads
 
 
 def random_heads(num_heads=3, hidden_size=32, vocab_size=64, num_layers=1, seed=0, has_bias=True) -> MedusaHeads:

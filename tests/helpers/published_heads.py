@@ -1,6 +1,8 @@
 """The keys of heads that people have published, as in their config.json, with sizes where they matter."""
 
-from treespec.heads.files import dflash, eagle3, medusa
+from treespec.heads.dflash import files as dflash
+from treespec.heads.eagle3 import files as eagle3
+from treespec.heads.medusa import files as medusa
 
 LAYERS = {
     "hidden_act": "silu",

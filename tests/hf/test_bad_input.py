@@ -28,7 +28,6 @@ from treespec import (
     TreeSpeculation,
     load_drafter,
 )
-from treespec.drafters import DFlash
 from treespec.errors import (
     CheckpointError,
     ConfigError,
@@ -41,6 +40,7 @@ from treespec.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
+from treespec.heads import DFlash
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.models import load_model
 from treespec.tree import ROOT_PARENT

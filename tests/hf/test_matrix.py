@@ -13,16 +13,8 @@ from helpers.toy_codec import ToyCodec
 
 import treespec
 from treespec import policies
-from treespec.drafters import (
-    DFlash,
-    DraftModel,
-    Medusa,
-    Merge,
-    ReEncoding,
-    SharedVocabulary,
-    SuffixLookup,
-    TokenRecycling,
-)
+from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary, SuffixLookup, TokenRecycling
+from treespec.heads import DFlash, Medusa
 from treespec.policies import (
     AdaptiveChain,
     BestFirst,

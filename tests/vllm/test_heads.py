@@ -16,9 +16,9 @@ from benchmarks.vllm.churn import random_requests
 from benchmarks.vllm.engine import MODEL, PROMPTS, run_jobs
 from benchmarks.vllm.models import random_adapters, tiny_llama
 from treespec import BestFirst, TokenTree, Verdict
-from treespec.drafters import Eagle3
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads import Eagle3
+from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.protocols import Session
 from treespec.sampling import NoProcessors

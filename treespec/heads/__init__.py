@@ -1,1 +1,11 @@
-"""Trained draft heads in plain torch: their layers, their modules and their files."""
+"""Trained draft heads in plain torch, one folder per kind: its module, the reader of its files, its drafter.
+
+What kinds share: `modules` (layers, rotary positions, caches), `files` (formats), `drafting` (the target's features).
+"""
+
+from treespec.heads.dflash.drafter import DFlash
+from treespec.heads.eagle3.drafter import Eagle3
+from treespec.heads.medusa.drafter import Medusa
+from treespec.heads.medusa.module import MedusaHead, MedusaHeads
+
+__all__ = ["DFlash", "Eagle3", "Medusa", "MedusaHead", "MedusaHeads"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
+from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
 from treespec.training.data import Batch
 from treespec.training.heads import HeadLearner, fresh_head, head_sizes
 from treespec.training.objective import Draft

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
+from treespec.heads.dflash.module import DFlashHead, MarkovHead
 from treespec.heads.files.export import save_head
 from treespec.heads.files.fitting import fused_layers
-from treespec.heads.modules.dflash import DFlashHead, MarkovHead
 from treespec.hf.loading.heads import load_head, vocabulary_weights
 
 

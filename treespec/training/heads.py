@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError, UnsupportedModelError
+from treespec.heads.dflash.module import DFlashHead
+from treespec.heads.eagle3.module import Eagle3Head
 from treespec.heads.files.checkpoint import fuse_split
 from treespec.heads.files.export import save_head
 from treespec.heads.modules.base import Config
-from treespec.heads.modules.dflash import DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
 from treespec.hf.introspect import num_logits

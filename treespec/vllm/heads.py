@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from treespec.drafters.base import single_nodes
-from treespec.drafters.heads.eagle3 import Eagle3
-from treespec.drafters.heads.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.errors import ConfigError
+from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
+from treespec.heads.eagle3.drafter import Eagle3
+from treespec.heads.eagle3.module import Eagle3Head, Eagle3Output
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
-from treespec.heads.modules.eagle3 import Eagle3Head, Eagle3Output
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch, pad_rows
 from treespec.vllm.cpu_products import pack_products

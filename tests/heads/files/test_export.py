@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from treespec import load_drafter
 from treespec.errors import ConfigError
+from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
 from treespec.heads.files.export import save_head
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
 from treespec.heads.modules.layers import LayerConfig
 from treespec.hf.loading.heads import load_head
 

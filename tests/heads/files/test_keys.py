@@ -11,14 +11,15 @@ from helpers.published_heads import REFUSED, SERVED
 from helpers.wrong_heads import edit_config, edit_tensors
 
 from treespec.errors import CheckpointError
-from treespec.heads.files import dflash, eagle3
+from treespec.heads.dflash import files as dflash
+from treespec.heads.dflash.module import DFlashHead
+from treespec.heads.eagle3 import files as eagle3
+from treespec.heads.eagle3.module import unroll
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.config import NESTED_LAYERS, ConfigReader
 from treespec.heads.files.fitting import check_target
 from treespec.heads.files.keys import HARMLESS
-from treespec.heads.modules.dflash import DFlashHead
-from treespec.heads.modules.eagle3 import unroll
 from treespec.heads.modules.rotary import ROPE_TYPES, Rotary
 
 EMBEDDING = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))

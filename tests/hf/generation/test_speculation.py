@@ -12,8 +12,9 @@ from transformers import BartConfig, BartForCausalLM, DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
-from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
+from treespec.drafters import SuffixLookup, TokenRecycling
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
+from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.selftest.planted import Planted
 from treespec.policies import BestFirst, Chain, KAry

@@ -11,7 +11,8 @@ from helpers.medusa_files import random_heads
 from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.drafters import DFlash, DraftModel, Medusa
+from treespec.drafters import DraftModel
+from treespec.heads import DFlash, Medusa
 from treespec.hf import TreeScorer
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False}

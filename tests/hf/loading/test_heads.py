@@ -13,9 +13,9 @@ from helpers.wrong_heads import edit_config, edit_tensors
 
 from treespec import load_drafter
 from treespec.errors import CheckpointError
+from treespec.heads.dflash.module import Span
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
-from treespec.heads.modules.dflash import Span
 from treespec.hf.loading.heads import load_head
 
 DSPARK = dflash_files.dspark()

@@ -83,7 +83,7 @@ class TestOneScaleForAPass:
         from helpers.medusa_files import random_heads
 
         model, ids = dynamic_int8(), prompt(1)
-        heads = TreeSpeculation(treespec.drafters.Medusa(random_heads(3)), tree=8)
+        heads = TreeSpeculation(treespec.heads.Medusa(random_heads(3)), tree=8)
         assert torch.equal(model.generate(ids, **OPTIONS, custom_generate=heads), model.generate(ids, **OPTIONS))
 
 

@@ -1,20 +1,16 @@
 """Draft heads of every kind from their files."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.files import dflash, eagle3
 from treespec.heads.files.checkpoint import ID_DTYPES, Checkpoint, load_state
 from treespec.heads.files.config import ConfigReader
-from treespec.heads.modules.base import HeadConfig
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Head
-
-KINDS = ("eagle3", "dflash", "dspark")
-"""The speculators library's names of the heads that are read."""
+from treespec.heads.files.kinds import kind_of_files
+from treespec.heads.modules.base import DraftHead, HeadConfig
 
 IGNORED = ("verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
 """Prefixes of tensors that are not read: the target's own weights, what is computed, and DSpark's confidence head."""
@@ -29,7 +25,7 @@ def build_head(
     lm_head: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
-) -> Eagle3Head | DFlashHead:
+) -> DraftHead[Any]:
     """The head of a checkpoint, of the kind that its configuration says, in this dtype and on this device.
 
     The target's weights [V, H] stand in for those that files leave out: its embedding, and its `lm_head` for files with
@@ -41,39 +37,22 @@ def build_head(
     path = checkpoint.path
     tensors = plain_names(checkpoint.tensors)
     config = ConfigReader(path / "config.json", checkpoint.config)
-    is_eagle3 = _kind(config, tensors) == "eagle3"
-    shape = eagle3.eagle3_config(config, tensors) if is_eagle3 else dflash.dflash_config(config, tensors)
-    keys = eagle3.KEYS if is_eagle3 else dflash.KEYS
+    kind = kind_of_files(config, tensors)
+    shape = kind.read_config(config, tensors)
     offsets = tensors.pop("d2t", None)
     tensors.pop("t2d", None)
     ids = _target_ids(shape, offsets, checkpoint)
     embedding = _embedding(shape, tensors.pop("embed_tokens.weight", None), embedding, checkpoint)
-    is_targets = isinstance(shape, DFlashConfig) and shape.draft_vocab_size == shape.vocab_size
+    is_targets = kind.shares_lm_head and shape.draft_vocab_size == shape.vocab_size
     if "lm_head.weight" not in tensors and (is_targets or config.get(FROM_TARGET) is True):
         tensors["lm_head.weight"] = _head_rows(shape, lm_head, ids, checkpoint)
-    tensors = keys.folded(tensors, config)
+    tensors = kind.keys.folded(tensors, config)
     tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
     embedding = embedding.to(device=device, dtype=dtype)
     with torch.device("meta"):
-        is_dflash = isinstance(shape, DFlashConfig)
-        head = DFlashHead(shape, embedding, ids) if is_dflash else Eagle3Head(shape, embedding, ids)
+        head = kind.head(shape, embedding, ids)
     load_state(head, tensors, shape.layer, path)
     return head.to(device).eval()
-
-
-def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
-    """One of `KINDS`."""
-    kind = config.get("speculators_model_type")
-    if kind in KINDS:
-        return kind
-    if kind is not None:
-        raise CheckpointError(f"{config.path.parent} holds a {kind!r} speculator; {', '.join(KINDS)} are read")
-    if "dflash_config" in config.values or "block_size" in config.values:
-        return "dflash"
-    if not tensors.keys() & set(eagle3.OWN_TENSORS):
-        kinds = "no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark)"
-        raise CheckpointError(f"{config.path.parent} holds {kinds}: a whole model drafts as TreeSpeculation(model)")
-    return "eagle3"
 
 
 def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

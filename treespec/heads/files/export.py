@@ -12,14 +12,13 @@ from torch import Tensor
 from treespec.errors import ConfigError
 from treespec.heads.files.build import FROM_TARGET
 from treespec.heads.files.checkpoint import split_fused
-from treespec.heads.files.config import DFLASH_LAYERS, EAGLE3_LAYERS, FULL, SLIDING
-from treespec.heads.modules.base import HeadConfig
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from treespec.heads.files.config import FULL, SLIDING
+from treespec.heads.files.kinds import kind_of_head
+from treespec.heads.modules.base import DraftHead, HeadConfig
 
 
 def save_head(
-    head: Eagle3Head | DFlashHead,
+    head: DraftHead[Any],
     hidden_layers: Sequence[int],
     folder: str | Path,
     verifier: str | None = None,
@@ -42,8 +41,7 @@ def save_head(
     if len(hidden_layers) != head.config.num_features or min(hidden_layers) < 0:
         expected = f"{head.config.num_features} hidden layers, counted from 0"
         raise ConfigError(f"the head fuses {expected}, got {list(hidden_layers)}")
-    keys = _dflash_keys(head.config) if isinstance(head, DFlashHead) else _eagle3_keys(head.config)
-    keys |= {DFLASH_LAYERS if isinstance(head, DFlashHead) else EAGLE3_LAYERS: list(hidden_layers)}
+    keys = kind_of_head(head).write_config(head.config, hidden_layers)
     keys["speculators_config"]["verifier"] = {"name_or_path": verifier, "architectures": []}
     state = split_fused(head.state_dict(), head.config.layer)
     if not has_lm_head:
@@ -70,44 +68,8 @@ def _file_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor
     return cast
 
 
-def _eagle3_keys(config: Eagle3Config) -> dict[str, Any]:
-    return _common_keys(config, "Eagle3Speculator", 3, [config.layer.window] * config.num_layers) | {
-        "norm_before_residual": config.has_norm_before_residual,
-        "norm_before_fc": config.has_norm_before_fc,
-        "fc_norm": config.has_feature_norms,
-        "norm_output": config.has_norm_output,
-    }
-
-
-def _dflash_keys(config: DFlashConfig) -> dict[str, Any]:
-    architecture = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}[config.algorithm]
-    keys = _common_keys(config, architecture, config.num_depths, [span.window for span in config.spans]) | {
-        "block_size": config.block_size,
-        "mask_token_id": config.mask_token,
-        "sample_from_anchor": config.has_anchor_output,
-        "sliding_window_non_causal": not _is_causal(config),
-    }
-    if config.embedding_scale != 1:
-        keys["input_embedding_scale"] = config.embedding_scale
-    if config.logit_cap is not None:
-        keys["final_logit_softcapping"] = config.logit_cap
-    if config.algorithm == "dspark":
-        keys |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
-        keys |= {"enable_confidence_head": False, "confidence_head_with_markov": False}
-    return keys
-
-
-def _is_causal(config: DFlashConfig) -> bool:
-    """Whether the layers with a window are causal; in this format those without one never are."""
-    kinds = {span.is_causal for span in config.spans if span.window is not None}
-    windows = {span.window for span in config.spans if span.window is not None}
-    if len(kinds) > 1 or len(windows) > 1 or any(s.is_causal and s.window is None for s in config.spans):
-        raise ConfigError(f"the speculators format has one window, and causal blocks only with it; got {config.spans}")
-    return kinds == {True}
-
-
-def _common_keys(
-    config: Eagle3Config | DFlashConfig, architecture: str, num_tokens: int, windows: Sequence[int | None]
+def common_keys(
+    config: HeadConfig, architecture: str, num_tokens: int, windows: Sequence[int | None]
 ) -> dict[str, Any]:
     """The keys of heads of every kind, with one layer per window, that draft `num_tokens` by default."""
     return {

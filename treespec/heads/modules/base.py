@@ -21,6 +21,11 @@ class HeadConfig:
     hidden_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 
+    @property
+    def algorithm(self) -> str:
+        """The name of such a head in the speculators library and in vLLM."""
+        raise NotImplementedError
+
 
 Config = TypeVar("Config", bound=HeadConfig)
 

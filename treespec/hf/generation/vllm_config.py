@@ -7,9 +7,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from treespec.checks import check_count
-from treespec.drafters import DFlash, Eagle3, Medusa, SuffixLookup, SuffixStore, TokenRecycling
+from treespec.drafters import SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
-from treespec.heads.files.build import KINDS
+from treespec.heads import Medusa
+from treespec.heads.drafting.base import HeadDrafter
+from treespec.heads.files.kinds import KINDS
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
@@ -19,10 +21,7 @@ from treespec.protocols import Drafter
 from treespec.tree import parse_paths
 
 _KEYS: dict[str, set[str]] = {
-    "dflash": {"model"},
     "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
-    "dspark": {"model"},
-    "eagle3": {"model"},
     "medusa": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
     "suffix": set(),
@@ -54,11 +53,12 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
     if "tree" in options:
         raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
     method = config.get("method")
-    if not isinstance(method, str) or method not in _KEYS:
-        raise ConfigError(f"method must be one of {sorted(_KEYS)}, got {method!r}")
-    unknown = sorted(map(str, set(config) - _COMMON - _KEYS[method]))
+    known = _KEYS | {kind: {"model"} for kind in KINDS}
+    if not isinstance(method, str) or method not in known:
+        raise ConfigError(f"method must be one of {sorted(known)}, got {method!r}")
+    unknown = sorted(map(str, set(config) - _COMMON - known[method]))
     if unknown:
-        raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | _KEYS[method])}")
+        raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | known[method])}")
     tree = _tree(config)  # Checked before a model is loaded.
     return TreeSpeculation(_drafter(method, config, target), tree=tree, **options)
 
@@ -101,7 +101,7 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
     return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
 
 
-def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Eagle3 | DFlash:
+def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> HeadDrafter[Any]:
     if not isinstance(name, (str, Path)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
     if target is None:

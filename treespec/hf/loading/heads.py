@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.drafters.heads.dflash import DFlash
-from treespec.drafters.heads.eagle3 import Eagle3
 from treespec.errors import CheckpointError
+from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
-from treespec.heads.modules.dflash import DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Head
+from treespec.heads.files.kinds import kind_of_head
+from treespec.heads.modules.base import DraftHead
 from treespec.hf.devices.weights import whole_weight
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.hub import hub_problem
@@ -27,7 +27,7 @@ def load_drafter(
     *,
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
-) -> Eagle3 | DFlash:
+) -> HeadDrafter[Any]:
     """The drafter of a trained head for `target`, of the kind in the head's configuration.
 
     EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
@@ -47,12 +47,10 @@ def load_drafter(
     """
     head = load_head(name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
-    if isinstance(head, DFlashHead):
-        return DFlash(head, layers, max_length)
-    return Eagle3(head, layers, max_length)
+    return kind_of_head(head).drafter(head, layers, max_length)
 
 
-def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Eagle3Head | DFlashHead:
+def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> DraftHead[Any]:
     """The head's module, in the target's dtype unless `dtype` is given; the rest as in `load_drafter`."""
     facts = model_facts(target)
     head = build_head(find_checkpoint(name), *vocabulary_weights(facts.model), dtype or facts.dtype, facts.device)

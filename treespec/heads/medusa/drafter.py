@@ -15,12 +15,12 @@ from torch import Tensor
 
 from treespec.checks import AUTO
 from treespec.drafters.base import SessionSource, single_nodes
-from treespec.drafters.heads.proposals import needs_full_probs
 from treespec.drafters.host_trees import can_use_heap, grow_on_host
 from treespec.drafters.path_probs import path_probs
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
-from treespec.heads.files.medusa import load_heads
-from treespec.heads.modules.medusa import MedusaHeads
+from treespec.heads.drafting.proposals import needs_full_probs
+from treespec.heads.medusa.files import load_heads
+from treespec.heads.medusa.module import MedusaHeads
 from treespec.policies import BestFirst
 from treespec.protocols import Frontier, HiddenStates, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch

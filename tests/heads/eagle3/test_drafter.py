@@ -9,8 +9,8 @@ from helpers.head_runs import make, run
 from helpers.taught import SIZE, VOCAB, SecondOrder, mean_acceptance
 from helpers.tiny import prompt, tiny_llama
 
-from treespec.drafters import Eagle3
-from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
+from treespec.heads import Eagle3
+from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head, unroll
 from treespec.heads.modules.layers import LayerConfig
 from treespec.policies import BestFirst, Chain
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers.medusa_files import authors_tensors, random_heads, vllm_tensors, write
 
-from treespec.drafters import Medusa, MedusaHead, MedusaHeads
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads import Medusa, MedusaHead, MedusaHeads
 from treespec.heads.files.keys import HARMLESS
-from treespec.heads.files.medusa import KEYS, load_heads
+from treespec.heads.medusa.files import KEYS, load_heads
 
 HEADS = random_heads(num_heads=3, num_layers=2)
 

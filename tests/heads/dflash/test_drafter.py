@@ -15,8 +15,8 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation import DFlashTokenCandidateGenerator
 
 from treespec import BestFirst, Chain, KAry
-from treespec.drafters import DFlash
-from treespec.heads.modules.dflash import DFlashConfig, DFlashHead, Span
+from treespec.heads import DFlash
+from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
 from treespec.heads.modules.layers import LayerConfig
 
 
@@ -65,7 +65,7 @@ def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):
 def test_a_budget_gives_the_most_probable_paths(tmp_path, target, monkeypatch, made, is_heap):
     """DDTree's and PCTree's trees against all products there are: 8 + 64 + 512 paths."""
     if not is_heap:
-        monkeypatch.setattr("treespec.drafters.heads.dflash.can_use_heap", lambda policy: False)
+        monkeypatch.setattr("treespec.heads.dflash.drafter.can_use_heap", lambda policy: False)
     drafter, plain = make(tmp_path, target, made(draft_vocab=8), seed=3)
     run(target, drafter, left_padded([9, 4, 6, 2]), 5, tree=BestFirst(14))
     first = drafter.steps[0]

@@ -39,7 +39,7 @@ class Eagle3Config(HeadConfig):
 
     @property
     def algorithm(self) -> str:
-        """The speculators library's name for such a head."""
+        """See `HeadConfig`."""
         return "eagle3"
 
 

@@ -10,8 +10,8 @@ from helpers.tiny import padded, prompt, tiny_llama
 
 import treespec
 from treespec import TreeSpeculation
-from treespec.drafters import Medusa, MedusaHeads
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
+from treespec.heads import Medusa, MedusaHeads
 from treespec.hf.introspect import CACHE_NAME
 from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.tree import SELECTED

@@ -13,10 +13,13 @@ Where `sample_from_anchor` is absent, the anchor's position drafts in DSpark fil
 in vLLM. The output is multiplied before it is capped, as in SGLang.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from treespec.errors import ConfigError
+from treespec.heads.dflash.module import DFlashConfig, Span
 from treespec.heads.files.config import (
     DFLASH_LAYERS,
     EAGLE3_LAYERS,
@@ -29,8 +32,8 @@ from treespec.heads.files.config import (
     merged,
     window_size,
 )
+from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
-from treespec.heads.modules.dflash import DFlashConfig, Span
 
 MARKOV_WEIGHT = "markov_head.markov_w1.weight"
 
@@ -92,6 +95,43 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
         embedding_scale=config.factor("input_embedding_scale"),
         logit_cap=config.factor("final_logit_softcapping") if cap else None,
     )
+
+
+def is_meant(config: ConfigReader, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether files without a kind's name are of such a head."""
+    return "dflash_config" in config.values or "block_size" in config.values
+
+
+def dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int]) -> dict[str, Any]:
+    """The configuration of a head in the speculators library's format.
+
+    Raises `ConfigError`: spans that the format cannot express.
+    """
+    architecture = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}[config.algorithm]
+    keys = common_keys(config, architecture, config.num_depths, [span.window for span in config.spans]) | {
+        DFLASH_LAYERS: list(hidden_layers),
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.has_anchor_output,
+        "sliding_window_non_causal": not _is_causal(config),
+    }
+    if config.embedding_scale != 1:
+        keys["input_embedding_scale"] = config.embedding_scale
+    if config.logit_cap is not None:
+        keys["final_logit_softcapping"] = config.logit_cap
+    if config.algorithm == "dspark":
+        keys |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
+        keys |= {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    return keys
+
+
+def _is_causal(config: DFlashConfig) -> bool:
+    """Whether the layers with a window are causal; in this format those without one never are."""
+    kinds = {span.is_causal for span in config.spans if span.window is not None}
+    windows = {span.window for span in config.spans if span.window is not None}
+    if len(kinds) > 1 or len(windows) > 1 or any(s.is_causal and s.window is None for s in config.spans):
+        raise ConfigError(f"the speculators format has one window, and causal blocks only with it; got {config.spans}")
+    return kinds == {True}
 
 
 def _hidden_layers(config: ConfigReader, count: int) -> tuple[int, ...]:

@@ -1,21 +1,21 @@
 """What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read."""
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.drafters.base import SessionSource
-from treespec.drafters.heads.proposals import head_proposal, needs_full_probs
-from treespec.drafters.heads.unread_features import UnreadFeatures
 from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.heads.modules.dflash import DFlashHead
-from treespec.heads.modules.eagle3 import Eagle3Head
+from treespec.heads.drafting.proposals import head_proposal, needs_full_probs
+from treespec.heads.drafting.unread_features import UnreadFeatures
+from treespec.heads.modules.base import DraftHead
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.tree import TreeBatch
 
-Head = TypeVar("Head", Eagle3Head, DFlashHead)
+Head = TypeVar("Head", bound=DraftHead[Any])
 
 
 class HeadDrafter(SessionSource, Generic[Head]):
@@ -80,6 +80,10 @@ class HeadDrafter(SessionSource, Generic[Head]):
         """The best candidates are enough where nothing is sampled."""
         policy = self._policy
         return None if needs_full_probs(self._session, policy) else policy.max_nodes - 1
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """See `Drafter`."""
+        raise NotImplementedError
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
         return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)

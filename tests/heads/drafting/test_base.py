@@ -159,7 +159,7 @@ def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
 
 @every_kind
 def test_long_prompts_are_read_in_parts(tmp_path, target, monkeypatch, made):
-    monkeypatch.setattr("treespec.drafters.heads.unread_features.MAX_COLUMNS", 4)
+    monkeypatch.setattr("treespec.heads.drafting.unread_features.MAX_COLUMNS", 4)
     monkeypatch.setattr("treespec.heads.modules.kv_cache.FIRST_SLOTS", 4)
     drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([15, 6, 1]), 6)

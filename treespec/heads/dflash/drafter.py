@@ -14,10 +14,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
-from treespec.drafters.heads.base import HeadDrafter
-from treespec.drafters.heads.proposals import candidates, head_proposal
 from treespec.drafters.host_trees import can_use_heap, grow_on_host
-from treespec.heads.modules.dflash import DFlashHead, Span
+from treespec.heads.dflash.files import KEYS, dflash_config, dflash_keys, is_meant
+from treespec.heads.dflash.module import DFlashHead, Span
+from treespec.heads.drafting.base import HeadDrafter
+from treespec.heads.drafting.proposals import candidates, head_proposal
+from treespec.heads.files.kinds import HeadKind, register
 from treespec.policies import BestFirst
 from treespec.policies.truncated import shape_of
 from treespec.protocols import Frontier, Proposal, Session
@@ -174,3 +176,17 @@ def _at_depths(of_depths: Shaped[Tensor, "B D W"], depths: Int[Tensor, "B F"]) -
         return of_depths[:, first : first + 1].expand(-1, depths.shape[1], -1)
     rows, depths = upload(of_depths.device, torch.arange(len(depths)).unsqueeze(1), depths)
     return of_depths[rows, depths]
+
+
+register(
+    HeadKind(
+        names=("dflash", "dspark"),
+        keys=KEYS,
+        is_meant=is_meant,
+        read_config=dflash_config,
+        head=DFlashHead,
+        drafter=DFlash,
+        write_config=dflash_keys,
+        shares_lm_head=True,
+    )
+)

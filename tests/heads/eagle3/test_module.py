@@ -5,7 +5,7 @@ from helpers.eagle3_files import PlainEagle3, random_tensors, shape, write
 from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
 
-from treespec.heads.modules.eagle3 import unroll
+from treespec.heads.eagle3.module import unroll
 from treespec.hf.loading.heads import load_head
 
 

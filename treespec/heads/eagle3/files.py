@@ -9,11 +9,13 @@ Both map a reduced vocabulary by `d2t`: target id = draft id + d2t[draft id]. Wh
 An absent `norm_before_residual` is true in the speculators library's files and false in others, as in vLLM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
+from treespec.heads.eagle3.module import Eagle3Config
 from treespec.heads.files.config import (
     EAGLE3_LAYERS,
     MAX_COUNT,
@@ -25,8 +27,8 @@ from treespec.heads.files.config import (
     merged,
     window_size,
 )
+from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
-from treespec.heads.modules.eagle3 import Eagle3Config
 
 OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
 """Tensors of EAGLE-3 heads that no plain model has."""
@@ -85,6 +87,22 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
         has_feature_norms=own.flag("fc_norm", own.flag("use_aux_norm", "fc_norm.0.weight" in tensors)),
         has_norm_output=own.flag("norm_output"),
     )
+
+
+def is_meant(config: ConfigReader, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether files without a kind's name are of such a head."""
+    return bool(tensors.keys() & set(OWN_TENSORS))
+
+
+def eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int]) -> dict[str, Any]:
+    """The configuration of a head in the speculators library's format."""
+    return common_keys(config, "Eagle3Speculator", 3, [config.layer.window] * config.num_layers) | {
+        EAGLE3_LAYERS: list(hidden_layers),
+        "norm_before_residual": config.has_norm_before_residual,
+        "norm_before_fc": config.has_norm_before_fc,
+        "fc_norm": config.has_feature_norms,
+        "norm_output": config.has_norm_output,
+    }
 
 
 def _num_features(config: ConfigReader, tensors: Mapping[str, Tensor], target_hidden_size: int) -> int:

@@ -47,7 +47,7 @@ class DFlashConfig(HeadConfig):
 
     @property
     def algorithm(self) -> str:
-        """The speculators library's name for such a head: dspark with any of DSpark's additions, else dflash."""
+        """See `HeadConfig`: dspark with any of DSpark's additions, else dflash."""
         return "dspark" if self.has_anchor_output or self.markov_rank else "dflash"
 
     @property

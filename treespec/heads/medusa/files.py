@@ -10,7 +10,7 @@ from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.checkpoint import ID_DTYPES, PICKLE_HINT, PICKLES, read_finite_tensors, some, weight_files
 from treespec.heads.files.config import ConfigReader, read_config
 from treespec.heads.files.keys import LAYER_KEYS, KindKeys, times, words
-from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
+from treespec.heads.medusa.module import MedusaHead, MedusaHeads
 
 FILE_NAMES = ("medusa_lm_head.safetensors", "model.safetensors")
 

@@ -12,9 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.drafters.base import depth_room, single_nodes
-from treespec.drafters.heads.base import HeadDrafter
-from treespec.drafters.heads.unread_features import Pairs, take_columns
-from treespec.heads.modules.eagle3 import Eagle3Head, Eagle3Output
+from treespec.heads.drafting.base import HeadDrafter
+from treespec.heads.drafting.unread_features import Pairs, take_columns
+from treespec.heads.eagle3.files import KEYS, eagle3_config, eagle3_keys, is_meant
+from treespec.heads.eagle3.module import Eagle3Head, Eagle3Output
+from treespec.heads.files.kinds import HeadKind, register
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.policies import BestFirst
 from treespec.policies.best_first import DENSE_DEPTH
@@ -120,3 +122,16 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         window = self.head.config.layer.window
         is_before = keys <= queries
         return is_before if window is None else is_before & (keys > queries - window)
+
+
+register(
+    HeadKind(
+        names=("eagle3",),
+        keys=KEYS,
+        is_meant=is_meant,
+        read_config=eagle3_config,
+        head=Eagle3Head,
+        drafter=Eagle3,
+        write_config=eagle3_keys,
+    )
+)

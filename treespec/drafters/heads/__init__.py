@@ -1,1 +1,0 @@
-"""Drafters with a trained head on hidden states of the target."""

@@ -1,0 +1,1 @@
+"""What drafters with a head on hidden states of the target share."""

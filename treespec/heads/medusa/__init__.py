@@ -1,0 +1,1 @@
+"""Medusa: one small network per depth on the last hidden state."""
