@@ -56,5 +56,7 @@ def draw(path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/assets/import_graph.svg", help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs/assets/import_graph.svg", help="default: %(default)s"
+    )
     draw(parser.parse_args().output.resolve())

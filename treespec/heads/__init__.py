@@ -3,6 +3,7 @@
 What kinds share: `modules` (layers, rotary positions, caches), `files` (formats), `drafting` (the target's features).
 """
 
+# Kinds register in this order. DFlash is asked for files without a kind's name before EAGLE-3, whose `fc` it has too.
 from treespec.heads.dflash.drafter import DFlash
 from treespec.heads.eagle3.drafter import Eagle3
 from treespec.heads.medusa.drafter import Medusa
