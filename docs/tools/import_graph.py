@@ -1,4 +1,4 @@
-"""Draw the import graph of docs/architecture.md: `python docs/tools/import_graph.py`. Needs grimp, which import-linter brings."""
+"""Draw the import graph of docs/architecture.md: `python docs/tools/import_graph.py` (grimp comes with import-linter)."""
 
 import argparse
 import re
@@ -14,7 +14,7 @@ SETTINGS = {"svg.hashsalt": "treespec", "svg.fonttype": "none"}
 
 
 def packages() -> nx.DiGraph:
-    """The entries of treespec/ with their `lines`, an edge from each to those that it imports and no other import implies."""
+    """The packages with their `lines`, and an edge to each that is imported and that no other edges imply."""
     imports = grimp.build_graph("treespec")
     graph = nx.DiGraph()
     for package in sorted(imports.find_children("treespec")):
@@ -56,7 +56,6 @@ def draw(path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs/assets/import_graph.svg", help="default: %(default)s"
-    )
+    picture = ROOT / "docs/assets/import_graph.svg"
+    parser.add_argument("--output", type=Path, default=picture, help="default: %(default)s")
     draw(parser.parse_args().output.resolve())

@@ -32,7 +32,7 @@ class Refused:
 
 
 Effect = Literal["served", "no effect"] | Refused
-"""Of no effect on the text are fields that only refused modes read, and those that decide how passes are run.
+"""Fields that only refused modes read, and those that decide how passes are run, have no effect on the text.
 
 Models whose text depends on the latter are known by name: `decode` refuses them with those fields.
 """

@@ -19,7 +19,7 @@ from treespec.hf.selftest.report import FAILED, OK, SKIPPED, WARNING, Finding
 from treespec.hf.selftest.subject import Subject
 
 LONGEST_PROMPT = 8192
-"""Of the self-test's own texts."""
+"""Tokens of the self-test's own texts, at most."""
 
 CACHE_TOLERANCE = 64
 """Units of the dtype's precision by which a cached entry may differ, relative to its length, per layer's depth."""
