@@ -1,4 +1,4 @@
-"""Draw the import graph of docs/architecture.md: `python docs/tools/import_graph.py` (grimp comes with import-linter)."""
+"""Draw the import graph of docs/architecture.md: `python docs/tools/import_graph.py`."""
 
 import argparse
 import re
