@@ -1,6 +1,6 @@
 """Whether training text shares eight consecutive words with the prompts that drafters are measured on.
 
-Looked at are whole texts, message and answer, of every folder that `treespec write` filled; words are runs
+Looked at are whole texts, message and answer, of every folder that `treespec write` or a recipe filled; words are runs
 of letters, so that numbers do not count. The prompts are those of `trained_heads`.
 
     python -m benchmarks.heads.overlap --texts prompted --texts own --spec-bench question.jsonl
@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from benchmarks.heads.trained_heads import held_out
+from recipes.smollm2_head.corpus import join_texts, read_corpus
 from treespec.hf.loading import smollm2
 from treespec.training.text.texts import read_folder
 
@@ -43,7 +44,7 @@ def main() -> None:
     tokenizer, prompts = smollm2.load()[1], held_out(args.spec_bench, args.prompts)
     rows, found = [], {}
     for folder in args.texts:
-        written = read_folder(folder)
+        written = read_folder(folder) if any(folder.glob("*.safetensors")) else join_texts(read_corpus(folder))
         texts = [str(tokenizer.decode(ids.tolist())) for ids in written.tokens.split(written.lengths.tolist())]
         found[folder.name] = shared(prompts, texts)
         rows.append([folder.name, f"{len(texts):,}", f"{len(written.tokens):,}", str(len(found[folder.name]))])

@@ -54,6 +54,13 @@ def loop_end(tokens: np.ndarray) -> int:
     return end
 
 
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether the last `REPEATED` tokens are those of a loop; always in time for `loop_end`."""
+    last = tokens[-REPEATED:]
+    starts = range(len(tokens) - REPEATED - 1, max(len(tokens) - REPEATED - LONGEST_PERIOD, 0) - 1, -1)
+    return any(tokens[start] == last[0] and tokens[start : start + REPEATED] == last for start in starts)
+
+
 def split_texts(texts: Texts, kind: str) -> list[Text]:
     """What the target wrote, text by text and without loops."""
     found = []

@@ -11,7 +11,7 @@ import torch
 from helpers.written import TARGET, TOKENIZER
 
 from recipes.smollm2_head import corpus, further, rounds
-from recipes.smollm2_head.corpus import Text, append, join_texts, loop_end, read_corpus, split_texts
+from recipes.smollm2_head.corpus import Text, append, is_looping, join_texts, loop_end, read_corpus, split_texts
 from recipes.smollm2_head.write import Writer
 from treespec.training.evaluate import MIN_GREEDY
 from treespec.training.text.texts import Texts
@@ -69,6 +69,8 @@ def test_loops_are_cut(period):
     assert len(start) + period <= loop_end(looping) <= len(start) + period + corpus.REPEATED
     assert loop_end(looping[: 50 + period + corpus.REPEATED - 1]) == 50 + period + corpus.REPEATED - 1
     assert loop_end(start) == len(start)
+    looping_from = next(n for n in range(len(looping) + 1) if is_looping(looping[:n].tolist()))
+    assert looping_from == loop_end(looping), "writing ends where the text is cut"
     top = torch.from_numpy(looping.astype(np.int64)).roll(-1).unsqueeze(1)
     (text,) = split_texts(Texts(top.roll(1)[:, 0], torch.tensor([len(looping)]), top), "one")
     assert len(text.tokens) == loop_end(looping)
