@@ -18,7 +18,7 @@ from treespec.training.evaluate import greedy_start
 from treespec.training.text.texts import Texts
 
 FILE_TOKENS = 400_000
-HELD_OUT_SHARE = 64
+HELD_OUT_SHARE = 32
 """One text in so many is never trained on."""
 LONGEST_PERIOD, REPEATED = 64, 48
 """A text ends where its last `REPEATED` tokens stood up to `LONGEST_PERIOD` tokens earlier, too: at temperature 0 the

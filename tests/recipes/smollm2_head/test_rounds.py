@@ -77,7 +77,7 @@ def test_loops_are_cut(period):
 
 
 def test_held_out_texts_stay_held_out():
-    texts = random_texts(3000)
+    texts = random_texts(5000)
     held_out, chosen = rounds.choose(texts[:2000], 50_000, seed=1)
     later, more = rounds.choose(texts, 50_000, seed=2)
     assert 0 < len(held_out) <= rounds.NUM_HELD_OUT
@@ -86,17 +86,18 @@ def test_held_out_texts_stay_held_out():
     # Training holds out the texts with the smallest hashes of all.
     joined = sorted([*held_out, *chosen], key=lambda text: text.order)
     assert {text.order for text in joined[: len(held_out)]} == {text.order for text in held_out}
+    assert Counter(text.kind for text in later) == dict.fromkeys(("one", "two"), rounds.NUM_HELD_OUT // 2)
     counts = Counter()
     for text in chosen:
         counts[text.kind] += len(text.tokens)
-    assert sum(counts.values()) == pytest.approx(50_000, rel=0.02)
-    assert counts["one"] == pytest.approx(counts["two"], rel=0.02)
+    assert sum(counts.values()) == pytest.approx(50_000, rel=0.03)
+    assert counts["one"] == pytest.approx(counts["two"], rel=0.03)
 
 
 def test_rare_kinds_leave_their_share_to_the_others():
     texts = [*random_texts(400, kinds=("many",)), *random_texts(10, seed=1, kinds=("few",))]
     _, chosen = rounds.choose(texts, 20_000, seed=0)
-    assert sum(len(text.tokens) for text in chosen) == pytest.approx(20_000, rel=0.02)
+    assert sum(len(text.tokens) for text in chosen) == pytest.approx(20_000, rel=0.03)
     assert sum(text.kind == "few" for text in chosen) >= 9
 
 
