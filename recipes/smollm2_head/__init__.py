@@ -8,7 +8,7 @@ open talk is conversation of further kinds, which the head that ships has not se
 
     python -m recipes.smollm2_head --out prompts.jsonl [--count 4096] [--seed 0] [--openings | --talk]
 
-`head.sh` has the commands that wrote the text and trained the head that ships.
+`head.sh` has the commands that wrote the text and trained the head that ships, `rounds.py` goes on from there.
 """
 
 from recipes.smollm2_head.build import COUNT, build, build_talk

@@ -18,7 +18,7 @@ from treespec.training.evaluate import greedy_start
 from treespec.training.text.texts import Texts
 
 FILE_TOKENS = 400_000
-HELD_OUT_SHARE = 64
+HELD_OUT_SHARE = 32
 """One text in so many is never trained on."""
 LONGEST_PERIOD, REPEATED = 64, 48
 """A text ends where its last `REPEATED` tokens stood up to `LONGEST_PERIOD` tokens earlier, too: at temperature 0 the
@@ -52,6 +52,13 @@ def loop_end(tokens: np.ndarray) -> int:
         if len(full):
             end = min(end, int(full[0]) + period + REPEATED)
     return end
+
+
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether the last `REPEATED` tokens are those of a loop; always in time for `loop_end`."""
+    last = tokens[-REPEATED:]
+    starts = range(len(tokens) - REPEATED - 1, max(len(tokens) - REPEATED - LONGEST_PERIOD, 0) - 1, -1)
+    return any(tokens[start] == last[0] and tokens[start : start + REPEATED] == last for start in starts)
 
 
 def split_texts(texts: Texts, kind: str) -> list[Text]:

@@ -40,24 +40,31 @@ COMMAND = "python -m recipes.smollm2_head.rounds"
 
 
 def choose(texts: Sequence[Text], num_tokens: int, seed: int) -> tuple[list[Text], list[Text]]:
-    """Held-out texts, and about `num_tokens` to train on: an equal number of each kind, as far as there are."""
-    held_out = sorted((text for text in texts if text.is_held_out), key=lambda text: text.order)[:NUM_HELD_OUT]
+    """Held-out texts, and about `num_tokens` to train on: as many of each kind, as far as there are."""
     by_kind: dict[str, list[Text]] = defaultdict(list)
     for text in texts:
-        if not text.is_held_out:
-            by_kind[text.kind].append(text)
+        by_kind[text.kind].append(text)
     rng = Random(seed)
-    chosen = []
+    held_out, chosen = list[Text](), list[Text]()
     for number, kind in enumerate(sorted(by_kind, key=lambda kind: sum(len(text.tokens) for text in by_kind[kind]))):
+        apart = sorted((text for text in by_kind[kind] if text.is_held_out), key=lambda text: text.order)
+        held_out += apart[: NUM_HELD_OUT // len(by_kind)]
         share = num_tokens / (len(by_kind) - number)  # Rarer kinds come first and leave the rest to the others.
-        rng.shuffle(by_kind[kind])
-        for text in by_kind[kind]:
-            if share <= 0:
-                break
-            chosen.append(text)
-            share -= len(text.tokens)
-            num_tokens -= len(text.tokens)
+        part = take([text for text in by_kind[kind] if not text.is_held_out], share, rng)
+        chosen += part
+        num_tokens -= sum(len(text.tokens) for text in part)
     return held_out, chosen
+
+
+def take(texts: Sequence[Text], num_tokens: float, rng: Random) -> list[Text]:
+    """Some of the texts, at random, as soon as they have `num_tokens`; or all."""
+    found = list[Text]()
+    for text in rng.sample(texts, len(texts)):
+        if num_tokens <= 0:
+            break
+        found.append(text)
+        num_tokens -= len(text.tokens)
+    return found
 
 
 def train_round(

@@ -9,8 +9,9 @@ from typing import Any
 
 from recipes.smollm2_head import further
 from recipes.smollm2_head.build import build, build_talk
-from recipes.smollm2_head.corpus import Text, append, read_corpus, split_texts
+from recipes.smollm2_head.corpus import Text, append, is_looping, read_corpus, split_texts
 from recipes.smollm2_head.openings import build_openings
+from treespec.hf.cpu import prepack_linears
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.training.text.batch import Message, Writing, write_batch
 from treespec.training.text.chat import chat_turns, end_tokens
@@ -32,6 +33,7 @@ class Writer:
     """
 
     def __init__(self, model: Any, tokenizer: Any, folder: Path, batch_size: int = 64, length: int = 512) -> None:
+        self._model = model
         self._scorer = make_scorer(model)
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
@@ -57,7 +59,9 @@ class Writer:
         kind = min(self._makers, key=lambda each: sum(text.kind == each for text in self._texts))
         messages = self._makers[kind](Random(f"{kind} {number}"))
         writing = self._long if kind in ("turns", "sources") else self._short
-        found = split_texts(write_batch(self._scorer, self._turns, self._ends, messages, writing, number), kind)
+        with prepack_linears(self._model, self._size):
+            texts = write_batch(self._scorer, self._turns, self._ends, messages, writing, number, is_enough=is_looping)
+        found = split_texts(texts, kind)
         append(self._folder, found)
         self._texts += found
         return found

@@ -14,6 +14,7 @@ import recipes.smollm2_head as recipe
 from benchmarks.common import prompts
 from recipes.smollm2_head import build, build_openings, build_talk, code, further, passages
 from recipes.smollm2_head.__main__ import main
+from recipes.smollm2_head.overlap import shared, word_runs
 from recipes.smollm2_head.build import QUARTERS, draw_new
 from treespec.commands import app
 from treespec.training import TrainingConfig, parse_settings
@@ -47,18 +48,6 @@ def test_every_kind_can_be_drawn():
     for kind in {kind for kinds in QUARTERS for kind in kinds}:
         drawn = {kind(Random(seed)) for seed in range(60)}
         assert len(drawn) > 20
-
-
-def word_runs(text):
-    """All runs of eight consecutive words."""
-    words = re.findall(r"[a-z]+", text.lower())
-    return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
-
-
-def shared(benchmark, texts):
-    """The benchmark's prompts that have a run of words in common with one of the texts."""
-    known = {run: prompt.name for prompt in benchmark for run in word_runs(prompt.text)}
-    return {known[run] for text in texts for run in word_runs(text) if run in known}
 
 
 @pytest.mark.parametrize("source", ["human_eval", "gsm8k", "DEMO"])

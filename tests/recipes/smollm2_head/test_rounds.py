@@ -11,7 +11,7 @@ import torch
 from helpers.written import TARGET, TOKENIZER
 
 from recipes.smollm2_head import corpus, further, rounds
-from recipes.smollm2_head.corpus import Text, append, join_texts, loop_end, read_corpus, split_texts
+from recipes.smollm2_head.corpus import Text, append, is_looping, join_texts, loop_end, read_corpus, split_texts
 from recipes.smollm2_head.write import Writer
 from treespec.training.evaluate import MIN_GREEDY
 from treespec.training.text.texts import Texts
@@ -69,13 +69,15 @@ def test_loops_are_cut(period):
     assert len(start) + period <= loop_end(looping) <= len(start) + period + corpus.REPEATED
     assert loop_end(looping[: 50 + period + corpus.REPEATED - 1]) == 50 + period + corpus.REPEATED - 1
     assert loop_end(start) == len(start)
+    looping_from = next(n for n in range(len(looping) + 1) if is_looping(looping[:n].tolist()))
+    assert looping_from == loop_end(looping), "writing ends where the text is cut"
     top = torch.from_numpy(looping.astype(np.int64)).roll(-1).unsqueeze(1)
     (text,) = split_texts(Texts(top.roll(1)[:, 0], torch.tensor([len(looping)]), top), "one")
     assert len(text.tokens) == loop_end(looping)
 
 
 def test_held_out_texts_stay_held_out():
-    texts = random_texts(3000)
+    texts = random_texts(5000)
     held_out, chosen = rounds.choose(texts[:2000], 50_000, seed=1)
     later, more = rounds.choose(texts, 50_000, seed=2)
     assert 0 < len(held_out) <= rounds.NUM_HELD_OUT
@@ -84,17 +86,18 @@ def test_held_out_texts_stay_held_out():
     # Training holds out the texts with the smallest hashes of all.
     joined = sorted([*held_out, *chosen], key=lambda text: text.order)
     assert {text.order for text in joined[: len(held_out)]} == {text.order for text in held_out}
+    assert Counter(text.kind for text in later) == dict.fromkeys(("one", "two"), rounds.NUM_HELD_OUT // 2)
     counts = Counter()
     for text in chosen:
         counts[text.kind] += len(text.tokens)
-    assert sum(counts.values()) == pytest.approx(50_000, rel=0.02)
-    assert counts["one"] == pytest.approx(counts["two"], rel=0.02)
+    assert sum(counts.values()) == pytest.approx(50_000, rel=0.03)
+    assert counts["one"] == pytest.approx(counts["two"], rel=0.03)
 
 
 def test_rare_kinds_leave_their_share_to_the_others():
     texts = [*random_texts(400, kinds=("many",)), *random_texts(10, seed=1, kinds=("few",))]
     _, chosen = rounds.choose(texts, 20_000, seed=0)
-    assert sum(len(text.tokens) for text in chosen) == pytest.approx(20_000, rel=0.02)
+    assert sum(len(text.tokens) for text in chosen) == pytest.approx(20_000, rel=0.03)
     assert sum(text.kind == "few" for text in chosen) >= 9
 
 

@@ -76,6 +76,16 @@ def test_a_finished_text_waits_no_longer_than_the_model_has_positions():
         Writing(max_length=1)
 
 
+def test_a_text_ends_where_it_is_enough():
+    writing = Writing(temperatures=(1.0,), max_length=40, num_candidates=2)
+    texts = write_batch(
+        ToyScorer(TableLM(6)), Turns([1], []), [], [Message()] * 8, writing, is_enough=lambda ids: ids.count(4) == 4
+    )
+    written = [text.tolist() for text, _ in split(texts)]
+    assert any(len(ids) < 40 for ids in written)
+    assert all(ids.count(4) == 4 and ids[-1] == 4 if len(ids) < 40 else ids[:-1].count(4) < 4 for ids in written)
+
+
 def test_draws_follow_the_distribution_at_every_temperature():
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     temperatures = torch.tensor([0.0, 0.5, 1.0]).repeat(20_000)

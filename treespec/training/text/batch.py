@@ -101,6 +101,7 @@ def write_batch(
     writing: Writing,
     number: int = 0,
     on_tokens: Callable[[int], object] = lambda _: None,
+    is_enough: Callable[[Sequence[int]], bool] = lambda _: False,
 ) -> Texts:
     """Write one text per message in one batch; `Message()` lets the model write its own.
 
@@ -108,6 +109,7 @@ def write_batch(
         ends: ids that end an answer.
         number: of the batch, from which its seed follows.
         on_tokens: called with the number of tokens that each pass added.
+        is_enough: called with a text's tokens so far; where it is true the text ends.
     """
     generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
     temperatures = cycle(writing.temperatures)
@@ -129,6 +131,7 @@ def write_batch(
             if not row.is_done:
                 is_message = row.num_message is not None
                 row.append(token, candidates, turns, message_ends if is_message else answer_ends, writing)
+                row.is_done |= is_enough(row.tokens)
         rows = _without_done(scorer, rows)
     tokens = [token for row in texts for token in row.tokens]
     lengths = [len(row.tokens) for row in texts]

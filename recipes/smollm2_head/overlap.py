@@ -1,0 +1,63 @@
+"""Whether training text shares eight consecutive words with the prompts that drafters are measured on.
+
+Looked at are whole texts, message and answer, of every folder that `treespec write` or a recipe filled; words are runs
+of letters, so that numbers do not count. The prompts are those of `trained_heads`.
+
+    python -m recipes.smollm2_head.overlap --texts prompted --texts own --spec-bench question.jsonl
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.common.prompts import Prompt
+from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
+from benchmarks.heads.trained_heads import held_out
+from recipes.smollm2_head.corpus import join_texts, read_corpus
+from treespec.hf.loading import smollm2
+from treespec.training.text.texts import read_folder
+
+LONG = 8
+
+
+def word_runs(text: str, long: int = LONG) -> set[tuple[str, ...]]:
+    """All runs of `long` consecutive words."""
+    words = re.findall(r"[a-z]+", text.lower())
+    return {tuple(words[i : i + long]) for i in range(len(words) - long + 1)}
+
+
+def shared(prompts: Sequence[Prompt], texts: Iterable[str]) -> dict[str, str]:
+    """By prompt, words that it shares with one of the texts."""
+    known = {run: prompt.name for prompt in prompts for run in word_runs(prompt.text)}
+    return {known[run]: " ".join(run) for text in texts for run in word_runs(text) if run in known}
+
+
+def main() -> None:
+    options = parser(__doc__ or "", threads=1)
+    options.add_argument("--texts", type=Path, action="append", required=True, metavar="FOLDER")
+    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; without it two sources are used")
+    options.add_argument("--prompts", type=int, default=100)
+    options.add_argument("--output", type=Path, default=RESULTS / "heads" / "overlap.json")
+    args = options.parse_args()
+    tokenizer, prompts = smollm2.load()[1], held_out(args.spec_bench, args.prompts)
+    rows, found = [], {}
+    for folder in args.texts:
+        written = read_folder(folder) if any(folder.glob("*.safetensors")) else join_texts(read_corpus(folder))
+        texts = [str(tokenizer.decode(ids.tolist())) for ids in written.tokens.split(written.lengths.tolist())]
+        found[folder.name] = shared(prompts, texts)
+        rows.append([folder.name, f"{len(texts):,}", f"{len(written.tokens):,}", str(len(found[folder.name]))])
+    data = settings(seed=args.seed, num_prompts=len(prompts), long=LONG)
+    write_json(args.output, data | {"shared": found})
+    table = markdown_table(["folder", "texts", "tokens", "prompts that share words"], rows)
+    title = f"# Training texts and {len(prompts)} held-out prompts: {LONG} consecutive words in common\n"
+    report = f"{title}\n{table}\n" + "".join(
+        f"- {name}: {words}\n" for names in found.values() for name, words in names.items()
+    )
+    args.output.with_suffix(".md").write_text(report + "\n" + settings_lines(data))
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
