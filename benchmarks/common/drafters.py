@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from treespec import Eagle3, load_drafter, optimize, shipped_head
-from treespec.drafters import DraftModel, EarlyExit, Merge, SuffixLookup, TokenRecycling, WarmStart
+from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling, WarmStart
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
@@ -22,9 +22,7 @@ from treespec.hf.cpu.native import NativeError
 from treespec.hf.loading.smollm2 import NAME
 from treespec.protocols import CausalScorer, Drafter
 
-DRAFT, EXIT = "draft", "exit"
-EXIT_LAYERS = 24
-"""Where early exit leaves: the untrained head agrees there with the last layer's at two of five positions."""
+DRAFT = "draft"
 
 
 class Kit(Protocol):
@@ -37,7 +35,7 @@ class Kit(Protocol):
     pool: OpinionPool | None
 
     def scorer(self, name: str) -> CausalScorer:
-        """Of `DRAFT` (the target without some layers) or `EXIT` (its first layers and its head)."""
+        """The scorer of `DRAFT`, the target without some layers."""
         ...
 
 
@@ -46,16 +44,13 @@ class Entry(NamedTuple):
 
     `reads_logits`: it learns from the target's logits at nodes that were rejected. `scorer`: the draft model whose
     distribution it has, None for drafters that only give candidates. `is_learning`: a merge that begins with what it
-    learned on other prompts. `is_timed`: whether the wall-clock benchmark takes it by default; `timed` makes the
-    drafter that is timed where it differs from the replayed one, although both propose the same.
+    learned on other prompts.
     """
 
     make: Callable[[Kit], Drafter]
     reads_logits: bool = False
     scorer: str | None = None
     is_learning: bool = False
-    is_timed: bool = False
-    timed: Callable[[], Drafter] | None = None
 
 
 @cache
@@ -101,25 +96,18 @@ DRAFTERS: dict[str, Entry] = {
         lambda _: Merge([TokenRecycling(), SuffixLookup()]),
         reads_logits=True,
     ),
-    "suffix, warm": Entry(lambda _: warm_suffix(), is_timed=True),
-    "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True, is_timed=True),
+    "suffix, warm": Entry(lambda _: warm_suffix()),
+    "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True),
     "recycling + suffix, warm": Entry(
         lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool),
         reads_logits=True,
         is_learning=True,
-        is_timed=True,
     ),
-    "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT, is_timed=True),
+    "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT),
     "draft model + recycling + suffix, warm": Entry(
         lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_suffix()], pool=kit.pool),
         reads_logits=True,
         is_learning=True,
-    ),
-    "early exit": Entry(
-        lambda kit: DraftModel(kit.scorer(EXIT)),
-        scorer=EXIT,
-        is_timed=True,
-        timed=lambda: EarlyExit(EXIT_LAYERS),
     ),
 }
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.common.acceptance import CachedTree, Kind, grow, inner_contexts, mean_accepted
-from benchmarks.common.drafters import DRAFT, EXIT, EXIT_LAYERS, Entry
+from benchmarks.common.drafters import DRAFT, Entry
 from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
 from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED, measuring_policy
@@ -38,8 +38,7 @@ class Models:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.target, self.tokenizer, self.end = model, tokenizer, int(str(tokenizer.eos_token_id))
-        num_layers = model.config.num_hidden_layers
-        self.drafts = {DRAFT: without_layers(model), EXIT: without_layers(model, range(EXIT_LAYERS, num_layers))}
+        self.drafts = {DRAFT: without_layers(model)}
         for part in (model, *self.drafts.values()):
             prepack_linears(part)
 
