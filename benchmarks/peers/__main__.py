@@ -7,7 +7,7 @@
 
 Every prompt, or batch of them, is decoded by all contestants, one after the other, in rotating order, with the same
 float32 weights; other libraries wait in processes of their own environments. Reading the prompt is left out: the time
-until plain decoding's first token, or a tree's first step, is subtracted; the speed of whole calls stands beside it.
+until plain decoding's first token, or a tree's first step, is subtracted; the result has the speed of whole calls, too.
 Contestants of treespec and transformers run from the fastest linear layers (`treespec.optimize`) but for plain
 `generate` and compiled plain decoding. The shipped head's weights have 8 bits. Drafters learn from prompt to prompt.
 With `--contexts` the prompts stand behind other texts, together exactly as long. Finished prompts are kept in the
