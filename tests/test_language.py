@@ -47,8 +47,8 @@ FORMER_WORDS = {
     r"\bblock (?:drafters?|heads?|configs?)\b|\bis dspark\b|\bblock[- ]parallel\b": "DFlash, `dflash`",
 }
 """Patterns of words, upper and lower case alike, to what says it now."""
-FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bEarlyExitLM\b|\bStaticLM\b"
-"""Classes that are `TreeScorer`, `RecurrentScorer`, `ExitScorer` and `StaticScorer` now."""
+FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bStaticLM\b"
+"""Classes that are `TreeScorer`, `RecurrentScorer` and `StaticScorer` now."""
 
 SLOTS = r"\bslots?\b"
 """A slot is a position in a key-value cache and nothing else: not in policies, lookups or merges."""

@@ -86,18 +86,6 @@ class CausalScorer(Protocol):
         """Keep only these rows, in this order."""
 
 
-@runtime_checkable
-class EarlyExitScorer(CausalScorer, Protocol):
-    """A scorer whose first layers draft what its later layers verify."""
-
-    @property
-    def exit_layer(self) -> int:
-        """How many layers draft."""
-
-    def draft(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Float[Tensor, "B F V"]:
-        """Logits of the head on the first layers' states for F more nodes, in the expanded numbers of `Frontier`."""
-
-
 class PathProcessors(Protocol):
     """The caller's logits processors, applied along paths of a tree."""
 
@@ -360,12 +348,3 @@ class FeatureDrafter(Drafter, Protocol):
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The layers it reads; see `HiddenStates`."""
-
-
-@runtime_checkable
-class EarlyExitDrafter(Drafter, Protocol):
-    """A drafter that drafts with the target's first layers: its session's target must be an `EarlyExitScorer`."""
-
-    @property
-    def exit_layer(self) -> int | None:
-        """How many layers draft; None: it drafts without the target's layers."""

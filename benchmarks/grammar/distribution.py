@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,34 +27,28 @@ from benchmarks.grammar.schemas import compiler, processor
 from treespec import BestFirst, Chain, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf import GrammarProcessor
 from treespec.hf.loading import smollm2
-from treespec.hf.selftest.g_test import g_test
+from treespec.testing import enumerate_continuations, g_test
 
 SCHEMA = {"enum": ["red wine", "white wine", "green tea", "black tea", "coffee", "water"]}
 PROMPT = "In JSON, her favourite drink is"
-LEAST = 1e-6
+LEAST, MAX_LENGTH = 1e-6, 32
 Texts = dict[tuple[int, ...], float]
 
 
-@torch.no_grad()
 def exact(model: Any, ids: torch.Tensor, grammar: GrammarProcessor, end: int) -> Texts:
     """Every token sequence up to the end of text and its probability, but for those below `LEAST`."""
-    begun: Texts = {(): 1.0}
-    ended: Texts = {}
-    while begun:
-        texts = list(begun)
+
+    @torch.no_grad()
+    def probs(texts: Sequence[tuple[int, ...]]) -> torch.Tensor:
         rows = torch.cat([ids.repeat(len(texts), 1), torch.tensor(texts, dtype=torch.int64).view(len(texts), -1)], 1)
         logits = torch.cat([model(part, logits_to_keep=1).logits[:, -1] for part in rows.split(16)]).double()
-        following: Texts = {}
-        for text, scores in zip(texts, logits, strict=True):
+        for row, text in zip(logits, texts, strict=True):
             allowed = grammar.allowed(0, text)
             assert allowed is not None
-            tokens = allowed[: len(scores)].nonzero().flatten()
-            for token, prob in zip(tokens.tolist(), scores[tokens].softmax(-1).tolist(), strict=True):
-                total = begun[text] * prob
-                if total >= LEAST:
-                    (ended if token == end else following)[(*text, token)] = total
-        begun = following
-    return ended
+            row[~allowed[: len(row)]] = -torch.inf
+        return logits.softmax(-1)
+
+    return enumerate_continuations(probs, MAX_LENGTH, end, LEAST).joint
 
 
 def contestants(model: Any, tokenizer: Any) -> dict[str, TreeSpeculation | None]:
@@ -75,7 +70,13 @@ def sample(
 ) -> list[tuple[int, ...]]:
     """As many texts, up to the end of text and with it. `ends`: the end of text and padding."""
     extra = {} if speculation is None else {"custom_generate": speculation}
-    options = {"do_sample": True, "top_k": 0, "temperature": 1.0, "max_new_tokens": 32, "num_return_sequences": size}
+    options = {
+        "do_sample": True,
+        "top_k": 0,
+        "temperature": 1.0,
+        "max_new_tokens": MAX_LENGTH,
+        "num_return_sequences": size,
+    }
     options |= {"eos_token_id": ends[0], "pad_token_id": ends[1], "logits_processor": LogitsProcessorList([grammar])}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **extra)[:, ids.shape[1] :].tolist()
     return [tuple(row[: row.index(ends[0]) + 1]) for row in out]
@@ -121,7 +122,7 @@ def measure(args: Any, model: Any, tokenizer: Any, console: Console) -> dict[str
         counts = Counter(texts)
         plain = plain or counts
         results[name] = {
-            "p_exact": g_test(*_classes(counts, probs)),
+            "p_exact": p_exact(counts, probs),
             "p_plain": None if number == 0 else two_sample_p(plain, counts),
             "valid": sum(json.loads(tokenizer.decode(text[:-1])) in SCHEMA["enum"] for text in texts),
             "texts": len(texts),
@@ -134,11 +135,11 @@ def measure(args: Any, model: Any, tokenizer: Any, console: Console) -> dict[str
     return {"num_sequences": len(probs), "texts": dict(spelled), "results": results}
 
 
-def _classes(counts: Counter[Any], probs: Texts) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and probabilities of the enumerated sequences, and of all others as the last class."""
-    known = [counts[text] for text in probs]
-    rest = max(1 - sum(probs.values()), 1e-12)
-    return np.array([*known, counts.total() - sum(known)]), np.array([*probs.values(), rest])
+def p_exact(counts: Counter[Any], probs: Texts) -> float:
+    """The G-test's under the exact distribution, with all sequences that were not enumerated as one class."""
+    rest = counts.total() - sum(counts[text] for text in probs)
+    known = {text: counts[text] for text in probs} | {None: rest}
+    return g_test(known, probs | {None: max(1 - sum(probs.values()), 1e-12)})
 
 
 def report(data: dict[str, Any]) -> str:

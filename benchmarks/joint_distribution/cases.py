@@ -16,6 +16,7 @@ from transformers.generation import logits_process as library
 from treespec import BestFirst, Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf import make_scorer
 from treespec.protocols import NodeProbs, RandomSource, TreePolicy, VerifiableTree, VerificationRule
+from treespec.testing import enumerate_continuations, uncached
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES
 from treespec.verification.dense.forms import has_dense_form
@@ -141,7 +142,6 @@ def tiny_models() -> Models:
     return Models(target, draft)
 
 
-@torch.no_grad()
 def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt: list[int] = PROMPT) -> np.ndarray:
     """The joint distribution of the next three tokens, float64 [512], from uncached passes over every prefix."""
     processors = LogitsProcessorList()
@@ -151,13 +151,11 @@ def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt:
         processors.append(library.TopPLogitsWarper(options["top_p"]))
     if "min_p" in options:
         processors.append(library.MinPLogitsWarper(options["min_p"]))
-    prefixes, weights = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
-    for _ in range(NUM_TOKENS):
-        scores = processors(prefixes, model(prefixes).logits[:, -1].float())  # pyright: ignore[reportArgumentType]
-        weights = (weights.unsqueeze(1) * scores.softmax(-1).double()).flatten()
-        fresh = torch.arange(VOCAB_SIZE).repeat(len(prefixes), 1).view(-1, 1)
-        prefixes = torch.cat([prefixes.repeat_interleave(VOCAB_SIZE, 0), fresh], dim=1)
-    return (weights / weights.sum()).numpy()
+    joint = enumerate_continuations(uncached(model, torch.tensor(prompt), processors), NUM_TOKENS).joint
+    table = np.zeros((VOCAB_SIZE,) * NUM_TOKENS)
+    for tokens, prob in joint.items():
+        table[tokens] = prob
+    return table.ravel()
 
 
 def exact_cells(case: Case, models: Models) -> np.ndarray:

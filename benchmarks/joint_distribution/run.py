@@ -58,7 +58,7 @@ from benchmarks.joint_distribution.cases import (
 )
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.planted_bugs import planted_bugs
-from treespec.hf.selftest.g_test import g_test
+from treespec.testing import g_test
 
 FOUND = 1e-6
 """A planted bug counts as found below this p-value."""
@@ -68,6 +68,11 @@ SMALL = 0.01
 """Planted bugs of a total variation below this need not be found."""
 MIN_BUG_BATCHES = 4
 """A bug that is found at once runs for as many batches, so that its total variation can be estimated."""
+
+
+def p_value(counts: np.ndarray, probs: np.ndarray, num_groups: int = 1) -> float:
+    """The G-test's, of counts int64 [512] under `probs` float64 [512], or as many times that as there are prompts."""
+    return g_test(dict(enumerate(counts.tolist())), dict(enumerate(probs.tolist())), num_groups)
 
 
 def cross_fitted_distance(halves: np.ndarray, probs: np.ndarray) -> tuple[float, float]:
@@ -106,7 +111,7 @@ def run_case(
         if progress is not None and task is not None:
             progress.advance(task)
         is_enough = batch + 1 >= min(MIN_BUG_BATCHES, num_batches) and batch % 2 == 1
-        if case.bug is not None and is_enough and g_test(halves.sum(0), probs, len(case.prompts)) < FOUND:
+        if case.bug is not None and is_enough and p_value(halves.sum(0), probs, len(case.prompts)) < FOUND:
             break
     if progress is not None and task is not None:
         progress.remove_task(task)
@@ -118,7 +123,7 @@ def run_case(
         "trees": case.trees,
         "processors": case.processors + " ragged" * (len(case.prompts) > 1),
         "samples": int(halves.sum()),
-        "p": g_test(halves.sum(0), probs, len(case.prompts)),
+        "p": p_value(halves.sum(0), probs, len(case.prompts)),
         "total_variation": distance,
         "standard_error": error,
         "block_efficiency": 1.0 if speculation is None else speculation.total_stats.block_efficiency,

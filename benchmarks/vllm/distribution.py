@@ -14,9 +14,7 @@ samples, the run goes on where it stopped. Results: benchmarks/results/vllm/dist
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from benchmarks.vllm.drafters import VOCAB
 from benchmarks.vllm.engine import run_jobs
 from benchmarks.vllm.models import tiny_llama
 from benchmarks.vllm.planted_bugs import PLANTED_BUGS, STRUCTURAL
+from treespec.testing import enumerate_continuations, g_test, uncached
 
 PROMPT, NUM_NEW = [1, 3, 0, 2, 4, 1], 4
 PARAMS: dict[str, dict[str, Any]] = {
@@ -112,7 +111,7 @@ def run_case(cache: Path, model: Any, case: Case, number: int) -> list[dict[str,
             "parameters": name,
             "bug": case.bug,
             "samples": number,
-            "p": p_value(exact(model, values), [one["ids"] for one in found[name]]),
+            "p": g_test(Counter(tuple(one["ids"]) for one in found[name]), exact(model, values)),
             "accepted": int(found["counts"][name]["num_accepted_tokens"]),
             "trees": int(found["counts"][name]["num_trees"]),
         }
@@ -140,20 +139,16 @@ def sample(
 
 
 def exact(model: Any, params: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """The probability of every output, under vLLM's order of processors."""
-    probs: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NUM_NEW):
-        outputs = list(probs)
-        with torch.no_grad():
-            scores = model(torch.tensor([PROMPT + list(output) for output in outputs])).logits[:, -1].double()
-        for row, output in enumerate(outputs):
-            for token, bias in params.get("logit_bias", {}).items():
-                scores[row, int(token)] += bias
+    """The probability of every output that can come, under vLLM's order of processors."""
+
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for token, bias in params.get("logit_bias", {}).items():
+            scores[:, int(token)] += bias
+        for row, output in enumerate(ids[:, len(PROMPT) :].tolist()):
             scores[row, list(set(output))] -= params.get("presence_penalty", 0.0)
-        found = filtered((scores / params.get("temperature", 1.0)).softmax(-1), params)
-        rows = zip(outputs, found.tolist(), strict=True)
-        probs = {(*output, token): probs[output] * p for output, row in rows for token, p in enumerate(row)}
-    return probs
+        return filtered((scores.double() / params.get("temperature", 1.0)).softmax(-1), params).log()
+
+    return enumerate_continuations(uncached(model, torch.tensor(PROMPT), process), NUM_NEW).joint
 
 
 def filtered(probs: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
@@ -166,19 +161,6 @@ def filtered(probs: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
     kept[kept.cumsum(-1) <= 1 - params.get("top_p", 1.0)] = 0
     probs = kept.gather(-1, order.indices.argsort(-1))
     return probs / probs.sum(-1, keepdim=True)
-
-
-def p_value(probs: dict[tuple[int, ...], float], outputs: list[list[int]]) -> float:
-    """The G-test's; outcomes with fewer than five expected samples are one. Zero if one of probability zero came."""
-    stats: Any = importlib.import_module("scipy.stats")
-    counts = Counter(map(tuple, outputs))
-    if any(probs[output] == 0 for output in counts):
-        return 0.0
-    cells = [(counts[cell], len(outputs) * prob) for cell, prob in probs.items()]
-    small = [cell for cell in cells if cell[1] < 5]
-    pooled = [cell for cell in cells if cell[1] >= 5] + ([tuple(map(sum, zip(*small, strict=True)))] if small else [])
-    g = 2 * sum(seen * math.log(seen / expected) for seen, expected in pooled if seen)
-    return float(stats.chi2.sf(g, len(pooled) - 1))
 
 
 def report(data: dict[str, Any]) -> str:

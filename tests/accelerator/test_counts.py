@@ -13,8 +13,6 @@ from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 25
 """Of a fixed shape or a lookup, and of a level of an adaptive tree."""
-EXIT_WAITS = 1
-"""Of early exit, whose target looks up which drafted nodes it has computed."""
 NUM_TOKENS = 32
 """Of every row: means over fewer steps are a matter of the draws."""
 ROWS_LEAVE = 0.5
@@ -44,7 +42,6 @@ def test_waits_and_launches_are_few(case: Any) -> None:
     is_adaptive = ", tree of" in name and row["levels"] > 0
     # A fixed shape waits for a level only where logits processors read the tokens on its paths.
     waiting_levels = row["levels"] if is_adaptive or "penalty" in name else 0
-    waiting_levels += EXIT_WAITS if name.startswith("early exit") else 0
     assert row["reads"] + row["uploads"] <= waiting_levels + 2 + ROWS_LEAVE
     limit = LEVEL_LAUNCHES * row["levels"] if is_adaptive else FIXED_LAUNCHES
     assert row["launches"] - row["launches of processors"] <= limit

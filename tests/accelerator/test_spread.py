@@ -18,7 +18,7 @@ from helpers.head_files import SPECULATORS
 from helpers.medusa_files import random_heads
 
 from treespec import TreeSpeculation, load_drafter, optimize
-from treespec.drafters import EarlyExit, Medusa
+from treespec.drafters import Medusa
 from treespec.engine.target_probs import TargetProbs
 from treespec.hf import TreeScorer
 from treespec.hf.cpu import optimized_model
@@ -108,14 +108,6 @@ def test_every_layer_caches_where_it_is() -> None:
         assert [layer.keys.shape[0] for layer in layers] == [1, 1]
         assert layers[0].keys.shape == layers[1].keys.shape
         assert logits.device == scorer.device == CPU
-
-
-@slow
-def test_an_early_exit_across_devices() -> None:
-    model, _ = tiny_models()
-    with accelerator():
-        spread(model, SPLITS["late layer"])
-        assert decode(model, TreeSpeculation(EarlyExit(1), tree=6), CPU, **GREEDY) == expected(GREEDY)
 
 
 @slow

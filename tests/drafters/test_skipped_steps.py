@@ -8,7 +8,7 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 import treespec
 from treespec import BestFirst, Control, KAry
-from treespec.drafters import EarlyExit, SuffixLookup, TokenRecycling
+from treespec.drafters import SuffixLookup, TokenRecycling
 
 
 class NowAndThen(Control):
@@ -60,7 +60,6 @@ def test_a_draft_model_catches_up(target):
 
 DRAFTERS = {
     "draft model": lambda target: noisy_copy(target),
-    "early exit": lambda target: EarlyExit(1),
     "recycling": lambda target: TokenRecycling(),
     "suffix": lambda target: SuffixLookup(),
     "merge": lambda target: [noisy_copy(target), TokenRecycling(), SuffixLookup()],

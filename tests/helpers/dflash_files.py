@@ -62,6 +62,7 @@ def write(folder, made, tensors, format_name):
             "mask_token_id": made["mask_token"],
             "aux_hidden_state_layer_ids": list(made["hidden_layers"]),
             "sample_from_anchor": made["is_anchored"],
+            "sliding_window_non_causal": False,
         }
     else:
         own = {"mask_token_id": made["mask_token"], "target_layer_ids": [i - 1 for i in made["hidden_layers"]]}
@@ -96,6 +97,9 @@ class PlainDFlash(PlainHead):
         if key not in self._outputs:
             self._outputs[key] = self._pass(states.double(), tokens[-1], first)
         values = self.lm_head @ self._outputs[key][len(path) + (0 if self.made["is_anchored"] else 1)]
+        values = values * self.flag("output_multiplier", 1)
+        if cap := self.flag("final_logit_softcapping"):
+            values = cap * torch.tanh(values / cap)
         if self.made["rank"]:
             before = self.tensors["markov_head.markov_w1.weight"][path[-1] if path else tokens[-1]]
             values = values + self.tensors["markov_head.markov_w2.weight"] @ before
@@ -105,6 +109,7 @@ class PlainDFlash(PlainHead):
         """Outputs at all positions [K, H]."""
         context = self.norm(self.linear(states, "fc"), "hidden_norm")
         block = self.embedding[[anchor, *[self.made["mask_token"]] * (self.made["block"] - 1)]]
+        block = block * self.flag("input_embedding_scale", 1)
         for i in range(self.made["layers"]):
             name, is_seen = f"layers.{i}", partial(self._is_seen, i, len(context))
             normed = self.norm(block, f"{name}.input_layernorm")
@@ -116,8 +121,10 @@ class PlainDFlash(PlainHead):
     def _is_seen(self, layer, num_context, position, key):
         """Whether a position sees a key, counted over [context; block]."""
         kind = self.made["llama"].get("layer_types", [FULL] * self.made["layers"])[layer]
-        is_all_causal = self.made["flags"].get("dflash_config", {}).get("causal", False)
-        is_causal = is_all_causal or (kind == SLIDING and not self.made["flags"].get("sliding_window_non_causal"))
+        is_causal = self.flag("causal") or (kind == SLIDING and not self.flag("sliding_window_non_causal"))
+        kind = SLIDING if self.flag("use_swa") else kind
         if key >= num_context:
             return key - num_context <= position or not is_causal
-        return kind == FULL or num_context - key <= self.made["llama"]["sliding_window"]
+        return kind == FULL or num_context - key <= self.flag(
+            "swa_window_size", self.made["llama"].get("sliding_window")
+        )

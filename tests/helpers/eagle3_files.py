@@ -37,7 +37,8 @@ def write(folder, made, tensors, format_name):
     """Write the folder as the library of that name does."""
     own = {"draft_vocab_size": made["draft_vocab"], "target_hidden_size": made["target_hidden"]} | made["flags"]
     if format_name == SPECULATORS:
-        config = {"architectures": ["Eagle3Speculator"]} | speculators_keys(made, "eagle3", "llama") | own
+        config = {"architectures": ["Eagle3Speculator"]} | speculators_keys(made, "eagle3", "llama")
+        config |= {"norm_before_residual": False} | own
     else:
         config = {"architectures": ["LlamaForCausalLM"]} | layer_keys(made, "llama") | own
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}

@@ -3,6 +3,8 @@
 import torch
 from transformers import LogitsProcessorList
 
+from treespec.testing import enumerate_continuations, uncached
+
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 
@@ -78,18 +80,15 @@ def drafted_texts(speculation, num_rows):
     return found
 
 
-@torch.no_grad()
 def constrained_distribution(model, ids, state, depth):
     """Every allowed continuation and its probability under top-k 3 and temperature 2, from plain passes."""
-    if depth == 0:
-        return {(): 1.0}
-    mask = torch.nn.functional.pad(state.mask(), (0, 64))[:64]
-    logits = model(ids).logits[0, -1].double().masked_fill(~mask, -torch.inf) / 2
-    logits[logits < logits.topk(3).values[-1]] = -torch.inf
-    found = {}
-    for token in logits.isfinite().nonzero().flatten().tolist():
-        fork, probability = state.fork(), float(logits.softmax(-1)[token])
-        fork.advance(token)
-        rest = constrained_distribution(model, torch.cat([ids, torch.tensor([[token]])], 1), fork, depth - 1)
-        found |= {(token, *tokens): probability * p for tokens, p in rest.items()}
-    return found
+
+    def process(texts, scores):
+        for text, row in zip(texts[:, ids.shape[1] :].tolist(), scores, strict=True):
+            fork = state.fork()
+            for token in text:
+                fork.advance(token)
+            row[~torch.nn.functional.pad(fork.mask(), (0, 64))[:64]] = -torch.inf
+        return scores.masked_fill(scores < scores.topk(3).values[:, -1:], -torch.inf) / 2
+
+    return enumerate_continuations(uncached(model, ids[0], process), depth).joint

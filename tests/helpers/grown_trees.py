@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from treespec.tree import TokenTree
 from treespec.verification import verify
@@ -39,19 +38,6 @@ def token_path(tree, node):
 def drawn_tree(tree):
     children = {token_path(tree, n): tuple(map(tree.token, tree.children(n))) for n in range(tree.num_nodes)}
     return frozenset((path, tokens) for path, tokens in children.items() if tokens)
-
-
-def g_test(counts, probs, total):
-    """p-value of the observed counts; rare outcomes are pooled."""
-    assert set(counts) <= set(probs), f"impossible outcomes: {set(counts) - set(probs)}"
-    common = [outcome for outcome in probs if probs[outcome] * total >= 5]
-    observed = [counts[outcome] for outcome in common]
-    expected = [probs[outcome] * total for outcome in common]
-    if sum(expected) < total * (1 - 1e-9):
-        observed.append(total - sum(observed))
-        expected.append(total - sum(expected))
-    scale = sum(observed) / sum(expected)
-    return chisquare(observed, [e * scale for e in expected]).pvalue
 
 
 def emitted_probs(batch, target, rule):

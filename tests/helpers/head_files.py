@@ -90,10 +90,15 @@ class PlainHead:
         offsets = self.tensors.get("d2t", torch.zeros(made["draft_vocab"], dtype=torch.int64))
         self.target_ids = (torch.arange(made["draft_vocab"]) + offsets).tolist()
 
+    def flag(self, key, default=None):
+        """A key that the file has at the top or in its section."""
+        flags = self.made["flags"]
+        return {**flags, **flags.get("dflash_config", {})}.get(key, default)
+
     def over_vocabulary(self, values):
         """float64 [V] of the draft vocabulary's values, -inf outside it."""
         full = torch.full((self.made["vocab"],), -torch.inf, dtype=torch.float64)
-        full[self.target_ids] = values
+        full[self.target_ids] = values * self.flag("logit_scale", 1)
         return full
 
     def norm(self, x, name):
@@ -116,7 +121,7 @@ class PlainHead:
         d, share = self.made["head_dim"], self.made["heads"] // self.made["key_heads"]
         queries = self._turn(self._heads(asking, f"{name}.q_proj"), f"{name}.q_norm", first_asking)
         keys = self._turn(self._heads(asked, f"{name}.k_proj"), f"{name}.k_norm", first_asked)
-        values, mixed = self._heads(asked, f"{name}.v_proj"), []
+        values, mixed = self.flag("attention_value_scale", 1) * self._heads(asked, f"{name}.v_proj"), []
         hidden = torch.tensor([[not is_seen(i, j) for j in range(len(asked))] for i in range(len(asking))])
         for head in range(self.made["heads"]):
             scores = queries[:, head] @ keys[:, head // share].T / math.sqrt(d)

@@ -16,7 +16,6 @@ from treespec import policies
 from treespec.drafters import (
     DFlash,
     DraftModel,
-    EarlyExit,
     Medusa,
     Merge,
     ReEncoding,
@@ -68,14 +67,13 @@ DRAFTERS = {
     "draft model": lambda draft: DraftModel(draft),
     "shared tokens": lambda draft: DraftModel(draft, vocabulary=SharedVocabulary(torch.arange(60))),
     "re-encoding": lambda draft: ReEncoding(draft, CODEC, CODEC),
-    "early exit": lambda draft: EarlyExit(1),
     "medusa": lambda draft: Medusa(random_heads(3)),
     "block": lambda draft: DFlash(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
     "recycling": lambda draft: TokenRecycling(),
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
-HAVE_PROBS = ("shared tokens", "re-encoding", "draft model", "early exit", "medusa", "block")
+HAVE_PROBS = ("shared tokens", "re-encoding", "draft model", "medusa", "block")
 WITH_ALL_POLICIES, WITH_ALL_DRAFTERS = ("draft model", "recycling"), ("Chain", "KAry", "BestFirst", "SpecExec")
 PAIRS = [
     pytest.param(d, p, marks=[] if d in WITH_ALL_POLICIES or p in WITH_ALL_DRAFTERS else pytest.mark.slow)

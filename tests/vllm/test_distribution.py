@@ -6,7 +6,6 @@ with more samples: `python -m benchmarks.vllm.distribution`.
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from benchmarks.vllm.drafters import VOCAB
 from benchmarks.vllm.models import tiny_llama
 
 pytest.importorskip("vllm.config")
-pytest.importorskip("scipy.stats")
 pytestmark = pytest.mark.slow
 
 NUM_SAMPLES = 4000
@@ -59,5 +57,5 @@ def test_a_seed_decides_the_output_whatever_is_drafted(model: tuple[Path, Any]) 
 
 def test_exact_distributions_sum_to_one(model: tuple[Path, Any]) -> None:
     probs = exact(model[1], PARAMS["mixed"])
-    assert len(probs) == len(list(product(range(VOCAB), repeat=NUM_NEW)))
+    assert 4**NUM_NEW <= len(probs) <= VOCAB**NUM_NEW
     assert sum(probs.values()) == pytest.approx(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.protocols import Session
 from treespec.sampling import NoProcessors
+from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
 from treespec.tree.history import History
 from treespec.vllm import heads
@@ -188,7 +189,6 @@ def test_a_head_drafts_for_adapters_and_the_base_model(folders: tuple[str, str],
 @pytest.mark.slow
 def test_samples_of_one_token_after_another_follow_the_models_distribution(folders: tuple[str, str]) -> None:
     pytest.importorskip("vllm.config")
-    stats = pytest.importorskip("scipy.stats")
     from transformers import AutoModelForCausalLM
 
     model, head = folders
@@ -198,25 +198,13 @@ def test_samples_of_one_token_after_another_follow_the_models_distribution(folde
     engine = {**ENGINE, "model": model, "max_num_seqs": 32, "speculative_config": speculation}
     found = run_jobs(engine, {"sampled": {"prompts": [prompt] * number, "params": params}})
     assert found["stats"]["num_accepted_tokens"] > number / 20
-    probs = exact(AutoModelForCausalLM.from_pretrained(model), prompt, 3)
-    counts = dict.fromkeys(probs, 0)
-    for one in found["sampled"]:
-        counts[tuple(one["ids"])] += 1
-    g = 2 * sum(seen * math.log(seen / (number * probs[output])) for output, seen in counts.items() if seen)
-    assert stats.chi2.sf(g, len(probs) - 1) > 1e-4
+    target = AutoModelForCausalLM.from_pretrained(model)
 
+    def top(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return (scores / 0.6).masked_fill(scores < scores.topk(4).values[:, -1:], -torch.inf)
 
-def exact(model: Any, prompt: list[int], num_new: int) -> dict[tuple[int, ...], float]:
-    """The probabilities of all outputs at temperature 0.6 and top-k 4."""
-    probs: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(num_new):
-        outputs = list(probs)
-        with torch.no_grad():
-            scores = model(torch.tensor([prompt + list(output) for output in outputs])).logits[:, -1].double()
-        top = (scores / 0.6).topk(4)
-        rows = zip(outputs, top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True)
-        probs = {(*out, token): probs[out] * p for out, *row in rows for token, p in zip(*row, strict=True)}
-    return probs
+    exact = enumerate_continuations(uncached(target, torch.tensor(prompt), top), 3).joint
+    assert g_test(Counter(tuple(one["ids"]) for one in found["sampled"]), exact) > 1e-4
 
 
 @pytest.mark.slow

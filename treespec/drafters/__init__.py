@@ -9,7 +9,6 @@ from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.warm_start import WarmStart
 from treespec.drafters.merge.merge import Merge
 from treespec.drafters.model.draft_model import DraftModel
-from treespec.drafters.model.early_exit import EarlyExit
 from treespec.drafters.model.reencoding import ReEncoding
 from treespec.drafters.model.vocabulary import SharedVocabulary
 from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
@@ -18,7 +17,6 @@ __all__ = [
     "DFlash",
     "DraftModel",
     "Eagle3",
-    "EarlyExit",
     "Medusa",
     "MedusaHead",
     "MedusaHeads",

@@ -14,7 +14,7 @@ from treespec.hf.generation.vllm_config import from_config
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head
-from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
+from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.selftest.check import check
 from treespec.hf.selftest.report import CheckReport
@@ -36,7 +36,6 @@ __all__ = [
     "load_drafter",
     "load_head",
     "make_draft_model",
-    "make_exit_scorer",
     "make_scorer",
     "new_cache",
     "optimize",

@@ -7,9 +7,11 @@ really emits. With distributions of `fractions.Fraction` a lossless rule has err
     target, draft = RandomDistributions(3, seed=1, is_exact=True), RandomDistributions(3, seed=2, is_exact=True)
     assert_lossless(MyRule(), ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2, 2), (draft,)), target)
 
+Sampled text is compared with a model's exact distribution (`enumerate_continuations`) by `g_test`.
 `assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports.
 """
 
+from treespec.testing.continuations import Continuations, enumerate_continuations, uncached
 from treespec.testing.drafter import (
     SEVERAL_DRAFTERS,
     TOY_SCHEMES,
@@ -31,6 +33,7 @@ from treespec.testing.exact import (
     supported_cases,
     toy_case,
 )
+from treespec.testing.g_test import g_test
 from treespec.testing.trees import SHAPES, AdaptiveDepth, AdaptiveWidth, Context, FixedShape, Shape, ToyTree
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 
@@ -47,6 +50,7 @@ __all__ = [
     "Case",
     "ConditionalProbs",
     "Context",
+    "Continuations",
     "EnumeratingSource",
     "ExactDistribution",
     "FixedShape",
@@ -58,9 +62,12 @@ __all__ = [
     "assert_lossless",
     "assert_lossless_everywhere",
     "distribution_pairs",
+    "enumerate_continuations",
     "enumerate_traces",
     "exact_distribution",
+    "g_test",
     "supported_cases",
     "toy_case",
     "toy_distribution",
+    "uncached",
 ]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.models.layers import decoder_layers
 from treespec.training.data import Batch
+from treespec.training.features import decoder_layers
 from treespec.training.objective import Draft, Learner
 from treespec.training.options import TrainingConfig
 

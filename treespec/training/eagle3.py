@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from treespec.errors import CheckpointError
 from treespec.heads.files.build import plain_names
 from treespec.heads.files.checkpoint import read_checkpoint, split_fused
-from treespec.heads.files.config import ConfigReader, eagle3_config
+from treespec.heads.files.config import ConfigReader
+from treespec.heads.files.eagle3 import eagle3_config
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head, unroll
 from treespec.training.data import Batch
 from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treespec.errors import ConfigError
-from treespec.hf.introspect import input_device, num_logits, pick_layers
+from treespec.errors import ConfigError, UnsupportedModelError
+from treespec.hf.introspect import input_device, num_logits, pick_layers, text_modules
 from treespec.training.text.texts import fingerprint
 
 MAX_LOGITS = {"cpu": 2**26, "cuda": 2**29}
@@ -88,3 +88,12 @@ class FeatureReader:
         top = output.logits.softmax(-1, dtype=torch.float32).topk(self._num_candidates)
         parts = zip(texts, states.cpu(), top.indices.int().cpu(), top.values.half().cpu(), strict=True)
         return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The outermost list of modules as long as the configuration's layers. Raises `UnsupportedModelError`: none."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    for module in text_modules(model).values():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UnsupportedModelError(f"{type(model).__name__} has no list of its {count} decoder layers: train a head")

@@ -18,7 +18,7 @@ from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
 from treespec.hf.introspect import num_logits
 from treespec.hf.loading.heads import vocabulary_weights
-from treespec.hf.models.layers import decoder_layers
+from treespec.training.features import decoder_layers
 from treespec.training.objective import Learner
 
 DEFAULT_THETA = 10000.0

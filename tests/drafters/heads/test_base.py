@@ -38,16 +38,24 @@ def dflash(**options):
 
 WINDOW = {"layer_types": [SLIDING], "sliding_window": 4}
 MIXED = {"layer_types": [FULL, SLIDING], "sliding_window": 3}
-CAUSAL = {"dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 1], "causal": True}}
+BLOCK = {"mask_token_id": 63, "target_layer_ids": [0, 1]}
+CAUSAL = {"dflash_config": BLOCK | {"causal": True}}
+ALL_SLIDING = {"dflash_config": BLOCK | {"use_swa": True, "swa_window_size": 3}}
+SCALED = {"attention_value_scale": 0.6, "input_embedding_scale": 3.0, "output_multiplier": 0.7}
+CAPPED = {"dflash_config": BLOCK | SCALED | {"final_logit_softcapping": 1.5}}
 HEADS = {
     "safeailab": (SAFEAILAB, eagle()),
     "safeailab with an embedding": (SAFEAILAB, eagle(hidden=24, extras=("embedding",), draft_vocab=64)),
     "speculators eagle": (SPECULATORS, eagle(flags={"norm_before_residual": True, "norm_before_fc": True})),
     "eagle 3.1": (SPECULATORS, eagle(hidden_layers=(1, 2), flags={"fc_norm": True, "norm_output": True})),
     "two layers of qwen3": (SPECULATORS, eagle(layers=2, extras=("head_norms", "biases"), key_heads=4)),
+    "eagle with a factor": (SAFEAILAB, eagle(flags={"logit_scale": 0.4, "norm_output": True})),
     "eagle with a window": (SPECULATORS, eagle(key_heads=1, llama=WINDOW)),
     "dflash": (AUTHORS, dflash(draft_vocab=64)),
     "dflash with a window": (AUTHORS, dflash(draft_vocab=64, llama=MIXED, flags={"sliding_window_non_causal": True})),
+    "dflash with windows everywhere": (AUTHORS, dflash(draft_vocab=64, flags=ALL_SLIDING)),
+    "dflash with factors and a cap": (AUTHORS, dflash(draft_vocab=64, flags=CAPPED)),
+    "dspark with factors": (AUTHORS, dspark(draft_vocab=64, flags=SCALED | {"logit_scale": 0.4})),
     "dflash, causal": (AUTHORS, dflash(draft_vocab=64, flags=CAUSAL)),
     "dspark": (AUTHORS, dspark(draft_vocab=64, extras=("head_norms", "lm_head", "embedding", "confidence"))),
     "speculators dflash": (
@@ -220,3 +228,5 @@ def test_the_snippets_of_the_docs_run(capsys, section, printed):
     names = run_snippet(section, page="heads.md")
     assert capsys.readouterr().out.startswith(printed)
     assert names["speculation"].stats.num_draft_tokens > 0
+    run_snippet("Settings in config.json", names, page="heads.md")
+    assert "heads: rope_wobble." in capsys.readouterr().out

@@ -42,6 +42,7 @@ SAVED = {
         dspark(
             extras=("head_norms", "biases", "embedding", "confidence"),
             llama={"layer_types": [SLIDING, FULL], "sliding_window": 5},
+            flags={"input_embedding_scale": 2.0, "final_logit_softcapping": 3.0},
         ),
     ),
     "dflash, whole vocabulary": (dflash_files, dflash_files.shape(draft_vocab=64, extras=("head_norms", "lm_head"))),

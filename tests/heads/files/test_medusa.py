@@ -9,7 +9,8 @@ from helpers.medusa_files import authors_tensors, random_heads, vllm_tensors, wr
 
 from treespec.drafters import Medusa, MedusaHead, MedusaHeads
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.files.medusa import load_heads
+from treespec.heads.files.keys import HARMLESS
+from treespec.heads.files.medusa import KEYS, load_heads
 
 HEADS = random_heads(num_heads=3, num_layers=2)
 
@@ -56,6 +57,16 @@ def test_a_file_and_other_names(tmp_path):
 def test_the_first_heads_when_fewer_are_wanted(tmp_path):
     loaded = load_heads(write(tmp_path, authors_tensors(HEADS), {"medusa_num_heads": 2}))
     assert_same(loaded, MedusaHeads(HEADS.heads[:2]))
+
+
+def test_keys_of_a_configuration(tmp_path):
+    """Each is read, known to have no effect, or refused by name."""
+    scaled = MedusaHeads(tuple(MedusaHead(head.blocks, head.output * 0.5) for head in HEADS.heads))
+    assert_same(load_heads(write(tmp_path, vllm_tensors(HEADS), {"logit_scale": 0.5})), scaled)
+    harmless = dict.fromkeys([*HARMLESS, *KEYS.harmless, "eos_token_id"], "anything")
+    assert_same(load_heads(write(tmp_path, vllm_tensors(HEADS), harmless)), HEADS)
+    with pytest.raises(CheckpointError, match="not known for Medusa heads: wobble"):
+        load_heads(write(tmp_path, vllm_tensors(HEADS), {"wobble": 1}))
 
 
 def test_heads_without_blocks_and_without_biases(tmp_path):
@@ -156,7 +167,7 @@ def test_an_output_weight_that_is_not_a_matrix_of_floats_is_refused(tmp_path, we
 def test_configurations_are_read_as_utf_8(tmp_path, monkeypatch):
     """Whatever the machine's own encoding is."""
     write(tmp_path, authors_tensors(HEADS))
-    (tmp_path / "config.json").write_bytes('{"medusa_num_heads": 2, "name": "Méduse"}'.encode())
+    (tmp_path / "config.json").write_bytes('{"medusa_num_heads": 2, "base_model_name_or_path": "Méduse"}'.encode())
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path, encoding="ascii": read(path, encoding=encoding))
     assert load_heads(tmp_path).num_heads == 2

@@ -1,4 +1,4 @@
-"""Trained heads and early exit on the pretended accelerator: tiny random heads, and the cases that draft with them."""
+"""Trained heads on the pretended accelerator: tiny random heads, and the cases that draft with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.accelerator.device import DEVICE, to_device
 from torch import nn
 
 from treespec import Chain, KAry, TreeSpeculation
-from treespec.drafters import DFlash, Eagle3, EarlyExit, Medusa, MedusaHead, MedusaHeads
+from treespec.drafters import DFlash, Eagle3, Medusa, MedusaHead, MedusaHeads
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
@@ -66,17 +66,11 @@ def medusa(device: torch.device) -> Drafter:
     return Medusa(heads if device.type == "cpu" else heads.to(device, torch.float32))
 
 
-def early_exit(device: torch.device) -> Drafter:
-    """The first of the target's two layers."""
-    return EarlyExit(1)
-
-
 DRAFTERS: dict[str, Callable[[torch.device], Drafter]] = {
     "EAGLE-3": eagle3,
     "DFlash": dflash,
     "DSpark": dspark,
     "Medusa": medusa,
-    "early exit": early_exit,
 }
 
 

@@ -24,13 +24,12 @@ from treespec.policies import TreeBuilder
 
 MODEL_PASSES = (
     "hf/models/base.py",
-    "hf/models/layers.py",
     "hf/cache/growing.py",
     "hf/attention/folded.py",
     "heads/modules/",
 )
 """Files whose lines run within a model's or a head's pass."""
-PROCESSORS = ("hf/generation/processors.py", "hf/generation/fast_warpers.py")
+PROCESSORS = ("hf/generation/processors.py",)
 """Files whose lines run the caller's logits processors: kernels of transformers, over all nodes of a pass at once."""
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.9}

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, StoppingCriteria
 from transformers.distributed import DistributedConfig
 
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation, optimize
-from treespec.drafters import EarlyExit
 from treespec.engine.ranks import Alone
 from treespec.errors import RanksDisagreeError, TreespecError, UnsupportedModelError
 from treespec.hf.devices.ranks import ROW_BYTES, Ranks, ranks_of
@@ -95,7 +94,6 @@ def speculations(draft: Any, tensor_parallel_draft: Any) -> dict[str, TreeSpecul
         "recycling": TreeSpeculation(TokenRecycling(), tree=8),
         "draft model": TreeSpeculation(draft, tree=8),
         "tensor parallel draft model": TreeSpeculation(tensor_parallel_draft, tree=KAry((2, 2))),
-        "early exit": TreeSpeculation(EarlyExit(1), tree=6),
         "control": TreeSpeculation(draft, tree=Control(pass_ms=PASS_MS)),
     }
 

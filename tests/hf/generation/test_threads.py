@@ -11,13 +11,12 @@ from helpers.medusa_files import random_heads
 from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.drafters import DFlash, DraftModel, EarlyExit, Medusa
+from treespec.drafters import DFlash, DraftModel, Medusa
 from treespec.hf import TreeScorer
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False}
 DRAFTERS = {
     "draft model": lambda: DraftModel(TreeScorer(noisy_copy(tiny_llama()))),
-    "early exit": lambda: EarlyExit(1),
     "medusa": lambda: Medusa(random_heads(3)),
     "block": lambda: DFlash(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
     "lookups": lambda: [TokenRecycling(), SuffixLookup()],

@@ -51,7 +51,7 @@ def test_what_a_block_sees_is_read(tmp_path, target):
     mixed = {"layer_types": [FULL, SLIDING], "sliding_window": 5}
     made = dflash_files.shape(draft_vocab=64, llama=mixed)
     expected = {
-        (AUTHORS, ()): (Span(), Span(5)),
+        (AUTHORS, ()): (Span(), Span(5, True)),
         (AUTHORS, ("causal",)): (Span(None, True), Span(5, True)),
         (SPECULATORS, ()): (Span(), Span(5, True)),
         (SPECULATORS, ("non-causal",)): (Span(), Span(5)),

@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
-from helpers.grown_trees import g_test
 from helpers.toy_models import TableLM, ToyScorer
 from helpers.written import END, TARGET, TOKENIZER, WRITING, spell, split
 
 from treespec.errors import ConfigError
 from treespec.hf import TreeScorer
+from treespec.testing import g_test
 from treespec.training.text.batch import Message, Writing, draw, write_batch
 from treespec.training.text.chat import Turns, chat_turns
 
@@ -84,7 +84,7 @@ def test_draws_follow_the_distribution_at_every_temperature():
     for column, temperature in ((1, 0.5), (2, 1.0)):
         probs = dict(enumerate((logits / temperature).softmax(0).tolist()))
         counts = dict(enumerate(drawn[:, column].bincount(minlength=4).tolist()))
-        assert g_test(counts, probs, 20_000) > 1e-3
+        assert g_test(counts, probs) > 1e-3
 
 
 def test_options_out_of_range_are_refused():

@@ -15,7 +15,7 @@ from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
 from treespec.policies.truncated import is_chain
-from treespec.protocols import Drafter, EarlyExitDrafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
+from treespec.protocols import Drafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
 
 SELECTED_SHARE = 0.25
@@ -66,14 +66,6 @@ class Merge(ShowsOptions):
         """See `FeatureDrafter`."""
         parts = [part for part in self._drafters if isinstance(part, FeatureDrafter)]
         return tuple(sorted({layer for part in parts for layer in part.hidden_layers}))
-
-    @property
-    def exit_layer(self) -> int | None:
-        """See `EarlyExitDrafter`. Raises `ConfigError`: two parts with different exits."""
-        exits = {part.exit_layer for part in self._drafters if isinstance(part, EarlyExitDrafter)} - {None}
-        if len(exits) > 1:
-            raise ConfigError(f"one target has one early exit, the drafters want {sorted(map(str, exits))}")
-        return next(iter(exits), None)
 
     @property
     def num_weights(self) -> int:

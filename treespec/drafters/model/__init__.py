@@ -1,1 +1,1 @@
-"""Drafters that are causal language models: a second model, one with another tokenizer, the target's first layers."""
+"""Drafters that are causal language models: a second model, one with another tokenizer."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from treespec.errors import CheckpointError
+from treespec.heads.files import dflash, eagle3
 from treespec.heads.files.checkpoint import ID_DTYPES, Checkpoint, load_state
-from treespec.heads.files.config import OWN_TENSORS, ConfigReader, dflash_config, eagle3_config
+from treespec.heads.files.config import ConfigReader
 from treespec.heads.modules.base import HeadConfig
 from treespec.heads.modules.dflash import DFlashConfig, DFlashHead
 from treespec.heads.modules.eagle3 import Eagle3Head
@@ -40,7 +41,9 @@ def build_head(
     path = checkpoint.path
     tensors = plain_names(checkpoint.tensors)
     config = ConfigReader(path / "config.json", checkpoint.config)
-    shape = eagle3_config(config, tensors) if _kind(config, tensors) == "eagle3" else dflash_config(config, tensors)
+    is_eagle3 = _kind(config, tensors) == "eagle3"
+    shape = eagle3.eagle3_config(config, tensors) if is_eagle3 else dflash.dflash_config(config, tensors)
+    keys = eagle3.KEYS if is_eagle3 else dflash.KEYS
     offsets = tensors.pop("d2t", None)
     tensors.pop("t2d", None)
     ids = _target_ids(shape, offsets, checkpoint)
@@ -48,6 +51,7 @@ def build_head(
     is_targets = isinstance(shape, DFlashConfig) and shape.draft_vocab_size == shape.vocab_size
     if "lm_head.weight" not in tensors and (is_targets or config.get(FROM_TARGET) is True):
         tensors["lm_head.weight"] = _head_rows(shape, lm_head, ids, checkpoint)
+    tensors = keys.folded(tensors, config)
     tensors = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
     embedding = embedding.to(device=device, dtype=dtype)
     with torch.device("meta"):
@@ -66,7 +70,7 @@ def _kind(config: ConfigReader, tensors: dict[str, Tensor]) -> str:
         raise CheckpointError(f"{config.path.parent} holds a {kind!r} speculator; {', '.join(KINDS)} are read")
     if "dflash_config" in config.values or "block_size" in config.values:
         return "dflash"
-    if not tensors.keys() & set(OWN_TENSORS):
+    if not tensors.keys() & set(eagle3.OWN_TENSORS):
         kinds = "no draft head of the kinds that are read (EAGLE-3, DFlash, DSpark)"
         raise CheckpointError(f"{config.path.parent} holds {kinds}: a whole model drafts as TreeSpeculation(model)")
     return "eagle3"

@@ -1,33 +1,21 @@
-"""The shapes of draft heads from `config.json`; errors name the file, the key, what was expected and what is there.
+"""What the configurations of all heads share; errors name the file, the key, what was expected and what is there.
 
-EAGLE-3: SafeAILab's files (SGLang's and SpecForge's too) keep llama's keys at the top and name the layer `midlayer.*`;
-the speculators library's keep them in `transformer_layer_config` and name it `layers.0.*`. Both map a reduced
-vocabulary by `d2t`: target id = draft id + d2t[draft id]. Which hidden states are fused: a top-level
-`eagle_aux_hidden_state_layer_ids` (speculators, vLLM) counts layer *inputs*, so an id is an index of transformers'
-`hidden_states`; the default is [2, L // 2, L - 3]. The ids inside `eagle_config` (SpecForge, SGLang) count layer
-*outputs*: the default there is [1, L // 2 - 1, L - 4], the same three states.
-
-DFlash (z-lab) and DSpark (DeepSpec): the authors keep Qwen3's keys and DSpark's at the top and DFlash's own in
-`dflash_config`; `target_layer_ids` count layer *outputs*, from zero: hidden_states[id + 1]. The speculators library's
-`aux_hidden_state_layer_ids` are indices of hidden_states. Layers with a sliding window are causal inside a block in
-the speculators library unless `sliding_window_non_causal`, and not in the authors' own code; `dflash_config.causal`
-makes all layers causal (JetSpec's blocks).
+The authors' files (SafeAILab, SGLang, SpecForge, z-lab, DeepSpec) keep the layers' keys at the top; the speculators
+library's keep them in `transformer_layer_config`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.modules.dflash import DFlashConfig, Span
-from treespec.heads.modules.eagle3 import Eagle3Config
 from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
 
@@ -38,9 +26,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """The values of `layer_types` that are supported."""
 
 EAGLE3_LAYERS, DFLASH_LAYERS = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
-OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
-"""Tensors of EAGLE-3 heads that no plain model has."""
-MARKOV_WEIGHT = "markov_head.markov_w1.weight"
+NESTED_LAYERS = "transformer_layer_config"
+FIRST_SLIDING = 28
+"""Transformers' default of `max_window_layers`."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -66,6 +54,10 @@ class ConfigReader:
     path: Path
     values: Mapping[str, Any]
 
+    def __iter__(self) -> Iterator[str]:
+        """The keys with a value."""
+        return (key for key, value in self.values.items() if value is not None)
+
     def get(self, key: str, default: Any = None) -> Any:
         """Any value."""
         value = self.values.get(key)
@@ -78,6 +70,20 @@ class ConfigReader:
             bound = "" if most == math.inf else f" and at most {most}"
             raise self.error(key, f"an int of at least {least}{bound}")
         return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def factor(self, key: str, default: float = 1.0) -> float:
+        """A finite number above zero."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise self.error(key, "a number above zero")
+        return float(value)
 
     def layers(self, key: str) -> tuple[int, ...]:
         """A list of layer numbers, empty where it is absent."""
@@ -104,12 +110,16 @@ class ConfigReader:
 
 def llama_keys(config: ConfigReader) -> ConfigReader:
     """The keys of the layers: the speculators library nests them, others keep them at the top."""
-    return config.nested("transformer_layer_config") if config.get("transformer_layer_config") is not None else config
+    return config.nested(NESTED_LAYERS) if config.get(NESTED_LAYERS) is not None else config
+
+
+def merged(*readers: ConfigReader) -> ConfigReader:
+    """The keys of several sections of a configuration; the last one that has a value gives it."""
+    return ConfigReader(readers[0].path, {key: reader.values[key] for reader in readers for key in reader})
 
 
 def layer_config(llama: ConfigReader, tensors: Mapping[str, Tensor]) -> LayerConfig:
     """The layers' shape in llama's keys, with biases and norms where the file has tensors for them."""
-    llama.require("hidden_act", "silu")
     hidden_size = llama.integer("hidden_size")
     num_heads = llama.integer("num_attention_heads")
     num_key_heads = llama.integer("num_key_value_heads", num_heads)
@@ -136,97 +146,18 @@ def layer_config(llama: ConfigReader, tensors: Mapping[str, Tensor]) -> LayerCon
     )
 
 
-def layer_windows(llama: ConfigReader, default: Sequence[str]) -> list[int | None]:
-    """How many positions each layer of `layer_types` sees, None for all; any number beyond every text is possible."""
-    kinds = llama.get("layer_types") or list(default)
+def layer_kinds(llama: ConfigReader, count: int) -> list[str]:
+    """`FULL` or `SLIDING` of every layer; where `layer_types` is absent, of `count` layers as Qwen3's class says."""
+    kinds = llama.get("layer_types")
+    if not kinds and kinds != 0:
+        has_window = llama.flag("use_sliding_window") and llama.get("sliding_window") is not None
+        first = llama.integer("max_window_layers", FIRST_SLIDING, least=0) if has_window else count
+        return [FULL if i < first else SLIDING for i in range(count)]
     if not isinstance(kinds, list) or not all(kind in (FULL, SLIDING) for kind in kinds):
         raise llama.error("layer_types", f"a list of {FULL!r} and {SLIDING!r}")
-    if SLIDING not in kinds:
-        return [None] * len(kinds)
-    window = min(llama.integer("sliding_window", most=math.inf), MAX_SIZE)
-    return [window if kind == SLIDING else None for kind in kinds]
+    return kinds
 
 
-def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
-    """The head's shape, with norms where the configuration or else the tensors have them.
-
-    Raises `CheckpointError`: a missing or wrong value, or a setting that is not supported.
-    """
-    llama = llama_keys(config)
-    nested = config.nested("eagle_config")
-    windows = layer_windows(llama, [SLIDING if llama.get("use_sliding_window") else FULL])
-    if len(set(windows)) > 1:
-        raise llama.error("layer_types", "one type for all layers")
-    layer = replace(layer_config(llama, tensors), window=windows[0])
-    vocab_size = llama.integer("vocab_size")
-    target_hidden_size = config.integer("target_hidden_size", layer.hidden_size)
-    hidden_layers = config.layers(EAGLE3_LAYERS) or tuple(i + 1 for i in nested.layers(EAGLE3_LAYERS))
-    fused = tensors.get("fc.weight")
-    columns = 3 if fused is None or fused.ndim != 2 else max(fused.shape[1] // target_hidden_size, 1)
-    flags = ConfigReader(config.path, {**nested.values, **config.values})
-    return Eagle3Config(
-        layer=layer,
-        vocab_size=vocab_size,
-        draft_vocab_size=config.integer("draft_vocab_size", vocab_size),
-        target_hidden_size=target_hidden_size,
-        num_features=len(hidden_layers) or config.integer("num_aux_hidden_states", columns, most=MAX_COUNT),
-        hidden_layers=hidden_layers or None,
-        num_layers=llama.integer("num_hidden_layers", 1, most=len(tensors)),
-        has_norm_before_residual=bool(flags.get("norm_before_residual")),
-        has_norm_before_fc=bool(flags.get("norm_before_fc", "input_norm.weight" in tensors)),
-        has_feature_norms=bool(flags.get("fc_norm", "fc_norm.0.weight" in tensors)),
-        has_norm_output=bool(flags.get("norm_output")),
-    )
-
-
-def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlashConfig:
-    """The head's shape. Raises `CheckpointError`: a missing or wrong value, or a setting that is not supported."""
-    llama = llama_keys(config)
-    config = ConfigReader(config.path, {**config.values, **config.nested("dflash_config").values})
-    config.require("projector_type", "dflash", "dspark")
-    config.require("markov_head_type", "vanilla")
-    layer = layer_config(llama, tensors)
-    count = llama.integer("num_hidden_layers", most=len(tensors))
-    vocab_size = llama.integer("vocab_size")
-    hidden_layers = _hidden_layers(config, count)
-    stored = tensors.get(MARKOV_WEIGHT)
-    rank = config.integer("markov_rank", 0 if stored is None or stored.ndim != 2 else stored.shape[1], least=0)
-    has_own_type = config.get("speculators_model_type") == "dspark" or "DSpark" in str(config.get("architectures"))
-    is_anchored = config.get("sample_from_anchor", config.get("shift_label", has_own_type or rank > 0))
-    return DFlashConfig(
-        layer=layer,
-        vocab_size=vocab_size,
-        draft_vocab_size=config.integer("draft_vocab_size", vocab_size),
-        target_hidden_size=config.integer("target_hidden_size", layer.hidden_size),
-        num_features=len(hidden_layers),
-        hidden_layers=hidden_layers,
-        block_size=config.integer("block_size", least=2, most=MAX_COUNT),
-        mask_token=config.integer("mask_token_id", least=0, most=vocab_size - 1),
-        spans=_spans(config, llama, count),
-        has_anchor_output=bool(is_anchored),
-        markov_rank=rank,
-    )
-
-
-def _hidden_layers(config: ConfigReader, count: int) -> tuple[int, ...]:
-    if inputs := config.layers(DFLASH_LAYERS):
-        return inputs
-    outputs = config.layers("target_layer_ids") or _spread(config.integer("num_target_layers"), count)
-    return tuple(i + 1 for i in outputs)
-
-
-def _spread(num_target_layers: int, count: int) -> list[int]:
-    """z-lab's choice of `count` layers: evenly from the second to the third from last, [1, 9, 17, 25, 33] of 36."""
-    if count == 1:
-        return [num_target_layers // 2]
-    return [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
-
-
-def _spans(config: ConfigReader, llama: ConfigReader, count: int) -> tuple[Span, ...]:
-    windows = layer_windows(llama, [FULL] * count)
-    if len(windows) != count:
-        raise llama.error("layer_types", f"a list of {count} types")
-    is_causal = bool(config.get("causal"))
-    is_speculators = config.get("speculators_model_type") is not None
-    is_sliding_causal = is_causal or (is_speculators and not config.get("sliding_window_non_causal"))
-    return tuple(Span(window, is_causal if window is None else is_sliding_causal) for window in windows)
+def window_size(llama: ConfigReader, key: str = "sliding_window", default: int | None = None) -> int:
+    """How many positions a sliding layer sees; any number beyond every text is possible."""
+    return min(llama.integer(key, default, most=math.inf), MAX_SIZE)

@@ -87,6 +87,10 @@ def _dflash_keys(config: DFlashConfig) -> dict[str, Any]:
         "sample_from_anchor": config.has_anchor_output,
         "sliding_window_non_causal": not _is_causal(config),
     }
+    if config.embedding_scale != 1:
+        keys["input_embedding_scale"] = config.embedding_scale
+    if config.logit_cap is not None:
+        keys["final_logit_softcapping"] = config.logit_cap
     if config.algorithm == "dspark":
         keys |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
         keys |= {"enable_confidence_head": False, "confidence_head_with_markov": False}

@@ -9,6 +9,7 @@ from torch import Tensor
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.checkpoint import ID_DTYPES, PICKLE_HINT, PICKLES, read_finite_tensors, some, weight_files
 from treespec.heads.files.config import ConfigReader, read_config
+from treespec.heads.files.keys import LAYER_KEYS, KindKeys, times, words
 from treespec.heads.modules.medusa import MedusaHead, MedusaHeads
 
 FILE_NAMES = ("medusa_lm_head.safetensors", "model.safetensors")
@@ -22,6 +23,20 @@ _NAMES = (
     (re.compile(r"lm_heads\.(\d+)\.weight"), "output"),
     (re.compile(r"lm_head\.weight"), "shared"),
     (re.compile(r"token_map"), "token_map"),
+)
+
+KEYS = KindKeys(
+    name="Medusa",
+    section=None,
+    used=words("logit_scale medusa_num_heads medusa_num_layers num_heads num_hidden_layers"),
+    inert={},
+    # Sizes are those of the tensors, trees are the policy's; a whole target's configuration may lie next to the heads.
+    harmless=LAYER_KEYS - {"num_hidden_layers"}
+    | words(
+        "hidden_act max_paths max_seq_len medusa_choices medusa_fc_bias medusa_hidden_size medusa_vocab_size "
+        "original_lm_head topk truncated_vocab_size"
+    ),
+    layers=frozenset(),
 )
 
 Found = dict[tuple[str | int, ...], Tensor]
@@ -38,7 +53,7 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
 
     Raises:
         CheckpointError: nothing there, a pickle, a damaged file, weights that are not finite, missing or unknown
-            tensors, or wrong shapes.
+            tensors, wrong shapes, or a setting that is not known.
         ConfigError: an `output_weight` that is not a matrix of weights.
     """
     file = _find_file(Path(path))
@@ -52,6 +67,9 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
         found.setdefault(("shared",), output_weight.detach())
     config_file = file.with_name("config.json")
     config = ConfigReader(config_file, read_config(config_file) if config_file.is_file() else {})
+    KEYS.check(config)
+    scale = config.factor("logit_scale")
+    found = {key: times(tensor, scale) if key[0] in ("output", "shared") else tensor for key, tensor in found.items()}
     num_heads = _count(config, ("medusa_num_heads", "num_heads"), found, 1)
     num_layers = _count(config, ("medusa_num_layers", "num_hidden_layers"), found, 2)
     return _assemble(found, num_heads, num_layers, file)

@@ -38,6 +38,8 @@ class DFlashConfig(HeadConfig):
     spans: tuple[Span, ...] = (Span(), Span())  # One per layer.
     has_anchor_output: bool = False  # The block's first position drafts a token too (DSpark).
     markov_rank: int = 0  # r, zero without a Markov head.
+    embedding_scale: float = 1.0  # Multiplies a block's embeddings.
+    logit_cap: float | None = None  # c of c tanh(logits / c), before a Markov head's bias.
 
     @property
     def num_layers(self) -> int:
@@ -123,6 +125,8 @@ class DFlashHead(DraftHead[DFlashConfig]):
             cache: holds the context's keys, and gets the blocks'.
         """
         states = nn.functional.embedding(tokens, self.embedding)
+        if self.config.embedding_scale != 1:
+            states = states * self.config.embedding_scale
         rotation = self.rotary(positions, states.dtype)
         for layer, mask in zip(self.layers, masks, strict=True):
             states = layer(states, rotation, mask, cache)
@@ -135,6 +139,8 @@ class DFlashHead(DraftHead[DFlashConfig]):
     def read(self, outputs: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Logits [..., W] of outputs [..., H] and, for a Markov head, the tokens int64 [...] before them."""
         logits = self.lm_head(outputs)
+        if (cap := self.config.logit_cap) is not None:
+            logits = (logits / cap).tanh() * cap
         return logits if self.markov_head is None or tokens is None else logits + self.markov_head(tokens)
 
 

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from treespec.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+}
+"""The types and what each reads besides `rope_theta` and `original_max_position_embeddings`."""
 
 
 class Rotation(NamedTuple):
@@ -63,7 +69,9 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
         raise CheckpointError(f"rope settings must be one flat object for all layers, got {given!r}")
     settings = {"rope_theta": config.get("rope_theta", 10000.0), **given}
-    settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    # M-RoPE turns some dimensions by a token's time, height or width: in text all three are its position.
+    settings["rope_type"] = "default" if kind == "mrope" else kind
     if settings.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise CheckpointError("heads whose rotary embedding covers only a part of each head are not supported")
     return settings

@@ -28,19 +28,19 @@ from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.tracing import about_call
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.generate_check import check_like_generate
-from treespec.hf.models.make_scorer import AnyScorer, make_exit_scorer, make_scorer
+from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies.control.contract import StepControl
-from treespec.protocols import Capability, EarlyExitDrafter, PathProcessors, TreePolicy
+from treespec.protocols import Capability, PathProcessors, TreePolicy
 from treespec.sampling import NoProcessors
 
 
 def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
     """Decode until every row has stopped; what `generate` returns, and the engine's result.
 
-    Raises `TreespecError`: see `make_scorer`, `make_exit_scorer`, `check_like_generate`, `TreeProcessors` and
+    Raises `TreespecError`: see `make_scorer`, `check_like_generate`, `TreeProcessors` and
     `speculate`; a `RanksDisagreeError` where processes that run the model together make other calls.
     """
     facts = model_facts(call.model)
@@ -157,7 +157,7 @@ def _compiled_target(call: Prepared, options: Options, layers: Sequence[int]) ->
 
 
 def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScorer | StaticScorer:
-    """The scorer that returns the hidden states which the drafter reads, with an early exit if it drafts by one."""
+    """The scorer that returns the hidden states which the drafter reads."""
     drafter = options.drafter
     cache = call.cache
     if call.num_rows > 1 and cache is not None and is_filled(cache):
@@ -173,8 +173,6 @@ def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScor
         num_slots = int(call.config.max_length or 0) + 2 * options.policy.max_nodes
     kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "prompt": call.prompt}
     kwargs["hidden_layers"] = layers
-    if isinstance(drafter, EarlyExitDrafter) and drafter.exit_layer is not None:
-        return make_exit_scorer(facts, drafter.exit_layer, **kwargs)
     longest = call.config.max_length
     kwargs["longest_text"] = None if longest is None else longest + options.policy.max_nodes
     scorer = make_scorer(facts, **kwargs)

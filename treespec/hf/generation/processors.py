@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers.generation import logits_process as library
 
 from treespec.errors import LogitsError, UnsupportedModeError
-from treespec.hf.generation.fast_warpers import FAST, fast
 from treespec.hf.generation.grammar import GrammarProcessor
 from treespec.hf.generation.prefix_function import PrefixProcessor
 
@@ -91,7 +90,7 @@ class TreeProcessors:
         )
         if self.ignores_padding:
             processors = [_PENALTY(p.penalty) if type(p) is _PENALTY else p for p in processors]
-        self._processors = [fast(p) for p in processors]
+        self._processors = list(processors)
         self._num_rows = num_rows
         self._is_copied = not is_simple  # Those write to none of their arguments; others may.
         self.is_row_free = is_as_given and all(map(_is_row_free, self._processors))
@@ -176,7 +175,7 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(_ignored(processor), Tensor)
-    return isinstance(processor, (*FAST, GrammarProcessor)) or (type(processor) in _ROW_FREE and not has_row_lengths)
+    return isinstance(processor, GrammarProcessor) or (type(processor) in _ROW_FREE and not has_row_lengths)
 
 
 def _ignores(processor: library.LogitsProcessor, num_padding: Sequence[int]) -> bool:

@@ -1,24 +1,21 @@
-"""The scorer that fits a model, by what the model is found to score rightly: `make_scorer`, `make_exit_scorer`."""
+"""The scorer that fits a model, by what the model is found to score rightly."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from jaxtyping import Int
-from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
 from treespec.hf.models.capability import Detection, detect, keeps_states, num_indexed, warn_once
-from treespec.hf.models.exit_scorer import ExitScorer
 from treespec.hf.models.plain_scorer import PlainScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_prompt import RecurrentPromptScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.protocols import Capability, Scores
+from treespec.protocols import Capability
 
 AnyScorer = TreeScorer | RecurrentScorer | PlainScorer
 
@@ -94,44 +91,3 @@ def _checked(facts: ModelFacts, is_static: bool) -> Detection:
         for capability in (Capability.TREE, Capability.CHAIN, Capability.PLAIN)
     ]
     return check_once(facts, attempts, is_static)
-
-
-def make_exit_scorer(
-    model: PreTrainedModel | ModelFacts,
-    exit_layer: int,
-    *,
-    cache: Cache | None = None,
-    max_cache_len: int | None = None,
-    prompt: PromptInputs | None = None,
-    hidden_layers: Sequence[int] = (),
-) -> ExitScorer:
-    """An `ExitScorer` of a model that is found to split rightly, which is measured at its first use with this exit.
-
-    A model from `torch.compile` runs uncompiled; `max_cache_len` must be None. For the other arguments, and for a
-    `ConfigError`, see `ExitScorer`.
-
-    Raises `UnsupportedModelError`: the model verifies no trees, does not split, or a static cache is wanted.
-    """
-    facts = uncompiled(model_facts(model))
-    if max_cache_len is not None:
-        raise UnsupportedModelError("an early exit needs a growing cache: leave out cache_implementation='static'")
-    if make_scorer(facts).capability != Capability.TREE:
-        raise UnsupportedModelError(f"{facts.name} verifies no trees, which an early exit needs: use another drafter")
-    # Wrong arguments raise here, where no check takes that for a failure of the model.
-    prompt = prompt if is_multimodal(facts.model) else None
-    scorer = ExitScorer(facts, exit_layer, cache=cache, prompt=prompt, hidden_layers=hidden_layers)
-    attempts: list[Attempt] = [(Capability.TREE, lambda max_cache_len: _DraftsFirst(facts, exit_layer))]
-    found = check_once(facts, attempts, exit_layer=exit_layer)
-    if found.capability != Capability.TREE:
-        raise UnsupportedModelError(f"{facts.name} cannot leave out layers ({found.reason}): use another drafter")
-    return scorer
-
-
-class _DraftsFirst(ExitScorer):
-    """Drafts the upper half of every tree in two passes before it scores the whole, as a drafter would."""
-
-    def extend(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
-        half = tokens.shape[1] // 2
-        self.draft(tokens[:, :1], parents[:, :1])
-        self.draft(tokens[:, 1:half], parents[:, 1:half])
-        return super().extend(tokens, parents)

@@ -50,12 +50,10 @@ Attempt = tuple[Capability, Callable[..., CausalScorer]]
 _results: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Detection]] = WeakKeyDictionary()
 
 
-def check_once(
-    facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False, exit_layer: int | None = None
-) -> Detection:
-    """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache, and early exit."""
+def check_once(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
+    """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache."""
     known = _results.setdefault(facts.model, {})
-    key = (variant(facts), is_static, exit_layer)
+    key = (variant(facts), is_static)
     if key not in known:
         with undisturbed(facts):
             if key not in known:

@@ -179,11 +179,6 @@ class TreeScorer(ModelScorer):
             raise TreespecError("the cache is empty: call prefill() first")
         return self._slots
 
-    @property
-    def _model_cache(self) -> Cache:
-        """What a pass reads and writes."""
-        return self._state.cache
-
     def _empty_cache(self, num_rows: int) -> Cache:
         """A new cache, or the static one again: compiled passes may have recorded its addresses."""
         used = self._static_cache
@@ -212,7 +207,7 @@ class TreeScorer(ModelScorer):
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
     def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
-        inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self._model_cache}
+        inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self.cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
         forward = self.facts.model if is_prefill else self.facts.forward
         is_folded = not is_prefill and forward is self.facts.model and self.capability != Capability.PLAIN

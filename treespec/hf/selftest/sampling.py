@@ -18,12 +18,12 @@ from torch import Tensor
 
 from treespec.engine.stats import StepRecord
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.selftest.exact_table import Context, ExactTable, TableDrafter
-from treespec.hf.selftest.g_test import g_test
 from treespec.hf.selftest.report import FAILED, OK, SKIPPED, WARNING, Finding
 from treespec.hf.selftest.subject import Subject
+from treespec.hf.selftest.table_drafter import TableDrafter
 from treespec.policies import Chain, KAry
 from treespec.protocols import TreePolicy
+from treespec.testing import Context, Continuations, enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
 
 NUM_TOKENS = 3
@@ -91,7 +91,7 @@ class Sampler:
     def prompt(self) -> Tensor:
         return self.subject.prompts[-1][:PROMPT_LENGTH]
 
-    def table(self) -> ExactTable:
+    def table(self) -> Continuations:
         caught: list[Any] = []
 
         def catch(model: Any, input_ids: Tensor, logits_processor: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -99,7 +99,7 @@ class Sampler:
             return input_ids
 
         self.generate(1, catch)
-        return ExactTable(self.subject.model, self.prompt, caught[0], NUM_TOKENS)
+        return enumerate_continuations(uncached(self.subject.model, self.prompt, caught[0]), NUM_TOKENS)
 
     def draw(self, speculation: TreeSpeculation, seed: int) -> Tally:
         tally = Tally()
@@ -143,7 +143,7 @@ def check_sampling(sampler: Sampler, speculation: TreeSpeculation | None, name: 
         if min(values.values()) >= SUSPECT:
             break
     numbers = ", ".join(f"{part} p = {value:.2g}" for part, value in values.items())
-    numbers = f"{tally.texts.total()} continuations of {NUM_TOKENS} tokens, {len(table.joint())} possible: {numbers}"
+    numbers = f"{tally.texts.total()} continuations of {NUM_TOKENS} tokens, {len(table.joint)} possible: {numbers}"
     if min(values.values()) >= SUSPECT:
         if tally.texts.total() < FEW:
             return [Finding(name, WARNING, f"too few samples to find much, give it more seconds ({numbers})")]
@@ -151,25 +151,21 @@ def check_sampling(sampler: Sampler, speculation: TreeSpeculation | None, name: 
     return [Finding(name, FAILED, f"{cause(values, tally)} ({numbers})")]
 
 
-def p_values(tally: Tally, table: ExactTable) -> dict[str, float]:
+def p_values(tally: Tally, table: Continuations) -> dict[str, float]:
     """By part: joint, and drafts and bonus tokens where there are any."""
-    joint = table.joint()
-    cells = [*joint, *(text for text in tally.texts if text not in joint)]
-    values = {"joint": g_test([tally.texts[c] for c in cells], [joint.get(c, 0.0) for c in cells])}
+    values = {"joint": g_test(tally.texts, table.joint)}
     if isinstance(tally.expected, Tensor):
-        drafted = np.bincount(tally.drafted, minlength=len(tally.expected))
-        values["drafts"] = g_test(drafted, (tally.expected / tally.expected.sum()).cpu().numpy())
+        expected = (tally.expected / tally.expected.sum()).tolist()
+        values["drafts"] = g_test(Counter(tally.drafted), dict(enumerate(expected)))
     counts = Counter[Context]()
     for (context, _), count in tally.bonus.items():
         counts[context] += count
     groups = [context for context, count in counts.items() if count >= MIN_PER_CONTEXT and context in table.probs]
     if groups:
         total = sum(counts[context] for context in groups)
-        chosen = set(groups)
-        cells = [(c, t) for c in groups for t in table.probs[c]]
-        cells += [cell for cell in tally.bonus if cell[0] in chosen and cell[1] not in table.probs[cell[0]]]
-        probs = [table.probs[c].get(t, 0.0) * counts[c] / total for c, t in cells]
-        values["bonus tokens"] = g_test([tally.bonus[cell] for cell in cells], probs, len(groups))
+        probs = {(c, t): prob * counts[c] / total for c in groups for t, prob in table.probs[c].items()}
+        bonus = {cell: count for cell, count in tally.bonus.items() if cell[0] in groups}
+        values["bonus tokens"] = g_test(bonus, probs, len(groups))
     return values
 
 
@@ -190,7 +186,7 @@ def cause(values: dict[str, float], tally: Tally) -> str:
     )
 
 
-def _distorted(sampler: Sampler, table: ExactTable, seed: int) -> TreeSpeculation | None:
+def _distorted(sampler: Sampler, table: Continuations, seed: int) -> TreeSpeculation | None:
     """Speculation with the given rule on the first kind of sampled trees that it verifies."""
     subject = sampler.subject
     kinds: list[TreePolicy] = [KAry((2, 2), children=c) for c in ("without_replacement", "iid", "selected")]

@@ -1,0 +1,283 @@
+"""Every key of a head's config.json changes what the head drafts, or is known not to, or is refused by name."""
+
+import json
+
+import pytest
+import torch
+from helpers import dflash_files, eagle3_files
+from helpers.dflash_files import AUTHORS, FULL, SLIDING
+from helpers.head_files import SPECULATORS
+from helpers.published_heads import REFUSED, SERVED
+from helpers.wrong_heads import edit_config, edit_tensors
+
+from treespec.errors import CheckpointError
+from treespec.heads.files import dflash, eagle3
+from treespec.heads.files.build import build_head
+from treespec.heads.files.checkpoint import read_checkpoint
+from treespec.heads.files.config import NESTED_LAYERS, ConfigReader
+from treespec.heads.files.fitting import check_target
+from treespec.heads.files.keys import HARMLESS
+from treespec.heads.modules.dflash import DFlashHead
+from treespec.heads.modules.eagle3 import unroll
+from treespec.heads.modules.rotary import ROPE_TYPES, Rotary
+
+EMBEDDING = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+KINDS = {
+    "eagle3": (eagle3.KEYS, eagle3_files, eagle3_files.shape(hidden=32)),
+    "dflash": (dflash.KEYS, dflash_files, dflash_files.dspark()),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+WINDOW = {"layer_types": [SLIDING], "sliding_window": 5}
+WINDOWS = {"layer_types": [SLIDING] * 2, "sliding_window": 2}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+# Of every key: a value that matters, and what the file must say besides for it to matter.
+LAYERS = {
+    "head_dim": (4, {}),
+    "hidden_size": (48, {}),
+    "intermediate_size": (48, {}),
+    "max_position_embeddings": (9, {"rope_scaling": YARN}),
+    "max_window_layers": (0, {"use_sliding_window": True, "sliding_window": 2}),
+    "num_attention_heads": (2, {}),
+    "num_hidden_layers": (3, {}),
+    "num_key_value_heads": (4, {}),
+    "partial_rotary_factor": (0.5, {}),
+    "rms_norm_eps": (0.5, {}),
+    "rope_parameters": ({"rope_theta": 9.0}, {}),
+    "rope_scaling": ({"type": "linear", "factor": 9.0}, {}),
+    "rope_theta": (9.0, {}),
+    "use_sliding_window": (True, {"max_window_layers": 0, "sliding_window": 2}),
+    "vocab_size": (63, {}),
+    "logit_scale": (0.5, {}),
+}
+CHANGES = {
+    "eagle3": {
+        **LAYERS,
+        "layer_types": ([SLIDING], {"sliding_window": 5}),
+        "sliding_window": (3, WINDOW),
+        "draft_vocab_size": (39, {}),
+        "eagle_aux_hidden_state_layer_ids": ([1, 3, 6], {}),
+        "fc_norm": (True, {}),
+        "lm_head_from_target": (True, {"no lm_head": True}),
+        "norm_before_fc": (True, {}),
+        "norm_before_residual": (True, {}),
+        "norm_output": (True, {}),
+        "num_aux_hidden_states": (2, {}),
+        "num_aux_layers": (2, {}),
+        "speculators_model_type": ("dspark", {}),
+        "target_hidden_size": (48, {}),
+        "truncated_vocab_size": (40, {"draft_vocab_size": None}),
+        "use_aux_norm": (True, {}),
+    },
+    "dflash": {
+        **LAYERS,
+        "layer_types": ([SLIDING, FULL], {"sliding_window": 2}),
+        "sliding_window": (1, WINDOWS),
+        "attention_value_scale": (0.5, {}),
+        "aux_hidden_state_layer_ids": ([2, 3], {}),
+        "block_size": (4, {}),
+        "causal": (True, {}),
+        "dflash_query_causal": (True, {}),
+        "draft_vocab_size": (39, {}),
+        "dspark_bonus_anchor": (True, {"speculators_model_type": None, "sample_from_anchor": None}),
+        "dspark_markov_rank": (7, {"markov_rank": None}),
+        "eagle_aux_hidden_state_layer_ids": ([2, 3], {"aux_hidden_state_layer_ids": None, "target_layer_ids": [0, 1]}),
+        "final_logit_softcapping": (0.5, {}),
+        "input_embedding_scale": (3.0, {}),
+        "is_causal": (True, {"causal": False}),
+        "lm_head_from_target": (True, {"no lm_head": True}),
+        "markov_rank": (7, {}),
+        "mask_token_id": (3, {}),
+        "num_target_layers": (12, {"aux_hidden_state_layer_ids": None, "num_target_layers": 8}),
+        "output_multiplier": (0.5, {}),
+        "sample_from_anchor": (False, {}),
+        "shift_label": (True, {"sample_from_anchor": None}),
+        "sliding_window_non_causal": (True, WINDOWS),
+        "speculators_model_type": ("dflash", {"sliding_window_non_causal": None, **WINDOWS}),
+        "swa_window_size": (1, {"use_swa": True, "sliding_window": 2}),
+        "target_hidden_size": (48, {}),
+        "target_layer_ids": ([2, 3], {"aux_hidden_state_layer_ids": None, "target_layer_ids": [0, 1]}),
+        "use_swa": (True, {"sliding_window": 2}),
+    },
+}
+
+ONLY_WITH_IT = ("lm_head_from_target", "truncated_vocab_size")
+"""Keys that their test's file cannot do without."""
+
+
+def write(folder, kind, **changes):
+    """The kind's head with these keys, each in the layers' object if it is one of theirs."""
+    keys, files, made = KINDS[kind]
+    files.write(folder, made, files.random_tensors(made), SPECULATORS)
+    if changes.pop("no lm_head", False):
+        edit_tensors(folder, lm_head__weight=None)
+    layers = {key: value for key, value in changes.items() if key in keys.layers}
+    found = json.loads((folder / "config.json").read_text())
+    own = {key: value for key, value in changes.items() if key not in layers}
+    edit_config(folder, **own, **{NESTED_LAYERS: found[NESTED_LAYERS] | layers})
+    return folder
+
+
+def drafts(folder):
+    """What the head of the folder drafts for a text, with the part of its configuration that its drafter reads."""
+    head = build_head(read_checkpoint(folder), EMBEDDING, EMBEDDING.flip(0))
+    check_target(head.config, folder, "target", 32, [64])
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, 64, (1, 7), generator=generator)
+    states = torch.randn(1, 7, head.fc.in_features, generator=generator)
+    drafter = head.config.hidden_layers, head.config.layer.window
+    if isinstance(head, DFlashHead):
+        logits = head.read(head(tokens, states, torch.tensor([[3, 5]])), tokens[:, :1, None])
+    else:
+        logits = torch.stack([head.lm_head(outputs[:, -1]) for outputs in unroll(head, tokens, head.fuse(states), 3)])
+    return drafter, logits
+
+
+def differ(first, second):
+    return first[0] != second[0] or first[1].shape != second[1].shape or not torch.allclose(first[1], second[1])
+
+
+@pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in CHANGES for key in CHANGES[kind]])
+def test_a_key_that_is_read_changes_the_drafts_or_stops_the_load(tmp_path, kind, key):
+    value, rest = CHANGES[kind][key]
+    before = None
+    try:
+        before = drafts(write(tmp_path / "before", kind, **rest))
+        after = drafts(write(tmp_path / "after", kind, **rest | {key: value}))
+    except CheckpointError:
+        assert (before is None) == (key in ONLY_WITH_IT)
+        if before is None:
+            drafts(write(tmp_path / "after", kind, **rest | {key: value}))
+        return
+    assert differ(before, after)
+
+
+@every_kind
+def test_every_key_of_the_table_is_tried(monkeypatch, tmp_path, kind):
+    """And none is read that is not in the table."""
+    keys, _, _ = KINDS[kind]
+    assert CHANGES[kind].keys() == keys.used | keys.layers
+    asked = set()
+    get = ConfigReader.get
+    monkeypatch.setattr(ConfigReader, "get", lambda self, key, *rest: asked.add(key) or get(self, key, *rest))
+    drafts(write(tmp_path, kind))
+    assert asked <= keys.used | keys.layers | keys.inert.keys() | {NESTED_LAYERS, keys.section, "architectures"}
+
+
+def sections(kind):
+    return ("", NESTED_LAYERS, KINDS[kind][0].section)
+
+
+def put(folder, section, **values):
+    """Set keys of a section, or at the top."""
+    found = json.loads((folder / "config.json").read_text())
+    edit_config(folder, **({section: found.get(section, {}) | values} if section else values))
+
+
+@every_kind
+def test_keys_without_effect_have_none(tmp_path, kind):
+    keys, _, _ = KINDS[kind]
+    folder = write(tmp_path, kind)
+    before = drafts(folder)
+    harmless = {*HARMLESS, *keys.harmless, "image_token_id", "eos_token_id"} - {"architectures"}
+    neutral = {key: supported[0] for key, supported in keys.inert.items()}
+    for section in sections(kind):
+        put(folder, section, **dict.fromkeys(harmless, "anything"), **neutral, wobble=None)
+        assert not differ(before, drafts(folder))
+
+
+def test_a_null_leaves_the_key_to_the_top(tmp_path):
+    before = drafts(write(tmp_path, "dflash", output_multiplier=0.5))
+    put(tmp_path, "dflash_config", output_multiplier=None)
+    assert not differ(before, drafts(tmp_path))
+
+
+@every_kind
+def test_settings_that_are_not_served_are_refused_by_name(tmp_path, kind):
+    for key in KINDS[kind][0].inert:
+        for section in sections(kind):
+            put(write(tmp_path, kind), section, **{key: "another"})
+            with pytest.raises(CheckpointError, match=f"{key} must be .* to be supported, got 'another'"):
+                drafts(tmp_path)
+
+
+@every_kind
+def test_unknown_keys_are_refused_by_name(tmp_path, kind):
+    keys, _, _ = KINDS[kind]
+    for section in sections(kind):
+        put(write(tmp_path, kind), section, wobble=0.5)
+        name = f"{section}.wobble" if section else "wobble"
+        with pytest.raises(CheckpointError, match=f"not known for {keys.name} heads: {name}. Without"):
+            drafts(tmp_path)
+    put(write(tmp_path, kind), "", rms_norm_eps=0.1)  # Known, and not read there.
+    with pytest.raises(CheckpointError, match="heads: rms_norm_eps"):
+        drafts(tmp_path)
+
+
+ROPE = {
+    "linear": {"factor": 3.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 4096, "mscale": 0.7, "mscale_all_dim": 0.9},
+}
+OTHER = {"attention_factor": 1.5, "beta_fast": 9.0, "beta_slow": 0.3, "truncate": False}
+
+
+@pytest.mark.parametrize("kind", ROPE_TYPES)
+def test_every_rope_setting_is_read_or_refused(tmp_path, kind):
+    made = {"rope_type": kind, "rope_theta": 10000.0, **ROPE.get(kind, {})}
+
+    def rotation(**changes):
+        rotary = Rotary(16, made | changes, 256)
+        return torch.cat(list(rotary(torch.arange(9)[None], torch.float64)), -1)
+
+    for key in ROPE_TYPES[kind]:
+        assert not torch.equal(rotation(), rotation(**{key: OTHER.get(key, made.get(key, 1.0) * 1.7)})), key
+    known = {*ROPE_TYPES[kind], "original_max_position_embeddings"}
+    for key in {*OTHER, "factor", "llama_4_scaling_beta"} - known:
+        write(tmp_path, "eagle3", rope_parameters=made | {key: 2.0})
+        with pytest.raises(CheckpointError, match=f"{key} of rope type '{kind}'"):
+            drafts(tmp_path)
+
+
+def test_m_rope_is_plain_in_texts(tmp_path):
+    before = drafts(write(tmp_path / "plain", "eagle3"))
+    for name in ("mrope", "default"):
+        rope = {"type": name, "mrope_section": [1, 1, 1], "mrope_interleaved": True}
+        assert not differ(before, drafts(write(tmp_path / name, "eagle3", rope_scaling=rope)))
+
+
+def test_absent_keys_have_vllms_defaults(tmp_path):
+    files, made = eagle3_files, eagle3_files.shape(hidden=32)
+    for format_name, expected in ((SPECULATORS, True), (eagle3_files.SAFEAILAB, False)):
+        files.write(tmp_path, made, files.random_tensors(made), format_name)
+        if format_name == SPECULATORS:
+            edit_config(tmp_path, norm_before_residual=None)
+        head = build_head(read_checkpoint(tmp_path), EMBEDDING, EMBEDDING)
+        assert head.config.has_norm_before_residual is expected
+    anchored = {(SPECULATORS, 5): False, (AUTHORS, 5): True, (SPECULATORS, 0): False, (AUTHORS, 0): False}
+    for (format_name, rank), expected in anchored.items():
+        made = dflash_files.shape(rank=rank, draft_vocab=64, llama={"layer_types": [SLIDING] * 2, "sliding_window": 2})
+        dflash_files.write(tmp_path, made, dflash_files.random_tensors(made), format_name)
+        edit_config(tmp_path, sample_from_anchor=None, sliding_window_non_causal=None)
+        head = build_head(read_checkpoint(tmp_path), EMBEDDING, EMBEDDING)
+        assert head.config.has_anchor_output is expected
+        is_dflash_of_speculators = format_name == SPECULATORS and rank == 0
+        assert {span.is_causal for span in head.config.spans} == {not is_dflash_of_speculators}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_published_configurations_are_known(tmp_path, name):
+    keys, values = SERVED[name]
+    keys.check(ConfigReader(tmp_path, values))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_published_configurations_that_are_not_served_name_why(tmp_path, name):
+    keys, values, message = REFUSED[name]
+    with pytest.raises(CheckpointError, match=message):
+        keys.check(ConfigReader(tmp_path, values))

@@ -1,0 +1,142 @@
+"""The shape of a DFlash (z-lab) or DSpark (DeepSpec) head from `config.json`.
+
+The authors keep Qwen3's keys and DSpark's at the top and DFlash's own in `dflash_config`; `target_layer_ids` count
+layer *outputs*, from zero: hidden_states[id + 1]. The speculators library's `aux_hidden_state_layer_ids` are indices
+of hidden_states.
+
+What is causal inside a block: `is_causal` or else `dflash_config.causal` says it for all layers (JetSpec's blocks).
+Where neither does, layers with a sliding window are, unless `sliding_window_non_causal` or `use_swa` gave them the
+window. That key is true where a DFlash file of the speculators library leaves it out, as in vLLM. Where it is false,
+vLLM makes full layers causal too; here they are not, because the speculators library trains them so.
+
+Where `sample_from_anchor` is absent, the anchor's position drafts in DSpark files of the authors and in no others, as
+in vLLM. The output is multiplied before it is capped, as in SGLang.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from treespec.heads.files.config import (
+    DFLASH_LAYERS,
+    EAGLE3_LAYERS,
+    MAX_COUNT,
+    SLIDING,
+    ConfigReader,
+    layer_config,
+    layer_kinds,
+    llama_keys,
+    merged,
+    window_size,
+)
+from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
+from treespec.heads.modules.dflash import DFlashConfig, Span
+
+MARKOV_WEIGHT = "markov_head.markov_w1.weight"
+
+KEYS = KindKeys(
+    name="DFlash and DSpark",
+    section="dflash_config",
+    used=words(
+        f"""
+        attention_value_scale {DFLASH_LAYERS} block_size causal dflash_query_causal draft_vocab_size dspark_bonus_anchor
+        dspark_markov_rank {EAGLE3_LAYERS} final_logit_softcapping input_embedding_scale is_causal lm_head_from_target
+        logit_scale markov_rank mask_token_id num_target_layers output_multiplier sample_from_anchor shift_label
+        sliding_window_non_causal speculators_model_type swa_window_size target_hidden_size target_layer_ids use_swa
+        """
+    ),
+    inert={
+        **INERT,
+        "dspark_fixup_head_type": ("markov",),
+        "markov_head_type": ("vanilla",),
+        "projector_type": ("dflash", "dspark"),
+        "pure_draft_prefix_len": (0, 1),
+    },
+    harmless=words("mask_token num_aux_hidden_states num_aux_layers pard_token"),
+    layers=LAYER_KEYS | {"logit_scale"},
+    factors={
+        "attention_value_scale": r"layers\.\d+\.self_attn\.v_proj\.(weight|bias)",
+        # The last norm stands for the output rows, which may be the target's own.
+        "logit_scale": r"norm\.weight|markov_head\.markov_w2\.weight",
+        "output_multiplier": r"norm\.weight",
+    },
+)
+
+
+def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlashConfig:
+    """The head's shape.
+
+    Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
+    """
+    KEYS.check(config)
+    llama = llama_keys(config)
+    config = merged(config, config.nested("dflash_config"))
+    layer = layer_config(llama, tensors)
+    count = llama.integer("num_hidden_layers", most=len(tensors))
+    vocab_size = llama.integer("vocab_size")
+    hidden_layers = _hidden_layers(config, count)
+    rank = _markov_rank(config, tensors)
+    cap = config.get("final_logit_softcapping", 0)
+    return DFlashConfig(
+        layer=layer,
+        vocab_size=vocab_size,
+        draft_vocab_size=config.integer("draft_vocab_size", vocab_size),
+        target_hidden_size=config.integer("target_hidden_size", layer.hidden_size),
+        num_features=len(hidden_layers),
+        hidden_layers=hidden_layers,
+        block_size=config.integer("block_size", least=2, most=MAX_COUNT),
+        mask_token=config.integer("mask_token_id", least=0, most=vocab_size - 1),
+        spans=_spans(config, llama, count),
+        has_anchor_output=_has_anchor_output(config, rank),
+        markov_rank=rank,
+        embedding_scale=config.factor("input_embedding_scale"),
+        logit_cap=config.factor("final_logit_softcapping") if cap else None,
+    )
+
+
+def _hidden_layers(config: ConfigReader, count: int) -> tuple[int, ...]:
+    if inputs := config.layers(DFLASH_LAYERS) or config.layers(EAGLE3_LAYERS):
+        return inputs
+    outputs = config.layers("target_layer_ids") or _spread(config.integer("num_target_layers"), count)
+    return tuple(i + 1 for i in outputs)
+
+
+def _spread(num_target_layers: int, count: int) -> list[int]:
+    """z-lab's choice of `count` layers: evenly from the second to the third from last, [1, 9, 17, 25, 33] of 36."""
+    if count == 1:
+        return [num_target_layers // 2]
+    return [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
+
+
+def _markov_rank(config: ConfigReader, tensors: Mapping[str, Tensor]) -> int:
+    stored = tensors.get(MARKOV_WEIGHT)
+    rank = 0 if stored is None or stored.ndim != 2 else stored.shape[1]
+    return config.integer("markov_rank", config.integer("dspark_markov_rank", rank, least=0), least=0)
+
+
+def _has_anchor_output(config: ConfigReader, rank: int) -> bool:
+    is_speculators = config.get("speculators_model_type") is not None
+    has_sign = "DSpark" in str(config.get("architectures")) or rank > 0
+    default = has_sign and not is_speculators and not config.flag("dspark_bonus_anchor")
+    return config.flag("sample_from_anchor", config.flag("shift_label", default))
+
+
+def _spans(config: ConfigReader, llama: ConfigReader, count: int) -> tuple[Span, ...]:
+    kinds = layer_kinds(llama, count)
+    if len(kinds) != count:
+        raise llama.error("layer_types", f"a list of {count} types")
+    is_forced = config.flag("use_swa") and SLIDING not in kinds
+    is_two_way = config.flag("sliding_window_non_causal", config.get("speculators_model_type") == "dflash")
+    causal = next((key for key in ("is_causal", "causal", "dflash_query_causal") if config.get(key) is not None), None)
+
+    def span(kind: str) -> Span:
+        is_sliding = is_forced or kind == SLIDING
+        is_causal = is_sliding and not is_forced and not is_two_way if causal is None else config.flag(causal)
+        return Span(_window(config, llama) if is_sliding else None, is_causal)
+
+    return tuple(map(span, kinds))
+
+
+def _window(config: ConfigReader, llama: ConfigReader) -> int:
+    own = config.get("swa_window_size")
+    return window_size(llama) if own is None else window_size(config, "swa_window_size")

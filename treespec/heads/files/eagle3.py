@@ -1,0 +1,94 @@
+"""The shape of an EAGLE-3 head from `config.json`.
+
+SafeAILab's files (SGLang's and SpecForge's too) name the layer `midlayer.*`, the speculators library's `layers.0.*`.
+Both map a reduced vocabulary by `d2t`: target id = draft id + d2t[draft id]. Which hidden states are fused: a top-level
+`eagle_aux_hidden_state_layer_ids` (speculators, vLLM) counts layer *inputs*, so an id is an index of transformers'
+`hidden_states`; the default is [2, L // 2, L - 3]. The ids inside `eagle_config` (SpecForge, SGLang) count layer
+*outputs*: the default there is [1, L // 2 - 1, L - 4], the same three states.
+
+An absent `norm_before_residual` is true in the speculators library's files and false in others, as in vLLM.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from treespec.heads.files.config import (
+    EAGLE3_LAYERS,
+    MAX_COUNT,
+    SLIDING,
+    ConfigReader,
+    layer_config,
+    layer_kinds,
+    llama_keys,
+    merged,
+    window_size,
+)
+from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
+from treespec.heads.modules.eagle3 import Eagle3Config
+
+OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
+"""Tensors of EAGLE-3 heads that no plain model has."""
+
+KEYS = KindKeys(
+    name="EAGLE-3",
+    section="eagle_config",
+    used=words(
+        f"""
+        draft_vocab_size {EAGLE3_LAYERS} fc_norm lm_head_from_target logit_scale norm_before_fc norm_before_residual
+        norm_output num_aux_hidden_states num_aux_layers speculators_model_type target_hidden_size
+        truncated_vocab_size use_aux_norm
+        """
+    ),
+    inert={
+        **INERT,
+        "is_causal": (True,),
+        "parallel_draft_step": (1,),
+        "parallel_drafting": (False,),
+        "use_input_layernorm_in_first_layer": (True,),
+        "use_last_layernorm": (True,),
+        "use_mtp_layernorm": (False,),
+    },
+    harmless=words("eagle_decoder_type parallel_draft_heads_num_layers"),
+    layers=LAYER_KEYS | {"logit_scale"},
+    factors={"logit_scale": r"lm_head\.weight"},
+)
+
+
+def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
+    """The head's shape, with norms where the configuration or else the tensors have them.
+
+    Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
+    """
+    KEYS.check(config)
+    llama = llama_keys(config)
+    own = merged(config, config.nested("eagle_config"))
+    num_layers = llama.integer("num_hidden_layers", 1, most=len(tensors))
+    kinds = set(layer_kinds(llama, num_layers))
+    if len(kinds) > 1:
+        raise llama.error("layer_types", "one type for all layers")
+    layer = replace(layer_config(llama, tensors), window=window_size(llama) if kinds == {SLIDING} else None)
+    vocab_size = llama.integer("vocab_size")
+    target_hidden_size = own.integer("target_hidden_size", layer.hidden_size)
+    hidden_layers = config.layers(EAGLE3_LAYERS) or tuple(i + 1 for i in own.layers(EAGLE3_LAYERS))
+    return Eagle3Config(
+        layer=layer,
+        vocab_size=vocab_size,
+        draft_vocab_size=own.integer("draft_vocab_size", own.integer("truncated_vocab_size", vocab_size)),
+        target_hidden_size=target_hidden_size,
+        num_features=len(hidden_layers) or _num_features(own, tensors, target_hidden_size),
+        hidden_layers=hidden_layers or None,
+        num_layers=num_layers,
+        has_norm_before_residual=own.flag("norm_before_residual", own.get("speculators_model_type") is not None),
+        has_norm_before_fc=own.flag("norm_before_fc", "input_norm.weight" in tensors),
+        has_feature_norms=own.flag("fc_norm", own.flag("use_aux_norm", "fc_norm.0.weight" in tensors)),
+        has_norm_output=own.flag("norm_output"),
+    )
+
+
+def _num_features(config: ConfigReader, tensors: Mapping[str, Tensor], target_hidden_size: int) -> int:
+    fused = tensors.get("fc.weight")
+    columns = 3 if fused is None or fused.ndim != 2 else max(fused.shape[1] // target_hidden_size, 1)
+    given = config.integer("num_aux_layers", columns, most=MAX_COUNT)
+    return config.integer("num_aux_hidden_states", given, most=MAX_COUNT)
