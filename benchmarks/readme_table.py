@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import RESULTS, markdown_table
-from benchmarks.peers.contestants import OPTIMIZED, PLAIN, TITLES
+from benchmarks.peers.contestants import OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import complete, ms_per_token
 
 README = Path(__file__).parents[1] / "README.md"
@@ -75,15 +75,15 @@ def demo_speed(data: dict[str, Any]) -> float:
 def peers_part(data: dict[str, Any]) -> str:
     """A table per temperature."""
     lines = []
-    for title, found in data["found"].items():
+    for cell, found in data["found"].items():
         prompts, run = complete(found["prompts"]), found["run"]
         times = {name: ms_per_token(prompts, name) for name in next(iter(prompts.values()))}
         rows = [
-            [TITLES[name], f"{np.median(ms):.1f}", *(ratio(times[plain], ms).text() for plain in (PLAIN, OPTIMIZED))]
+            [title(name), f"{np.median(ms):.1f}", *(ratio(times[plain], ms).text() for plain in (PLAIN, OPTIMIZED))]
             for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
         ]
         lines += [
-            f"{len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {title}, PyTorch's threads: "
+            f"{len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {cell}, PyTorch's threads: "
             f"{run['threads']}, reading the prompt left out "
             f"([`peers.md`](benchmarks/results/peers/peers.md), `{run['command'].split(' --')[0]}`):\n",
             markdown_table(["", "ms per token", "times plain", "times plain, optimized"], rows),

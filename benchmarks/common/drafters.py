@@ -44,14 +44,13 @@ class Entry(NamedTuple):
 
     `reads_logits`: it learns from the target's logits at nodes that were rejected. `scorer`: the draft model whose
     distribution it has, None for drafters that only give candidates. `is_learning`: a merge that begins with what it
-    learned on other prompts. `is_timed`: whether the wall-clock benchmark takes it by default.
+    learned on other prompts.
     """
 
     make: Callable[[Kit], Drafter]
     reads_logits: bool = False
     scorer: str | None = None
     is_learning: bool = False
-    is_timed: bool = False
 
 
 @cache
@@ -97,15 +96,14 @@ DRAFTERS: dict[str, Entry] = {
         lambda _: Merge([TokenRecycling(), SuffixLookup()]),
         reads_logits=True,
     ),
-    "suffix, warm": Entry(lambda _: warm_suffix(), is_timed=True),
-    "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True, is_timed=True),
+    "suffix, warm": Entry(lambda _: warm_suffix()),
+    "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True),
     "recycling + suffix, warm": Entry(
         lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool),
         reads_logits=True,
         is_learning=True,
-        is_timed=True,
     ),
-    "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT, is_timed=True),
+    "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT),
     "draft model + recycling + suffix, warm": Entry(
         lambda kit: Merge([DraftModel(kit.scorer(DRAFT)), warm_start().recycling(), warm_suffix()], pool=kit.pool),
         reads_logits=True,

@@ -109,7 +109,6 @@ class PromptSets(NamedTuple):
     timed: list[Prompt]
     replayed: list[Prompt]
     measuring: list[Prompt]
-    pilot: list[Prompt]
 
 
 def disjoint_sets(sources: Sequence[Sequence[Prompt]], sizes: Sequence[int]) -> PromptSets:
@@ -121,6 +120,31 @@ def disjoint_sets(sources: Sequence[Sequence[Prompt]], sizes: Sequence[int]) -> 
         sets.append(chosen)
         left = [[prompt for prompt in source if prompt not in chosen] for source in left]
     return PromptSets(*sets)
+
+
+def held_out(spec_bench_path: str | Path | None, count: int) -> list[Prompt]:
+    """`count` prompts of all sources by turns."""
+    if spec_bench_path is None:
+        half = count // 2
+        return by_turns([spread(human_eval(), count - half), spread(gsm8k(), half)])
+    quarter = count // 4
+    questions = by_turns(spec_bench(spec_bench_path).values())[: count - 2 * quarter]
+    return by_turns([questions[::2], spread(human_eval(), quarter), questions[1::2], spread(gsm8k(), quarter)])
+
+
+def lengthened(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, others: Iterable[Prompt], num_tokens: int
+) -> list[int]:
+    """A prompt behind the texts of others, together exactly `num_tokens` ids; the beginning is cut off."""
+    own, before = encode(tokenizer, [prompt])["input_ids"][0].tolist(), []
+    for other in others:
+        if len(before) + len(own) >= num_tokens:
+            break
+        # Without a chat's turns: after many turns without an answer a model gives none.
+        before += tokenizer(other.text + "\n\n", add_special_tokens=False)["input_ids"] if other != prompt else []
+    if len(before) + len(own) < num_tokens:
+        raise ValueError(f"all prompts have {len(before) + len(own)} tokens, a context of {num_tokens} needs more")
+    return [*before, *own][-num_tokens:]
 
 
 def by_turns(groups: Iterable[Sequence[Prompt]]) -> list[Prompt]:

@@ -23,6 +23,9 @@ class Store:
             lines.pop()
         self._known = dict(map(json.loads, lines))
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         """What is known under `key`, else what `compute` gives, as JSON has it: tuples are lists then."""
         if key not in self._known:

@@ -3,118 +3,124 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import CompileConfig, StaticCache
 
-from benchmarks.common.drafters import fastest_head, warm_start
-from benchmarks.control import RandomDrafts
+from benchmarks.common.drafters import fastest_head
 from benchmarks.peers.process import environment
-from treespec import Chain, Eagle3, TreeSpeculation, optimize, shipped_head
-from treespec.hf.cpu import prepack_linears
+from treespec import Chain, TreeSpeculation, optimize, shipped_head
+from treespec.drafters.base import SessionSource
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
+from treespec.hf.loading.named import named_drafters
+from treespec.hf.measure.paired import Bench, Contestant, Run
 from treespec.hf.models.pass_times import pass_times
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
 ROOT = Path(__file__).parents[2]
+PLAIN, OPTIMIZED, COMPILED, AUTO = "plain", "optimized", "compiled", "auto"
 EXIT_LAYERS = 24
-"""Where early exit leaves: the untrained head agrees there with the last layer's at two of five positions."""
-PLAIN, PACKED, OPTIMIZED, COMPILED, AUTO = "plain", "packed", "optimized", "compiled", "auto"
-CHAINS, TREES = (2, 4, 6), (8, 16, 32)
-DEFAULT = [PLAIN, OPTIMIZED, COMPILED, "lookup", *(f"chain-{n}" for n in CHAINS), "tree-8", AUTO]
-TITLES = {
-    PLAIN: "plain `generate`",
-    PACKED: "plain, packed",
-    OPTIMIZED: "plain, optimized",
+"""After which transformers' early exit drafts: the untrained head agrees there with the last layer's at two of five."""
+SHAPES: dict[str, Any] = {
+    **{f"chain-{n}": Chain(n) for n in (2, 4, 6)},
+    **{f"tree-{n}": n for n in (4, 8, 16, 32)},
+    AUTO: "auto",
+}
+MERGED, RANDOM = "head+warm", "random"
+WORDS = {RANDOM: "random drafts", "head": "head alone", "warm": "lookups"}
+OTHERS = {
     COMPILED: "plain, compiled",
     "lookup": "transformers' prompt lookup",
     "early-exit": f"transformers' assisted generation, {EXIT_LAYERS} of 30 layers draft",
     "assisted": "transformers' assisted generation, draft model",
-    **{f"chain-{n}": f"chain of {n}" for n in CHAINS},
-    **{f"head-chain-{n}": f"chain of {n}, head alone" for n in CHAINS},
-    **{f"tree-{n}": f"tree of {n}" for n in TREES},
-    AUTO: '`tree="auto"`',
-    "auto-head": '`tree="auto"`, head alone',
-    "auto-random": '`tree="auto"`, random drafts',
     "economize-lookup": "economize, prompt lookup",
     "economize-eagle3": "economize, EAGLE-3 (the shipped head)",
     "dejavuu": "dejavuu, suffixes and recycling",
     "vllm": "vLLM, plain",
     "vllm-ngram": "vLLM, n-grams",
 }
+TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", **OTHERS}
 
 
-class Output(NamedTuple):
-    """The new tokens of one prompt and the time of the whole call."""
-
-    tokens: list[int]
-    seconds: float
+def tree_name(shape: str, drafter: str) -> str:
+    """Of a contestant: the shape, and its drafter where that is not the head merged with warm lookups."""
+    return shape if drafter == MERGED else f"{shape}-{drafter}"
 
 
-class Decoder(Protocol):
-    """A way of decoding that serves one prompt after the other.
+def title(name: str) -> str:
+    """A contestant's name in tables."""
+    found = re.fullmatch(r"(auto|chain-\d+|tree-\d+)(?:-(.+))?", name)
+    if found is None:
+        return TITLES[name]
+    shape = '`tree="auto"`' if found[1] == AUTO else found[1].replace("-", " of ")
+    return shape + (f", {WORDS.get(found[2], found[2])}" if found[2] else "")
 
-    Attributes:
-        is_reading_measured: whether its own call for one token says how long the prompt takes to read: not for trees,
-            whose call for one token takes a whole step besides. They have the time of `OPTIMIZED`, their model.
+
+class RandomDrafts(SessionSource):
+    """Proposes random tokens, at the price of a head's passes: what control must back off from."""
+
+    def __init__(self, head: Any) -> None:
+        self._head, self.num_weights = head, sum(weight.numel() for weight in head.parameters())
+
+    def start(self, session: Session) -> None:
+        self._session = session
+
+    def propose(self, max_depth: int) -> Any:
+        return self._policy.grow(self, min(max_depth, 8))
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        """Equal confidence in eight random tokens."""
+        shape = (*frontier.tokens.shape, 8)
+        self._head.lm_head(torch.zeros(frontier.tokens.shape[1], self._head.lm_head.in_features))
+        return Proposal(torch.full(shape, 0.12), torch.randint(self._session.vocab_size, shape))
+
+    def update(self, step: VerifiedStep) -> None:
+        pass
+
+    def select_rows(self, rows: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Compiled(Contestant):
+    """`generate` whose passes after the prompt run through `torch.compile`: frozen weights, a static cache.
+
+    `caches`: by their slots; a text has the first that it fits in, for passes read all slots.
     """
 
-    is_reading_measured: bool
+    caches: dict[int, StaticCache] = field(default_factory=dict)
 
-    def decode(self, inputs: dict[str, Tensor], num_new: int, temperature: float, seed: int) -> Output: ...
-
-
-class Generate:
-    """`generate` of transformers with some options: `custom_generate` for trees."""
-
-    def __init__(self, model: Any, **options: Any) -> None:
-        self._model, self._options = model, options
-        self.is_reading_measured = "custom_generate" not in options
-
-    def decode(self, inputs: dict[str, Tensor], num_new: int, temperature: float, seed: int) -> Output:
-        torch.manual_seed(seed)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        start = time.perf_counter()
-        out = self._model.generate(**inputs, **sampling, max_new_tokens=num_new, **self._options)
-        tokens = out[0, inputs["input_ids"].shape[1] :].tolist()
-        return Output(tokens, time.perf_counter() - start)
-
-
-class Compiled(Generate):
-    """`generate` whose passes after the prompt run through `torch.compile`: frozen weights, a static cache."""
-
-    SLOTS = (512, 2048)
-    """Static caches: a text gets the first that it fits in, as passes read all slots. Each is compiled at once."""
-
-    def __init__(self, model: Any) -> None:
+    @classmethod
+    def of(cls, model: Any, slots: Sequence[int] = (512, 2048)) -> Compiled:
         settings: Any = {"fullgraph": False, "dynamic": False, "mode": None, "options": {"freezing": True}}
         config: Any = CompileConfig(**settings)
         config._compile_all_devices = True  # Else `generate` compiles on accelerators only.
-        super().__init__(model, compile_config=config)
-        self._caches = {slots: StaticCache(model.config, max_cache_len=slots) for slots in self.SLOTS}
-        for slots in self.SLOTS:
-            ids = torch.ones(1, slots // 2, dtype=torch.int64)
-            self.decode({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 3, 0.0, 0)
+        caches = {n: StaticCache(model.config, max_cache_len=n) for n in slots}
+        return cls(COMPILED, lambda: {"compile_config": config}, model, caches)
 
-    def decode(self, inputs: dict[str, Tensor], num_new: int, temperature: float, seed: int) -> Output:
-        cache = next(c for slots, c in self._caches.items() if slots >= inputs["input_ids"].shape[1] + num_new)
-        cache.reset()
-        self._options[CACHE_NAME] = cache
-        return super().decode(inputs, num_new, temperature, seed)
+    def start(self, bench: Bench) -> Callable[[str], Run]:
+        options = self.options()
+
+        def decode(prompt: str) -> Run:
+            longest = bench.inputs[prompt]["input_ids"].shape[1] + bench.num_new
+            cache = next(cache for slots, cache in self.caches.items() if slots >= longest)
+            cache.reset()
+            return bench.decode(prompt, options | {CACHE_NAME: cache}, self.model)
+
+        return decode
 
 
 class Process:
     """Another library in its own environment; between two prompts it waits for a line and takes no time."""
-
-    is_reading_measured = True
 
     def __init__(self, folder: Path, library: str, options: dict[str, Any], threads: int) -> None:
         """folder: of the virtual environment."""
@@ -128,13 +134,13 @@ class Process:
         self._process = subprocess.Popen(arguments, cwd=ROOT, env=environment(threads), text=True, **pipes)
         self._read()
 
-    def decode(self, inputs: dict[str, Tensor], num_new: int, temperature: float, seed: int) -> Output:
-        prompt = inputs["input_ids"][0].tolist()
+    def decode(self, prompt: list[int], num_new: int, temperature: float, seed: int) -> tuple[list[int], float]:
+        """The new tokens and the seconds."""
         request = {"prompt": prompt, "num_new": num_new, "temperature": temperature, "seed": seed}
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._read()
-        return Output(answer["tokens"], answer["seconds"])
+        return answer["tokens"], answer["seconds"]
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -151,81 +157,99 @@ class Process:
             self._process.terminate()
 
 
-def made(
-    names: list[str], model: Any, threads: int, draft_model: Path | None
-) -> tuple[dict[str, Decoder], dict[str, str]]:
-    """The decoders by name, `PLAIN` and `OPTIMIZED` first, and why others are left out.
+@dataclass(frozen=True)
+class Elsewhere(Contestant):
+    """Another library, one prompt at a time; a call for one token says how long the prompt takes to read."""
 
-    Args:
-        model: as it was loaded; packed and optimized copies of it are made here.
-        draft_model: a folder, of `assisted`.
-    """
-    makers = own_makers(model, names, draft_model) | peer_makers(threads)
-    decoders: dict[str, Decoder] = {}
-    left_out: dict[str, str] = {}
-    for name in dict.fromkeys([PLAIN, OPTIMIZED, *names]):
-        try:
-            decoders[name] = makers[name]()
-        except (OSError, RuntimeError) as error:
-            left_out[name] = str(error)
-    return decoders, left_out
+    process: Any = None
+
+    def start(self, bench: Bench) -> Callable[[str], Run]:
+        temperature = bench.sampling.get("temperature", 0.0)
+
+        def decode(prompt: str) -> Run:
+            ids, seed = bench.inputs[prompt]["input_ids"][0].tolist(), bench.seed or 0
+            tokens, seconds = self.process.decode(ids, bench.num_new, temperature, seed)
+            reading = self.process.decode(ids, 1, temperature, seed)[1]
+            return Run([tokens], seconds, 0, reading, 1)
+
+        return decode
 
 
-def own_makers(model: Any, names: list[str], draft_model: Path | None) -> dict[str, Callable[[], Decoder]]:
-    """This process's contestants. Drafters and control learn from prompt to prompt, as in use."""
-    packed = smollm2.load()[0] if PACKED in names else model
-    optimized: Any = smollm2.load()[0]
-    if PACKED in names:
-        prepack_linears(packed)
-    optimize(optimized, is_remeasured=True)
-    pass_times(optimized, is_remeasured=True)
-    head = fastest_head(optimized)
+class Makers:
+    """Makes contestants of their names. Drafters and control learn from prompt to prompt, as in use."""
 
-    def own_head() -> Eagle3:
-        return Eagle3(head.head, head.hidden_layers)
+    def __init__(self, model: Any, tokenizer: Any, threads: int, draft_model: Path | None = None) -> None:
+        """model: as it was loaded; an optimized copy of it is made here, which all but plain decoding use."""
+        self._model, self._tokenizer, self._threads, self._draft_model = model, tokenizer, threads, draft_model
+        self.optimized: Any = smollm2.load()[0]
+        optimize(self.optimized, is_remeasured=True)
+        pass_times(self.optimized, is_remeasured=True)  # Before anything is timed; what is kept may be a busier hour's.
+        self._parts: dict[str, Any] = {"head": fastest_head(self.optimized)}
 
-    def tree(drafters: Any, shape: Any) -> Decoder:
-        return Generate(optimized, custom_generate=TreeSpeculation(drafters, tree=shape))
+    def make(self, others: Sequence[str], drafters: Sequence[str], shapes: Sequence[str], is_single: bool) -> Made:
+        """Plain decoding with both models first; then the others, and every drafter with every shape."""
+        found = Made([Contestant(PLAIN, dict, self._model), Contestant(OPTIMIZED, dict)], {})
+        for name in others:
+            try:
+                found.contestants.append(self._other(name, is_single))
+            except (OSError, RuntimeError) as error:
+                found.left_out[name] = str(error)
+        found.contestants.extend(self._tree(drafter, shape) for drafter in drafters for shape in shapes)
+        return found
 
-    def merged(shape: Any) -> Decoder:
-        return tree([own_head(), *warm_start().drafters()], shape)
+    def _tree(self, drafter: str, shape: str) -> Contestant:
+        speculation = TreeSpeculation(self._drafters(drafter), tree=SHAPES[shape])
+        return Contestant(tree_name(shape, drafter), lambda: {"custom_generate": speculation})
 
-    def assisted() -> Decoder:
-        if draft_model is None:
+    def _drafters(self, name: str) -> Any:
+        if name == RANDOM:
+            return RandomDrafts(self._parts["head"].head)
+        return named_drafters(name.split("+"), self.optimized, self._tokenizer, smollm2.NAME, self._parts)
+
+    def _other(self, name: str, is_single: bool) -> Contestant:
+        if not is_single and name != COMPILED:
+            raise RuntimeError("it decodes single prompts only")
+        if name == COMPILED:
+            return Compiled.of(smollm2.load()[0])
+        if name in LIBRARIES:
+            folder, library, options = LIBRARIES[name]
+            return Elsewhere(name, dict, None, Process(ROOT / folder, library, options, self._threads))
+        options = {"lookup": {"prompt_lookup_num_tokens": 10}, "early-exit": {"assistant_early_exit": EXIT_LAYERS}}
+        return Contestant(name, (lambda: options[name]) if name in options else self._assisted())
+
+    def _assisted(self) -> Callable[[], dict[str, Any]]:
+        if self._draft_model is None:
             raise RuntimeError("no draft model ships with treespec: give --draft-model FOLDER")
-        draft = load_model(str(draft_model), dtype=torch.float32).eval()
+        draft = load_model(str(self._draft_model), dtype=torch.float32).eval()
         optimize(draft)
-        return Generate(optimized, assistant_model=draft)
-
-    return {
-        PLAIN: lambda: Generate(model),
-        PACKED: lambda: Generate(packed),
-        OPTIMIZED: lambda: Generate(optimized),
-        COMPILED: lambda: Compiled(smollm2.load()[0]),
-        "lookup": lambda: Generate(optimized, prompt_lookup_num_tokens=10),
-        "early-exit": lambda: Generate(optimized, assistant_early_exit=EXIT_LAYERS),
-        "assisted": assisted,
-        **{f"chain-{n}": lambda n=n: merged(Chain(n)) for n in CHAINS},
-        **{f"head-chain-{n}": lambda n=n: tree(own_head(), Chain(n)) for n in CHAINS},
-        **{f"tree-{n}": lambda n=n: merged(n) for n in TREES},
-        AUTO: lambda: merged("auto"),
-        "auto-head": lambda: tree(own_head(), "auto"),
-        "auto-random": lambda: tree(RandomDrafts(head.head), "auto"),
-    }
+        return lambda: {"assistant_model": draft}
 
 
-def peer_makers(threads: int) -> dict[str, Callable[[], Decoder]]:
-    """Contestants from other libraries, in the environments that `make bench-peers` sets up."""
+@dataclass(frozen=True)
+class Made:
+    """Contestants, and why others are left out, by name."""
 
-    def process(environment: str, library: str, **options: Any) -> Callable[[], Decoder]:
-        return lambda: Process(ROOT / environment, library, options, threads)
+    contestants: list[Contestant]
+    left_out: dict[str, str]
 
-    economize, ngram = ".venv-peers/economize", {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    speculation = {"method": "ngram", "num_speculative_tokens": 4, **ngram}
-    return {
-        "economize-lookup": process(economize, "economize", head=None, cycle_length=8),
-        "economize-eagle3": process(economize, "economize", head=str(shipped_head(smollm2.NAME)), cycle_length=4),
-        "dejavuu": process(".venv-peers/dejavuu", "dejavuu", method="suffix_recycle_merge", budget=8, is_tree=True),
-        "vllm": process(".venv-vllm", "vllm", speculation=None),
-        "vllm-ngram": process(".venv-vllm", "vllm", speculation=speculation),
-    }
+    def close(self) -> None:
+        """End the processes of other libraries."""
+        for contestant in self.contestants:
+            if isinstance(contestant, Elsewhere):
+                contestant.process.close()
+
+
+_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+_ECONOMIZE = ".venv-peers/economize"
+LIBRARIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "economize-lookup": (_ECONOMIZE, "economize", {"head": None, "cycle_length": 8}),
+    "economize-eagle3": (_ECONOMIZE, "economize", {"head": str(shipped_head(smollm2.NAME)), "cycle_length": 4}),
+    "dejavuu": (
+        ".venv-peers/dejavuu",
+        "dejavuu",
+        {"method": "suffix_recycle_merge", "budget": 8, "is_tree": True},
+    ),
+    "vllm": (".venv-vllm", "vllm", {"speculation": None}),
+    "vllm-ngram": (".venv-vllm", "vllm", {"speculation": _NGRAM}),
+}
+"""The environment that `make bench-peers` sets up, the library and its options, see `process.LIBRARIES`."""

@@ -3,8 +3,8 @@
 Three measurements. `selected`: the engine's loop along texts of the target, greedy and sampled at temperature 1, for
 policies with selected children; warm merges have learned what their parts are worth along the texts that Sequoia's
 tables are measured on. `sampled`: sampled children at temperature 1, for the drafters that have a distribution, at
-evenly spaced positions of the sampled texts, exactly in the rule's coins. `warm`: one tree of 24 nodes over all the
-prompts of the wall-clock benchmark.
+evenly spaced positions of the sampled texts, exactly in the rule's coins. `warm`: one tree of 24 nodes over many
+more prompts.
 """
 
 from __future__ import annotations

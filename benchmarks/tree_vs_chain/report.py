@@ -14,21 +14,14 @@ from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
-from benchmarks.tree_vs_chain.wall_clock_report import draw_time, time_lines
 from treespec.hf.measure.estimates import difference
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 
-def write(data: dict[str, dict[str, Any]], folder: Path) -> str:
-    """The report and the pictures of all parts that were measured; returns the report."""
-    lines = ["# Trees against chains", ""]
-    if found := data["acceptance"]:
-        lines += acceptance_lines(found)
-        draw_acceptance(found, folder / "acceptance.png")
-    if (found := data["time"]) and any(found["runs"].values()):
-        lines += time_lines(found)
-        draw_time(found, folder / "time.png")
-    text = "\n".join(lines) + "\n"
+def write(found: dict[str, Any], folder: Path) -> str:
+    """The report and the picture; returns the report."""
+    text = "\n".join(["# Trees against chains", "", *acceptance_lines(found)]) + "\n"
+    draw_acceptance(found, folder / "acceptance.png")
     (folder / "tree_vs_chain.md").write_text(text)
     return text
 
@@ -146,8 +139,7 @@ _ABOUT_REPLAY = (
     "one sample per prompt at T=1): with selected children and the target walk this accepts what it would have "
     "accepted when the text was written. Drafters are fresh for every prompt: cold ones start empty, warm ones from "
     "what ships with treespec, warm merges also with weights of their parts, learned along the texts of Sequoia's "
-    "tables. The draft model is SmolLM2 without three of its thirty layers, not trained for it. There are no "
-    "trained Medusa heads for this model."
+    "tables. The draft model is SmolLM2 without three of its thirty layers, not trained for it."
 )
 _ABOUT_BEST = (
     "The best tree is chosen among all policies, the chain included, by the other prompts (at most four folds), so "

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")]
+EARLIER = ("control/", "heads/", "studies/", "tree_vs_chain/")
+"""Folders of results that name scripts of their time; docs/benchmarks.md says what does their work now."""
 RESULTS = sorted(path for path in (BENCHMARKS / "results").rglob("*") if path.suffix in (".md", ".json"))
+CURRENT = [path for path in RESULTS if not str(path.relative_to(BENCHMARKS / "results")).startswith(EARLIER)]
 
 
 def scripts(folder: str) -> set[str]:
@@ -32,7 +35,7 @@ COMMAND = re.compile(r"(?:python|\$\(BIN\)/python) -m ((?:benchmarks|recipes)[\w
 def named_options() -> dict[str, set[str]]:
     """The options of every command that a page, a result, a docstring or the Makefile names, by script."""
     named: dict[str, set[str]] = {}
-    for path in [*PAGES, *RESULTS, ROOT / "Makefile", *BENCHMARKS.rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+    for path in [*PAGES, *CURRENT, ROOT / "Makefile", *BENCHMARKS.rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
         for script, arguments in COMMAND.findall(path.read_text().replace("\\\n", " ")):
             named.setdefault(script, set()).update(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", arguments))
     return named
@@ -44,6 +47,12 @@ OPTIONS = named_options()
 def test_commands_that_are_named_exist() -> None:
     assert len(OPTIONS) > 15
     assert OPTIONS.keys() - SCRIPTS == set()
+
+
+def test_results_of_earlier_scripts_are_named() -> None:
+    section = (ROOT / "docs" / "benchmarks.md").read_text().split("## Results of earlier scripts")[1].split("\n## ")[0]
+    assert {f"`{name}`" for name in EARLIER} <= set(re.findall(r"`[\w/]+/`", section))
+    assert all((BENCHMARKS / "results" / name).is_dir() for name in EARLIER)
 
 
 def test_targets_of_make_that_are_named_exist() -> None:

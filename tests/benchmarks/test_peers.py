@@ -1,17 +1,21 @@
 """The comparison with peers at test size: what is counted, the report, the protocol with other environments."""
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from helpers.tiny import tiny_llama
+from helpers.tiny import prompt, tiny_llama
 
-from benchmarks.peers.__main__ import agreeing, measured
-from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, ROOT, Compiled, Generate, Output, Process
-from benchmarks.peers.report import category, complete, ms_per_token, picture, report
-from treespec import SuffixLookup, TreeSpeculation
+from benchmarks.common.prompts import Prompt
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import contestants
+from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, ROOT, Compiled, Process, title
+from benchmarks.peers.report import category, complete, picture, report
 from treespec.hf.loading import smollm2
+from treespec.hf.measure.paired import Bench
 
 
 def run(seconds: float, num_tokens: int = 5, reading: float = 0.1, agreement: str = "identical") -> dict:
@@ -31,40 +35,78 @@ PROMPTS = {
 }
 
 
-class Recording:
-    """Says how often it was asked for how many tokens."""
-
-    def __init__(self, is_reading_measured: bool) -> None:
-        self.is_reading_measured, self.asked = is_reading_measured, []
-
-    def decode(self, inputs, num_new, temperature, seed):
-        self.asked.append(num_new)
-        return Output([1] * num_new, float(num_new))
+def encode(_, prompts):
+    ids = torch.cat([prompt(seed=int(one.text)) for one in prompts])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def test_trees_have_the_reading_time_of_plain_decoding_with_their_model():
-    decoders = {PLAIN: Recording(True), OPTIMIZED: Recording(True), AUTO: Recording(False)}
-    runs = measured(decoders, {}, 8, 0.0, turn=1, seed=0)
-    assert [*runs] == [*decoders]
-    assert decoders[PLAIN].asked == decoders[OPTIMIZED].asked == [8, 1]
-    assert decoders[AUTO].asked == [8]
-    assert all(runs[name]["reading"] == 1.0 for name in runs)
-    assert ms_per_token({"prompt": runs}, AUTO) == [pytest.approx(1000.0)]
+@pytest.fixture
+def run_peers(tmp_path, monkeypatch):
+    """The command with a tiny model, whose drafters are lookups; returns what its result files say."""
+    models = iter(range(100))
+    monkeypatch.setattr(smollm2, "load", lambda say=None: next(models) >= 0 and (tiny_llama(), None))
+    monkeypatch.setattr(smollm2, "converted_folder", lambda: tmp_path / "cache" / "model")
+    monkeypatch.setattr(contestants, "fastest_head", lambda model: None)
+    monkeypatch.setattr(peers, "encode", encode)
+    monkeypatch.setattr(peers, "held_out", lambda _, count: [Prompt(f"p{n}", str(n)) for n in range(count)])
+    monkeypatch.setattr(
+        peers, "lengthened", lambda *given: encode(None, [given[1]])["input_ids"][0, -given[3] :].tolist()
+    )
+    for name in ("optimize", "pass_times"):
+        monkeypatch.setattr(contestants, name, lambda *_, **__: None)
+
+    def call(*arguments):
+        given = ["--prompts", "2", "--new-tokens", "6", "--drafters", "suffix", "--shapes", "chain-2", "tree-4"]
+        monkeypatch.setattr("sys.argv", ["peers", *given, "--output", str(tmp_path / "out.json"), *arguments])
+        peers.main()
+        return json.loads((tmp_path / "out.json").read_text()), (tmp_path / "out.md").read_text()
+
+    return call
+
+
+def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
+    settings = ["--batches", "1", "2", "--contestants", "lookup", "assisted"]
+    data, text = run_peers(*settings)
+    assert list(data["found"]) == ["T = 0", "batch 2, T = 0"]
+    single, batch = data["found"]["T = 0"], data["found"]["batch 2, T = 0"]
+    assert [*single["prompts"]] == ["p0", "p1"]
+    assert [*batch["prompts"]] == ["p0 | p1"]
+    assert [*single["prompts"]["p0"]] == ["plain", "optimized", "lookup", "chain-2-suffix", "tree-4-suffix"]
+    assert single["left_out"].keys() == {"assisted"}
+    assert batch["left_out"].keys() == {"lookup", "assisted"}
+    for found, num_rows in ((single, 1), (batch, 2)):
+        for runs in found["prompts"].values():
+            assert all(len(run["tokens"]) == 6 * num_rows and run["agreement"] == "identical" for run in runs.values())
+            assert runs["plain"]["num_read"] == num_rows
+            assert runs["plain"]["passes"] == 6 * num_rows
+            assert runs["tree-4-suffix"]["num_read"] == 0
+    assert "Left out: transformers' assisted generation, draft model: no draft model ships" in text
+    monkeypatch.setattr(peers, "agreements", lambda *_: pytest.fail("measured again"))
+    assert run_peers(*settings)[0]["found"]["T = 0"]["prompts"] == single["prompts"]
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        run_peers(*settings, "--seed", "1")
+
+
+def test_contexts_are_cells_of_their_own(run_peers):
+    data, _ = run_peers("--contexts", "3", "--temperatures", "1", "--prompts", "1", "--contestants")
+    assert list(data["found"]) == ["context 3, T = 1"]
 
 
 def test_outputs_are_compared_with_plain_ones():
-    model, inputs = tiny_llama(), {"input_ids": torch.tensor([[5, 6, 7, 8]])}
-    tree = TreeSpeculation(SuffixLookup(), tree=4)
-    decoders = {PLAIN: Generate(model), OPTIMIZED: Generate(model), "tree-8": Generate(model, custom_generate=tree)}
-    runs = measured(decoders, inputs, 6, 0.0, turn=0, seed=0)
-    runs["chain-4"] = runs[PLAIN] | {"tokens": [(runs[PLAIN]["tokens"][0] + 1) % 50, *runs[PLAIN]["tokens"][1:]]}
-    found = agreeing(model, inputs, runs, 6)
-    assert [found[name]["agreement"] for name in (PLAIN, "tree-8", "chain-4")] == [
-        "identical",
-        "identical",
-        "different",
-    ]
-    assert found["chain-4"]["position"] == 0
+    model = tiny_llama()
+    bench = Bench(model, {"a": encode(None, [Prompt("", "1"), Prompt("", "2")])}, 6)
+    plain = bench.decode("a", {})
+    other = [(plain.rows[1][0] + 1) % 50, *plain.rows[1][1:]]
+    found = peers.agreements(bench, "a", {PLAIN: plain, AUTO: replace(plain, rows=[plain.rows[0], other])})
+    assert found == {PLAIN: "identical", AUTO: "different"}
+
+
+def test_titles():
+    assert title("auto") == '`tree="auto"`'
+    assert title("auto-random") == '`tree="auto"`, random drafts'
+    assert title("chain-4-head") == "chain of 4, head alone"
+    assert title("tree-16-my/folder+warm") == "tree of 16, my/folder+warm"
+    assert title("vllm") == "vLLM, plain"
 
 
 def test_report_and_picture(tmp_path):
@@ -115,12 +157,10 @@ def test_requests_and_answers_are_lines(tmp_path):
 
 @pytest.mark.slow
 def test_compiled_plain_decoding_gives_the_same_tokens_with_either_cache():
-    class Short(Compiled):
-        SLOTS = (16, 32)
-
     model = tiny_llama()
-    compiled, plain = Short(model), Generate(model)
-    for length in (5, 12, 20, 6):
-        ids = torch.arange(1, length + 1)[None]
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        assert compiled.decode(inputs, 8, 0.0, 0).tokens == plain.decode(inputs, 8, 0.0, 0).tokens
+    inputs = {str(n): {"input_ids": torch.arange(1, n + 1)[None]} for n in (5, 12, 20, 6)}
+    inputs = {name: given | {"attention_mask": torch.ones_like(given["input_ids"])} for name, given in inputs.items()}
+    bench = Bench(model, inputs, 8)
+    compiled = Compiled.of(model, (16, 32)).start(bench)
+    for name in inputs:
+        assert compiled(name).tokens == bench.decode(name, {}).tokens
