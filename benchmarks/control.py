@@ -42,8 +42,8 @@ from benchmarks.common.settings import (
 from treespec import Chain, Eagle3, TokenRecycling, TreeSpeculation, optimize
 from treespec.drafters.base import SessionSource
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import bootstrap
 from treespec.hf.models.pass_times import pass_times
+from treespec.lab.measure.estimates import bootstrap
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.viz import ACCEPTED, REFERENCE
 

@@ -119,13 +119,13 @@ def run(case: Case, loaded: Loaded, seed: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         traced = TreeSpeculation(case.drafters(loaded), tree=case.tree, seed=seed, trace=Path(folder) / "run.jsonl")
         decode(case, model, inputs, traced, seed)
-        found = traced.diagnose()
+        found = treespec.diagnose(traced)
     ratios, ordinary = [], []
     for number in range(rounds):
         speculation = TreeSpeculation(case.drafters(loaded), tree=case.tree, seed=seed)
         plain = decode(case, model, inputs, None, seed + number)
         ratios.append(plain / decode(case, model, inputs, speculation, seed + number))
-        ordinary.append(speculation.diagnose())
+        ordinary.append(treespec.diagnose(speculation))
     return {
         "cause": case.cause,
         "named": [cause.name for cause in found.causes],

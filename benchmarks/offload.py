@@ -40,8 +40,8 @@ from benchmarks.common.settings import (
 )
 from treespec import Chain, Eagle3, TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import bootstrap
 from treespec.hf.models.pass_times import pass_times
+from treespec.lab.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, REFERENCE
 
 PLAIN, AUTO = "plain", "auto"

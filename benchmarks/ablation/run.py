@@ -38,8 +38,8 @@ from treespec.hf import TreeScorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.study.summary import Compared, compare, panels_of, report
-from treespec.hf.measure.study.table import write_table
+from treespec.lab.measure.study.summary import Compared, compare, panels_of, report
+from treespec.lab.measure.study.table import write_table
 from treespec.protocols import CausalScorer
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import RULES

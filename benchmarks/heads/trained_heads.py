@@ -38,7 +38,7 @@ from treespec.hf import make_scorer
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
-from treespec.hf.selftest.agreement import Plain, compare, plain_greedy
+from treespec.lab.selftest.agreement import Plain, compare, plain_greedy
 
 CHAIN, MERGED, ASSISTED = "chain of 4", "recycling + suffix", "transformers' assisted generation"
 SHAPES: dict[str, Any] = {CHAIN: Chain(4), "tree of 16": 16, "tree of 32": 32}

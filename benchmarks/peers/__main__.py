@@ -33,7 +33,7 @@ from benchmarks.heads.trained_heads import held_out
 from benchmarks.peers.contestants import DEFAULT, OPTIMIZED, PLAIN, TITLES, Decoder, Process, made
 from benchmarks.peers.report import picture, report
 from treespec.hf.loading import smollm2
-from treespec.hf.selftest.agreement import compare, plain_greedy
+from treespec.lab.selftest.agreement import compare, plain_greedy
 
 WARM_UP = Prompt("warm-up", "Name three rivers and three trees, one per line.")
 

@@ -35,7 +35,7 @@ from treespec.hf import make_scorer
 from treespec.hf.cache.caches import filled_layers, twin_cache
 from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.selftest.agreement import TIE
+from treespec.lab.selftest.agreement import TIE
 from treespec.protocols import Session
 
 PLAIN, GROWING, AUTO = "plain", "plain, growing cache", "auto"

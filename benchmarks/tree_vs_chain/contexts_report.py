@@ -15,7 +15,7 @@ from benchmarks.common.settings import markdown_table
 from benchmarks.peers.report import category
 from benchmarks.tree_vs_chain.contexts import AUTO, DRAFTERS, GROWING, PLAIN
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
-from treespec.hf.measure.estimates import Estimate, bootstrap
+from treespec.lab.measure.estimates import Estimate, bootstrap
 from treespec.viz import GREY, INK, REFERENCE
 
 Runs = dict[str, dict[str, Any]]

@@ -15,7 +15,7 @@ from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, len
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
 from benchmarks.tree_vs_chain.wall_clock_report import draw_time, time_lines
-from treespec.hf.measure.estimates import difference
+from treespec.lab.measure.estimates import difference
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 

@@ -32,7 +32,7 @@ from treespec import TreeSpeculation
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.hf import TreeScorer, make_scorer
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.selftest.agreement import Plain, compare, plain_greedy
+from treespec.lab.selftest.agreement import Plain, compare, plain_greedy
 
 BUDGETS, BATCH_SIZES = (8, 32), (1, 4)
 CHAIN_LENGTHS, TREE_SIZES = (2, 4, 8, 16), (4, 8, 16, 32)

@@ -13,7 +13,7 @@ from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.policies import CHAIN
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
-from treespec.hf.measure.estimates import bootstrap
+from treespec.lab.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 

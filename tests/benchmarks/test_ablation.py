@@ -24,8 +24,8 @@ from benchmarks.common.acceptance import TREES, grow
 from benchmarks.common.recorded import Text, without_layers
 from treespec.errors import ConfigError
 from treespec.hf import TreeScorer
-from treespec.hf.measure.study.summary import panels_of, varied
-from treespec.hf.measure.study.table import read_table
+from treespec.lab.measure.study.summary import panels_of, varied
+from treespec.lab.measure.study.table import read_table
 from treespec.testing import enumerate_traces
 from treespec.verification import RULES
 

@@ -15,7 +15,7 @@ import treespec
 from treespec.drafters import Medusa, SuffixLookup, TokenRecycling
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in
-from treespec.hf.selftest.planted import Planted
+from treespec.lab.selftest.planted import Planted
 from treespec.policies import BestFirst, Chain, KAry
 
 NUM_NEW = 24
