@@ -37,7 +37,7 @@ from benchmarks.common.settings import (
 )
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf.loading import smollm2
-from treespec.hf.selftest.agreement import TIE, Plain, compare, plain_greedy
+from treespec.lab.selftest.agreement import TIE, Plain, compare, plain_greedy
 
 TREE_SIZES, BATCH_SIZES = (8, 32), (1, 4)
 CONFIGURATIONS = [(size, batch) for batch in BATCH_SIZES for size in TREE_SIZES]

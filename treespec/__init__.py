@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from treespec import errors, protocols
 from treespec.drafters import DraftModel, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
-from treespec.engine.trace import TraceFile, read_trace
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.heads import Eagle3
 from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
         SpeculativeDecoder,
         TreeScorer,
         TreeSpeculation,
-        check,
         commit_cache,
         from_config,
         generate,
@@ -29,10 +27,14 @@ if TYPE_CHECKING:
         shipped_head,
         tree_attention_mask,
     )
+    from treespec.lab import TraceFile, check, diagnose, load_setting, read_trace, save_setting
 
 __version__ = "0.1.0"
 TRANSFORMERS = "5.23"
 """The oldest version that `treespec.hf` works with."""
+
+LAB = ("TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting")
+"""What is in `treespec.lab`."""
 
 __all__ = [
     "CACHE_NAME",
@@ -60,15 +62,18 @@ __all__ = [
     "WarmStart",
     "check",
     "commit_cache",
+    "diagnose",
     "errors",
     "from_config",
     "generate",
     "load_drafter",
+    "load_setting",
     "new_cache",
     "optimize",
     "protocols",
     "read_trace",
     "restore",
+    "save_setting",
     "shipped_head",
     "tree_attention_mask",
     "verify",
@@ -77,11 +82,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What needs transformers is imported at its first use: `treespec.vllm` works with an older transformers."""
-    if name not in (*__all__, "hf"):
+    if name not in (*__all__, "hf", "lab"):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
+    room = name if name in ("hf", "lab") else "lab" if name in LAB else "hf"
     try:
-        hf = import_module("treespec.hf")
+        module = import_module(f"treespec.{room}")
     except ImportError as error:
         raise ImportError(f"treespec.{name} needs transformers {TRANSFORMERS} or newer: {error}") from error
-    value = globals()[name] = hf if name == "hf" else getattr(hf, name)
+    value = globals()[name] = module if name == room else getattr(module, name)
     return value

@@ -1,4 +1,4 @@
-"""Estimates of several prompts that `treespec.hf.measure` does not need itself."""
+"""Estimates of several prompts that `treespec.lab.measure` does not need itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treespec.hf.measure.estimates import RESAMPLES, Estimate, bootstrap
+from treespec.lab.measure.estimates import RESAMPLES, Estimate, bootstrap
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:

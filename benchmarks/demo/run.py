@@ -33,7 +33,7 @@ from treespec.commands.bench import measured_of
 from treespec.commands.tables import prompt_table, summary_table
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.paired import (
+from treespec.lab.measure.paired import (
     PLAIN,
     Agreements,
     Bench,
@@ -44,7 +44,7 @@ from treespec.hf.measure.paired import (
     raw_numbers,
     speeds,
 )
-from treespec.hf.selftest.agreement import TIE, Plain
+from treespec.lab.selftest.agreement import TIE, Plain
 from treespec.viz import draw_tree, plot_comparison
 
 QUICK = ("chat", "code", "maths", "summary")

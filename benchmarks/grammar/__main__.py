@@ -39,7 +39,7 @@ from benchmarks.common.store import Store, digest
 from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.estimates import bootstrap
+from treespec.lab.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, REFERENCE
 
 FREE, UNDER = "free text", "JSON schema"

@@ -37,8 +37,8 @@ from benchmarks.common.store import Store, digest
 from benchmarks.peers.contestants import AUTO, COMPILED, MERGED, OTHERS, PLAIN, SHAPES, Makers
 from benchmarks.peers.report import picture, report
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.paired import Bench, Run, in_turn
-from treespec.hf.selftest.agreement import Plain, compare, plain_greedy
+from treespec.lab.measure.paired import Bench, Run, in_turn
+from treespec.lab.selftest.agreement import Plain, compare, plain_greedy
 
 
 class Cell(NamedTuple):

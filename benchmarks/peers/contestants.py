@@ -22,8 +22,8 @@ from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
 from treespec.hf.loading.named import named_drafters
-from treespec.hf.measure.paired import Bench, Contestant, Run
 from treespec.hf.models.pass_times import pass_times
+from treespec.lab.measure.paired import Bench, Contestant, Run
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import markdown_table, settings_lines
 from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, title
-from treespec.hf.measure.estimates import bootstrap
+from treespec.lab.measure.estimates import bootstrap
 from treespec.viz import ACCEPTED, NEXT_EDGE, REFERENCE
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")

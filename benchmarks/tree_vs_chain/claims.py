@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.common.drafters import PARTS
 from benchmarks.common.estimates import cross_fitted
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, SEQUOIA
-from treespec.hf.measure.estimates import Estimate, bootstrap, difference
+from treespec.lab.measure.estimates import Estimate, bootstrap, difference
 
 Lengths = dict[str, dict[int, list[float]]]
 """Acceptance lengths by policy and drafted tokens, one number per prompt."""

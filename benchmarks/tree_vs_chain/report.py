@@ -14,7 +14,7 @@ from benchmarks.common.settings import markdown_table
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
 from benchmarks.tree_vs_chain.style import plain_axes, run_text
-from treespec.hf.measure.estimates import difference
+from treespec.lab.measure.estimates import difference
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 
 

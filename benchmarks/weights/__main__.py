@@ -45,7 +45,7 @@ from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculatio
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.loading import smollm2
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.selftest.agreement import plain_greedy
+from treespec.lab.selftest.agreement import plain_greedy
 
 NUM_NODES = 8
 NUM_APART = 4

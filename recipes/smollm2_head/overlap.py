@@ -1,7 +1,7 @@
 """Whether training text shares eight consecutive words with the prompts that drafters are measured on.
 
 Looked at are whole texts, message and answer, of every folder that `treespec write` or a recipe filled; words are runs
-of letters, so that numbers do not count. The prompts are those of `trained_heads`.
+of letters, so that numbers do not count. The prompts are those of `benchmarks.peers`.
 
     python -m recipes.smollm2_head.overlap --texts prompted --texts own --spec-bench question.jsonl
 """
@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.common.prompts import Prompt
+from benchmarks.common.prompts import Prompt, held_out
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
-from benchmarks.heads.trained_heads import held_out
 from recipes.smollm2_head.corpus import join_texts, read_corpus
 from treespec.hf.loading import smollm2
 from treespec.training.text.texts import read_folder

@@ -7,8 +7,8 @@ from helpers.tiny import prompt, tiny_llama
 from benchmarks.demo.picture import node_probs
 from treespec import TokenTree
 from treespec.commands.bench import measured_of
-from treespec.hf.measure.paired import PLAIN, Run, speeds, verdict
-from treespec.hf.selftest.agreement import Agreement
+from treespec.lab.measure.paired import PLAIN, Run, speeds, verdict
+from treespec.lab.selftest.agreement import Agreement
 from treespec.tree import Verdict
 
 

@@ -15,7 +15,7 @@ from benchmarks.peers import contestants
 from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, ROOT, Compiled, Process, title
 from benchmarks.peers.report import category, complete, picture, report
 from treespec.hf.loading import smollm2
-from treespec.hf.measure.paired import Bench
+from treespec.lab.measure.paired import Bench
 
 
 def run(seconds: float, num_tokens: int = 5, reading: float = 0.1, agreement: str = "identical") -> dict:

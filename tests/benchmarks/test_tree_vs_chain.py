@@ -25,7 +25,7 @@ from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED,
 from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
 from treespec.hf import TreeScorer
-from treespec.hf.measure.estimates import bootstrap, difference
+from treespec.lab.measure.estimates import bootstrap, difference
 from treespec.policies import BestFirst, Chain
 
 TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]

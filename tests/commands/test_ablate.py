@@ -10,8 +10,8 @@ from treespec.commands import app
 from treespec.commands.ablate import load_subject
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.cpu.linear_kernels import has_fast_linears
-from treespec.hf.measure.study.study import read_study
-from treespec.hf.measure.study.table import read_table
+from treespec.lab.measure.study.study import read_study
+from treespec.lab.measure.study.table import read_table
 
 STUDY = """
 model: model

@@ -10,8 +10,8 @@ from treespec.commands import app, main
 from treespec.errors import CheckpointError, ConfigError, InvalidTreeError
 from treespec.hf import make_scorer
 from treespec.hf.cache import slot_cache
-from treespec.hf.generation.setting import Setting
-from treespec.hf.selftest import check as module
+from treespec.lab.selftest import check as module
+from treespec.lab.setting import Setting
 
 QUICK = ["--only", "tree logits", "--only", "greedy texts, given drafter"]
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import treespec
 from treespec.commands import app, main
 from treespec.errors import ConfigError, TraceError
-from treespec.hf.generation.setting import Setting
+from treespec.lab.setting import Setting
 
 SHORT = ("--max-new-tokens", "16", "--tree", "6", "--prompt", "What is this?")
 

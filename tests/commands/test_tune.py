@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from treespec.commands import app
 from treespec.commands.tune import _show
 from treespec.errors import CheckpointError, ConfigError
-from treespec.hf.generation.setting import Setting
+from treespec.lab.setting import Setting
 
 SMALL = ("--new-tokens", "6", "--rounds", "1", "--max-nodes", "4")
 

@@ -13,10 +13,11 @@ NAMES = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^
 PUBLIC = (
     "treespec",
     "treespec.drafters",
-    "treespec.engine.diagnosis",
-    "treespec.engine.trace",
     "treespec.errors",
     "treespec.hf",
+    "treespec.lab",
+    "treespec.lab.diagnosis",
+    "treespec.lab.trace",
     "treespec.policies",
     "treespec.protocols",
     "treespec.testing",

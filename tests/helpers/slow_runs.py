@@ -9,8 +9,9 @@ from helpers.toy_models import TableLM, ToyScorer
 import treespec
 from treespec.engine import stats
 from treespec.engine.loop import speculate
+from treespec.engine.observer import Observer
 from treespec.engine.request import Request
-from treespec.engine.trace import Recorder, TraceFile
+from treespec.lab.trace import Recorder, TraceFile
 from treespec.protocols import Proposal
 from treespec.sampling import NoProcessors
 from treespec.tree import TokenTree, TreeBatch
@@ -192,23 +193,30 @@ class Run:
             "prompt_ids": prompts.tolist(),
             "processors": ["RepetitionPenaltyLogitsProcessor"] if self.processor_ms else [],
         }
-        recorder = Recorder(TraceFile(path), about, drafter, processors)
+        recorder = Recorder(TraceFile(path), about, drafter)
         request = Request(
             prompts,
             torch.ones_like(prompts, dtype=torch.bool),
             UntilLength(self.num_prompt + self.num_new),
             policy=self.tree,
-            processors=recorder.processors,
+            processors=processors,
             is_sampling=self.is_sampling,
             seed=5,
-            on_tokens=lambda row, tokens: clock.advance(self.on_token_ms * len(tokens)),
-            on_target_probs=None,
             verification=SlowRule(clock, self.rule_ms) if self.rule_ms else "auto",
-            trace=recorder,
+            observers=[recorder, SlowReader(clock, self.on_token_ms)],
         )
-        with recorder:
-            result = speculate(TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS), drafter, request)
+        result = speculate(TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS), drafter, request)
         return result.stats, about, [self.num_prompt] * self.num_rows
+
+
+class SlowReader(Observer):
+    """Takes its time over every token."""
+
+    def __init__(self, clock, token_ms):
+        self.clock, self.token_ms = clock, token_ms
+
+    def on_tokens(self, row, tokens):
+        self.clock.advance(self.token_ms * len(tokens))
 
 
 class SlowRule:

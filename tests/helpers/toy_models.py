@@ -145,3 +145,16 @@ class TableSource:
             return Proposal(distributions)
         probs, candidates = distributions.topk(self.num_candidates, dim=-1)
         return Proposal(probs, candidates)
+
+
+class FixedLength:
+    """Stops after so many tokens."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def num_kept(self, row, ids, new_tokens):
+        return None if len(ids) < self.length else len(new_tokens)
+
+    def max_new(self, row, length, num_padding):
+        return self.length - length

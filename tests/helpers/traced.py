@@ -4,7 +4,7 @@ import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 import treespec
-from treespec.engine.trace import TraceFile, read_trace
+from treespec.lab.trace import TraceFile, read_trace
 
 TARGET = tiny_llama(seed=2)
 DRAFT = noisy_copy(TARGET, 0.1)

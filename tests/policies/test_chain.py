@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.grown_trees import checked, emitted_probs, pair_probs, rules_of_sampled_trees, token_path
-from helpers.toy_models import TableLM, TableSource, ToyScorer
+from helpers.toy_models import FixedLength, TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,19 +131,6 @@ def test_adaptive_chain_follows_its_verdicts():
     for _ in range(9):
         policy.update(step_of([2], [0]))
     assert policy.k == 1
-
-
-class FixedLength:
-    """Stops after so many tokens."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def num_kept(self, row, ids, new_tokens):
-        return None if len(ids) < self.length else len(new_tokens)
-
-    def max_new(self, row, length, num_padding):
-        return self.length - length
 
 
 class CountedChain(AdaptiveChain):

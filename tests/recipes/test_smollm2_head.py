@@ -14,8 +14,8 @@ import recipes.smollm2_head as recipe
 from benchmarks.common import prompts
 from recipes.smollm2_head import build, build_openings, build_talk, code, further, passages
 from recipes.smollm2_head.__main__ import main
-from recipes.smollm2_head.overlap import shared, word_runs
 from recipes.smollm2_head.build import QUARTERS, draw_new
+from recipes.smollm2_head.overlap import shared, word_runs
 from treespec.commands import app
 from treespec.training import TrainingConfig, parse_settings
 from treespec.training.text.chat import read_prompts

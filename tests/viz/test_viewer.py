@@ -11,8 +11,8 @@ from helpers.traced import record
 from helpers.written import TARGET, TOKENIZER
 
 import treespec
-from treespec.engine.trace import Trace, read_trace
 from treespec.errors import TraceError
+from treespec.lab.trace import Trace, read_trace
 from treespec.viz import write_page
 
 BROWSER = next(

@@ -16,10 +16,10 @@ from treespec.commands.console import CONSOLE, check_out_folder, command_line, p
 from treespec.commands.models import PackOption
 from treespec.commands.models import load as load_model
 from treespec.hf.cpu.load import is_busy
-from treespec.hf.measure.study.cells import FACTORS, Cell
-from treespec.hf.measure.study.runs import run_study
-from treespec.hf.measure.study.study import Study, read_study
-from treespec.hf.measure.study.summary import Compared, compare, panels_of, report, shown_level, varied
+from treespec.lab.measure.study.cells import FACTORS, Cell
+from treespec.lab.measure.study.runs import run_study
+from treespec.lab.measure.study.study import Study, read_study
+from treespec.lab.measure.study.summary import Compared, compare, panels_of, report, shown_level, varied
 from treespec.training.text.chat import read_prompts
 
 EXAMPLES = """Examples:

@@ -37,7 +37,7 @@ from treespec.commands.tables import prompt_table, summary_table
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
 from treespec.hf.cpu.load import OtherWork, is_busy
-from treespec.hf.measure.paired import (
+from treespec.lab.measure.paired import (
     PLAIN,
     Bench,
     Contestant,
@@ -49,7 +49,7 @@ from treespec.hf.measure.paired import (
     speeds,
     tokens_per_pass,
 )
-from treespec.hf.selftest.agreement import Agreement
+from treespec.lab.selftest.agreement import Agreement
 from treespec.policies import Chain
 from treespec.training.text.chat import read_prompts
 

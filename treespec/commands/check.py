@@ -22,8 +22,8 @@ from treespec.commands.models import (
     load,
     speculation_of,
 )
-from treespec.hf.selftest.check import CHECKS, check
-from treespec.hf.selftest.report import CheckReport, check_report_path
+from treespec.lab.selftest.check import CHECKS, check
+from treespec.lab.selftest.report import CheckReport, check_report_path
 
 EXAMPLES = """Examples:
 

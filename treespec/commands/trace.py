@@ -34,10 +34,10 @@ from treespec.commands.models import (
     speculation_of,
 )
 from treespec.commands.stream import Stream
-from treespec.engine.diagnosis import Diagnosis, diagnose, of_trace
-from treespec.engine.trace import Trace, TraceFile, read_trace, to_networkx, write_graph
 from treespec.errors import ConfigError
 from treespec.hf import generate
+from treespec.lab.diagnosis import Diagnosis, diagnose, of_trace
+from treespec.lab.trace import Trace, TraceFile, read_trace, to_networkx, write_graph
 
 EXAMPLES = """Examples:
 

@@ -23,9 +23,9 @@ from treespec.commands.generate import TemperatureOption, TopPOption, sampling
 from treespec.commands.models import DeviceOption, DtypeOption, ModelArgument, PackOption, load
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
-from treespec.hf.measure.candidates import Limits
-from treespec.hf.measure.paired import Bench
-from treespec.hf.measure.tune import Tuned, drafter_sets, tune
+from treespec.lab.measure.candidates import Limits
+from treespec.lab.measure.paired import Bench
+from treespec.lab.measure.tune import Tuned, drafter_sets, tune
 from treespec.training.text.chat import read_prompts
 
 EXAMPLES = """Examples:
@@ -64,7 +64,7 @@ def run(
     """Measure which drafters, tree and rule are fastest with your model and prompts, and write them to a file.
 
     The drafters' acceptance on the prompts and the times of passes predict the best chains and trees; these are
-    measured in pairs with plain decoding. generate, chat, bench and TreeSpeculation.from_file read the file. Exit code
+    measured in pairs with plain decoding. generate, chat, bench and treespec.load_setting read the file. Exit code
     0: done; 2: wrong use, or something cannot be loaded or written.
     """
     if max_latency is not None and not max_latency > 0:
@@ -93,7 +93,7 @@ def run(
         _show(found, Console(highlight=False))
     for warning in found.warnings:
         CONSOLE.print(f"treespec: warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    CONSOLE.print(f"{out}: for --setting and TreeSpeculation.from_file", markup=False)
+    CONSOLE.print(f"{out}: for --setting and treespec.load_setting", markup=False)
 
 
 def _show(found: Tuned, console: Console) -> None:

@@ -3,17 +3,18 @@
 A chain is a tree of width one and plain decoding a tree of one node: there is no second engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 
 from treespec.engine.checks import check_features, check_proposal
+from treespec.engine.observer import Observer, StepRecord, VerifiedTrees
 from treespec.engine.request import Request, Result, Streams, known_seed
-from treespec.engine.stats import SpeculationStats, StepRecord
+from treespec.engine.stats import Clock, SpeculationStats
 from treespec.engine.target_probs import TargetProbs
 from treespec.policies.control.contract import CallFacts, StepControl
-from treespec.policies.wrapping import as_chain
 from treespec.protocols import (
     Capability,
     CausalScorer,
@@ -22,11 +23,13 @@ from treespec.protocols import (
     History,
     LearningPolicy,
     Session,
+    TreePolicy,
     VerifiedStep,
 )
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
-from treespec.verification import TargetWalk, resolve
 from treespec.verification.dispatch import verify_batch, verify_greedy
+from treespec.verification.registry import resolve
+from treespec.verification.target_walk import TargetWalk
 
 
 @torch.no_grad()
@@ -42,26 +45,13 @@ def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Resul
     """
     check_features(target, drafter)
     run = _Run(target, drafter, request)
-    with run.stats.timed("prefill"):
-        states = target.prefill(request.prompt_ids[:, :-1], request.prompt_mask[:, :-1])
-        run.start(states)
-    while run.rows:
-        before = dict(run.stats.seconds)
-        with run.stats.timed("draft"):
-            trees = run.agreed(run.draft())
-        with run.stats.timed("target"):
-            scores = target.extend(trees.tokens, trees.parents)
-        with run.stats.timed("verify"):
-            probs = TargetProbs(trees, scores.logits, run.history, request.processors, run.rows, request.is_sampling)
-            verdicts = run.verify(trees, probs)
-        run.trace(probs, verdicts)
-        with run.stats.timed("commit"):
-            emitted, finished = run.emit(verdicts, probs)
-            target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
-            run.update(VerifiedStep(trees, verdicts, scores, emitted))
-        run.record(trees, verdicts, emitted, before)
-        run.leave(finished)
-    return Result(run.outputs, run.stats, run.records)
+    with ExitStack() as calls:
+        for observer in run.observers:
+            calls.enter_context(observer)
+        run.prefill()
+        while run.rows:
+            run.step()
+    return Result(run.outputs, run.stats)
 
 
 def num_weights(part: object) -> int:
@@ -79,25 +69,60 @@ class _Run:
         self.streams = Streams.from_seed(request.ranks.agree("seed", known_seed(request.seed)), target.device)
         self.history = History(request.prompt_ids, request.prompt_mask)
         self.stats = SpeculationStats()
-        self.records = []
+        self.observers: list[Observer] = [self.stats, *request.observers]
+        self.clock = Clock()
+        self.processors = request.processors
+        for observer in self.observers:
+            self.processors = observer.around(self.processors)
         self.rows = list(range(request.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
         self.is_chain_only = target.capability == Capability.CHAIN
         self.session = Session(
             history=self.history,
             is_sampling=request.is_sampling,
-            processors=request.processors,
+            processors=self.processors,
             generator=self.streams.draft,
             device=target.device,
             vocab_size=target.vocab_size,
             row_ids=self.rows,
-            policy=as_chain(request.policy) if self.is_chain_only and request.policy else request.policy,
+            policy=_chain_policy(request.policy) if self.is_chain_only else request.policy,
             target=target,
         )
         self.uniforms: tuple[torch.Tensor, torch.Tensor] | None = None
         policy = self.session.policy
         self.control = policy if isinstance(policy, StepControl) else None
         self.learner = policy if isinstance(policy, LearningPolicy) else None
+
+    def prefill(self) -> None:
+        """Read the prompt but for its last token, which is the first tree's root."""
+        with self.clock.timed("prefill"):
+            prompt = self.request.prompt_ids[:, :-1], self.request.prompt_mask[:, :-1]
+            self.start(self.target.prefill(*prompt))
+        self.notify(lambda observer: observer.on_prefill(self.clock.seconds["prefill"]))
+
+    def step(self) -> None:
+        """Draft, score, verify and commit once."""
+        before, timed = dict(self.clock.seconds), self.clock.timed
+        with timed("draft"):
+            trees = self.agreed(self.draft())
+        with timed("target"):
+            scores = self.target.extend(trees.tokens, trees.parents)
+        with timed("verify"):
+            is_sampling = self.request.is_sampling
+            probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, is_sampling)
+            verdicts = self.verify(trees, probs)
+        self.show(probs, verdicts)
+        with timed("commit"):
+            emitted, finished = self.emit(verdicts, probs)
+            self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
+            self.update(VerifiedStep(trees, verdicts, scores, emitted))
+        self.record(trees, verdicts, emitted, before)
+        self.leave(finished)
+
+    def notify(self, what: Callable[[Observer], None]) -> None:
+        """Call every observer."""
+        for observer in self.observers:
+            what(observer)
 
     def start(self, states: HiddenStates) -> None:
         """Begin the drafter's call, and the control's."""
@@ -165,14 +190,12 @@ class _Run:
         self.uniforms = coins, draws
         return verify_batch(rule, trees, probs, coins, draws)
 
-    def trace(self, probs: TargetProbs, verdicts: Sequence[Verdict]) -> None:
-        """Show the trace, if there is one, what was verified."""
-        if self.request.trace is not None:
-            history = self.history
-            contexts = [size - pad for size, pad in zip(history.lengths, history.num_padding, strict=True)]
-            self.request.trace.observe(
-                list(self.rows), contexts, probs, verdicts, self.request.verification, self.uniforms
-            )
+    def show(self, probs: TargetProbs, verdicts: Sequence[Verdict]) -> None:
+        """Show the observers what was verified."""
+        history, rows = self.history, list(self.rows)
+        contexts = [size - pad for size, pad in zip(history.lengths, history.num_padding, strict=True)]
+        step = VerifiedTrees(rows, contexts, probs, verdicts, self.request.verification, self.uniforms)
+        self.notify(lambda observer: observer.on_verified(step))
 
     def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
         """Append the accepted tokens and the next token of every row, cut where generation stops."""
@@ -183,22 +206,22 @@ class _Run:
             tree = probs.trees.trees[index]
             tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
             tokens = tokens[: self._room(index)]
-            if self.request.on_target_probs:
-                self.request.on_target_probs(row, probs, index, verdict.path[: len(tokens)])
+            for observer in self.observers:
+                observer.on_path(row, probs, index, verdict.path[: len(tokens)])
             self.history.append(index, tokens)
             num_kept = self.request.stopping.num_kept(row, self.history.row(index), tokens)
             if num_kept is not None:
                 self.history.truncate(index, self.history.lengths[index] - len(tokens) + num_kept)
                 tokens = tokens[:num_kept]
             self.outputs[row] += tokens
-            if self.request.on_tokens:
-                self.request.on_tokens(row, tokens)
+            for observer in self.observers:
+                observer.on_tokens(row, tokens)
             emitted.append(tokens)
             finished.append(num_kept is not None)
         return emitted, finished
 
     def update(self, step: VerifiedStep) -> None:
-        """Update the drafter, and the session's policy if it learns (`as_chain` may have replaced the request's)."""
+        """Update the drafter, and the session's policy if it learns, which `_chain_policy` may have replaced."""
         self.drafter.update(step)
         if self.learner is not None:
             self.learner.update(step)
@@ -206,18 +229,14 @@ class _Run:
     def record(
         self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]
     ) -> None:
-        """Count the step, and let the control learn its times."""
-        self.stats.record(trees.trees, verdicts, emitted)
-        seconds = {phase: total - before[phase] for phase, total in self.stats.seconds.items()}
+        """Show the step to the observers, and its times to the control."""
+        seconds = {phase: total - before[phase] for phase, total in self.clock.seconds.items()}
         choice = None if self.control is None else self.control.choice
         if self.control is not None and choice is not None:
-            self.stats.choices[choice.name] += 1
             times = 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"])
             self.control.update_times(trees, *self.request.ranks.agree("times", times))
-        if self.request.trace is not None:
-            self.request.trace.write(emitted, self.stats.seconds, choice)
-        if self.request.has_records:
-            self.records.append(StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds, choice))
+        step = StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds, choice)
+        self.notify(lambda observer: observer.on_step(step))
 
     def leave(self, finished: Sequence[bool]) -> None:
         """Drop the rows that have finished."""
@@ -229,3 +248,10 @@ class _Run:
             self.history.select_rows(stay)
             self.target.select_rows(stay)
             self.drafter.select_rows(stay)
+
+
+def _chain_policy(policy: TreePolicy | None) -> TreePolicy | None:
+    """For a target that runs chains only; others need not load the policies that stand for it."""
+    from treespec.policies.wrapping import as_chain
+
+    return None if policy is None else as_chain(policy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from treespec.engine.observer import Observer
 from treespec.engine.ranks import Alone, Ranks
-from treespec.engine.stats import SpeculationStats, StepRecord
-from treespec.engine.target_probs import TargetProbs
-from treespec.engine.trace import Recorder
+from treespec.engine.stats import SpeculationStats
 from treespec.protocols import PathProcessors, TreePolicy, VerificationRule
 from treespec.sampling import NoProcessors
 
@@ -65,12 +64,8 @@ class Request:
         policy: shapes the trees of drafters that build them from next-token distributions; others ignore it.
         verification: "auto", a rule's name or a rule.
         seed: see `known_seed`.
-        on_tokens: called with (row, tokens) as soon as tokens are final.
-        on_target_probs: called with (row, target_probs, index of the row in `target_probs`, path) before a row's
-            tokens are final.
         pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
-        has_records: keep one `StepRecord` per step.
-        trace: is shown every step; its processors are to be this request's.
+        observers: watch the call, called in this order; statistics are kept anyway.
         ranks: the processes that run the target together. What could differ between them is the first one's: the seed,
             trees, verdicts, measured times.
     """
@@ -83,18 +78,14 @@ class Request:
     processors: PathProcessors = field(default_factory=NoProcessors)
     is_sampling: bool = True
     seed: int | None = None
-    on_tokens: Callable[[int, list[int]], None] | None = None
-    on_target_probs: Callable[[int, TargetProbs, int, tuple[int, ...]], None] | None = None
     pass_ms: Mapping[int, float] | None = None
-    has_records: bool = False
-    trace: Recorder | None = None
+    observers: Sequence[Observer] = ()
     ranks: Ranks = field(default_factory=Alone)
 
 
 @dataclass
 class Result:
-    """`tokens[b]`: everything emitted for row b; counters; step records if asked for."""
+    """`tokens[b]`: everything emitted for row b; counters."""
 
     tokens: list[list[int]]
     stats: SpeculationStats
-    records: list[StepRecord]

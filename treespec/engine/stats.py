@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
-from treespec.policies.control.contract import Choice
+from treespec.engine.observer import Observer, StepRecord
 from treespec.tree import TokenTree, Verdict
 
 Key = TypeVar("Key", int, tuple[int, int])
@@ -17,23 +17,8 @@ Key = TypeVar("Key", int, tuple[int, int])
 PHASES = ("prefill", "draft", "target", "verify", "commit")
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One verified step, on the host: `rows` are the caller's batch rows, `seconds` the step's time by phase.
-
-    `choice`: what `tree="auto"` chose and why, None with another policy.
-    """
-
-    rows: list[int]
-    trees: list[TokenTree]
-    verdicts: list[Verdict]
-    emitted: list[list[int]]
-    seconds: dict[str, float]
-    choice: Choice | None = None
-
-
 @dataclass
-class SpeculationStats:
+class SpeculationStats(Observer):
     """What speculation did, summed over rows and steps.
 
     A *draft* is one tree of one row. Accepted tokens are counted where they were emitted: those that a stopping
@@ -112,6 +97,16 @@ class SpeculationStats:
             f"acceptance length {self.mean_acceptance_length:.2f}; ms: {times}" + (f"; {chosen}" if chosen else "")
         )
 
+    def on_prefill(self, seconds: float) -> None:
+        self.seconds["prefill"] += seconds
+
+    def on_step(self, step: StepRecord) -> None:
+        self.record(step.trees, step.verdicts, step.emitted)
+        for phase, seconds in step.seconds.items():
+            self.seconds[phase] += seconds
+        if step.choice is not None:
+            self.choices[step.choice.name] += 1
+
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
         """Count one target pass over `trees` and its verdicts."""
         self.num_target_passes += 1
@@ -143,9 +138,16 @@ class SpeculationStats:
             else:
                 setattr(self, name, getattr(self, name) + value)
 
+
+class Clock:
+    """Wall-clock seconds by phase, since the call began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add the block's wall-clock time to `seconds[phase]`."""
+        """Add the block's time to `seconds[phase]`."""
         start = perf_counter()
         try:
             yield

@@ -16,19 +16,15 @@ from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.hf.selftest.check import check
-from treespec.hf.selftest.report import CheckReport
 
 __all__ = [
     "CACHE_NAME",
-    "CheckReport",
     "GrammarProcessor",
     "GrammarState",
     "OptimizedModel",
     "SpeculativeDecoder",
     "TreeScorer",
     "TreeSpeculation",
-    "check",
     "commit_cache",
     "cpu",
     "from_config",

@@ -10,8 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from treespec.engine.diagnosis import diagnose, of_trace
-from treespec.engine.trace import Trace, TracedCall, TracedStep
+from treespec.lab.diagnosis import diagnose, of_trace
+from treespec.lab.trace import Trace, TracedCall, TracedStep
 
 SCRIPTS = (
     "vendor/htm-preact-standalone.umd.js",

@@ -8,7 +8,6 @@ from helpers.tiny import prompt, tiny_llama
 
 import treespec
 from treespec.hf.generation import progress
-from treespec.hf.generation.progress import Progress
 
 
 @pytest.fixture
@@ -38,10 +37,7 @@ def test_tokens_of_all_rows_are_counted(bars, num_rows):
 
 def test_there_is_no_bar_unless_asked_for(bars):
     tiny_llama().generate(prompt(), max_new_tokens=3, custom_generate=treespec.TreeSpeculation(treespec.SuffixLookup()))
-    (bar,) = bars
-    assert bar.disable
-    assert bar.n == 0
-    assert Progress(3, is_shown=False).listener(None) is None, "the engine calls nothing"
+    assert bars == []
 
 
 def test_streamers_get_their_tokens_too(bars):

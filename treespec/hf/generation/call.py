@@ -1,18 +1,30 @@
 """What one call of `generate` is given: the options of `TreeSpeculation` and what transformers has prepared."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+from weakref import ReferenceType
 
+from jaxtyping import Int64
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from treespec.engine.trace import TraceFile
+from treespec.engine.observer import Observer
 from treespec.errors import ConfigError
 from treespec.hf.models.compiled_target import CompiledTarget
 from treespec.hf.models.prompt import PromptInputs
 from treespec.protocols import Drafter, TreePolicy, VerificationRule
+
+
+class Watcher(Protocol):
+    """What watches calls, such as a `TraceFile`."""
+
+    def observer(self, call: Prepared, options: Options) -> Observer | None:
+        """What observes this call; None: nothing does."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,8 +44,10 @@ class Options:
     seed: int | None = None
     record_steps: bool = False
     progress: bool = False
-    trace: TraceFile | None = None
+    trace: Watcher | None = None
     compiled: CompiledTarget | None = None
+    drafter_names: tuple[str, ...] | None = None
+    """Of the drafters, where a setting file named them."""
 
     def __post_init__(self) -> None:
         seed = self.seed
@@ -85,6 +99,18 @@ class Prepared:
         """The tokens that end a text."""
         ends = getattr(self.config, "_eos_token_tensor", None)
         return [] if ends is None else ends.flatten().tolist()
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """What is known of a call when it is over. It does not keep the model."""
+
+    model: ReferenceType[PreTrainedModel]
+    config: GenerationConfig
+    options: Options
+    prompt_lengths: Int64[Tensor, "B"]
+    """On the model's device: an ordinary call does not wait for them."""
+    processors: list[str]
 
 
 def what_ranks_share(call: Prepared, options: Options) -> list[Any]:

@@ -1,7 +1,7 @@
 """One call of `generate`, from what transformers has prepared to the returned sequences."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from transformers import StoppingCriteriaList
@@ -9,13 +9,12 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from treespec.engine.checks import hidden_layers
 from treespec.engine.loop import speculate
+from treespec.engine.observer import Observer
 from treespec.engine.request import Request, Result
-from treespec.engine.trace import Recorder
 from treespec.errors import TreespecError, UnsupportedModeError
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
-from treespec.hf.devices.ranks import AnyRanks
 from treespec.hf.generation.call import Options, Prepared, what_ranks_share
 from treespec.hf.generation.grammar import after_prompt
 from treespec.hf.generation.grammar_drafts import under_constraints
@@ -24,9 +23,8 @@ from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.output_states import OutputStates
 from treespec.hf.generation.prefix_function import along_branches
 from treespec.hf.generation.processors import TreeProcessors, check_follows_text
-from treespec.hf.generation.progress import Progress
+from treespec.hf.generation.progress import Progress, Streaming
 from treespec.hf.generation.stopping import TreeStopping
-from treespec.hf.generation.tracing import about_call
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.generate_check import check_like_generate
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
@@ -38,18 +36,20 @@ from treespec.protocols import Capability, PathProcessors, TreePolicy
 from treespec.sampling import NoProcessors
 
 
-def decode(call: Prepared, options: Options) -> tuple[Output, Result]:
-    """Decode until every row has stopped; what `generate` returns, and the engine's result.
+def decode(call: Prepared, options: Options, observers: Sequence[Observer] = ()) -> tuple[Output, Result]:
+    """Decode until every row has stopped; what `generate` returns, and the engine's result. `observers` watch too.
 
     Raises `TreespecError`: see `make_scorer`, `check_like_generate`, `TreeProcessors` and
     `speculate`; a `RanksDisagreeError` where processes that run the model together make other calls.
     """
     facts = model_facts(call.model)
     with facts.ranks.together("call", lambda: what_ranks_share(call, options)):
-        return _decode(call, options, facts)
+        return _decode(call, options, facts, observers)
 
 
-def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output, Result]:
+def _decode(
+    call: Prepared, options: Options, facts: ModelFacts, observers: Sequence[Observer]
+) -> tuple[Output, Result]:
     ranks = facts.ranks
     scores = OutputScores(call.config, *call.input_ids.shape)
     target: Any = _make_target(call, options, facts)
@@ -59,12 +59,10 @@ def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)
     stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
-    bar = Progress(call.most_tokens, options.progress)
     constrained = along_branches(call.processors, call.input_ids)
     processors = _path_processors(call, constrained, target.vocab_size)
     for processor in call.processors:
         check_follows_text(processor, call.input_ids, target.vocab_size)
-    trace = _recorder(call, options, processors, ranks)
     request = Request(
         # Images may have ids outside the vocabulary, which drafters do not know.
         prompt_ids=call.input_ids.masked_fill(call.input_ids >= target.vocab_size, 0),
@@ -72,18 +70,15 @@ def _decode(call: Prepared, options: Options, facts: ModelFacts) -> tuple[Output
         stopping=stopping,
         policy=options.policy,
         verification=options.verification,
-        processors=processors if trace is None else trace.processors,
+        processors=processors,
         is_sampling=bool(call.config.do_sample),
         seed=options.seed,
-        on_tokens=bar.listener(options.streamer),
-        on_target_probs=scores if scores.kept else None,
         pass_ms=_pass_ms(facts, options.policy),
-        has_records=options.record_steps,
-        trace=trace,
+        observers=[*_observers(call, options, scores), *observers],
         ranks=ranks,
     )
     try:
-        with after_prompt(constrained, call.input_ids.shape[1]), trace or nullcontext(), bar:
+        with after_prompt(constrained, call.input_ids.shape[1]):
             drafter = under_constraints(options.drafter, constrained, options.tokenizer, call.end_tokens)
             result = speculate(target, drafter, request)
     except BaseException:
@@ -116,16 +111,15 @@ def _pass_ms(facts: ModelFacts, policy: TreePolicy) -> Mapping[int, float] | Non
     return pass_times(facts) if isinstance(policy, StepControl) and policy.needs_pass_times else None
 
 
-def _recorder(call: Prepared, options: Options, processors: PathProcessors, ranks: AnyRanks) -> Recorder | None:
-    """The recorder of the first process; the others only measure passes for it."""
-    if options.trace is None:
-        return None
-    prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]
-    names = [type(processor).__name__ for processor in call.processors]
-    about = about_call(call.model, call.config, options, prompts, names)
-    if ranks.index > 0:
-        return None
-    return Recorder(options.trace, about, options.drafter, processors, options.tokenizer)
+def _observers(call: Prepared, options: Options, scores: OutputScores) -> list[Observer]:
+    """What watches the call: the outputs that were asked for, a streamer, a bar, and the options' own."""
+    watcher = None if options.trace is None else options.trace.observer(call, options)
+    return [
+        *([scores] if scores.kept else []),
+        *([] if options.streamer is None else [Streaming(options.streamer)]),
+        *([Progress(call.most_tokens)] if options.progress else []),
+        *([] if watcher is None else [watcher]),
+    ]
 
 
 def _path_processors(call: Prepared, processors: Sequence[Any], vocab_size: int) -> PathProcessors:

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from treespec.engine.observer import Observer
 from treespec.engine.target_probs import TargetProbs
+from treespec.tree import Path
 
 
-class OutputScores:
+class OutputScores(Observer):
     """Collects what the caller asked for: the processed scores and the raw logits behind every emitted token.
 
     Args:
@@ -27,7 +29,7 @@ class OutputScores:
         names = [name for name, is_wanted in wanted.items() if is_wanted and config.return_dict_in_generate]
         self.kept: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(num_rows)] for name in names}
 
-    def __call__(self, row: int, probs: TargetProbs, index: int, path: tuple[int, ...]) -> None:
+    def on_path(self, row: int, probs: TargetProbs, index: int, path: Path) -> None:
         """Record the nodes of an accepted path: each gave the token after it."""
         if "scores" in self.kept:
             self.kept["scores"][row] += [probs.scores(index, node) for node in path]

@@ -3,25 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from os import PathLike
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from treespec.engine.diagnosis import Diagnosis, diagnose
-from treespec.engine.stats import SpeculationStats, StepRecord
-from treespec.engine.trace import TraceFile
-from treespec.engine.trace.file import as_trace_file
+from treespec.engine.observer import StepRecord, StepRecords
+from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.adapters import LearnedByAdapters
-from treespec.hf.generation.call import Options, Prepared
+from treespec.hf.generation.add_ons import add_on
+from treespec.hf.generation.call import LastCall, Options, Prepared
 from treespec.hf.generation.config_fields import check_fields, given_fields, own_stop_strings
 from treespec.hf.generation.decode import decode
 from treespec.hf.generation.output import Output
-from treespec.hf.generation.setting import SettingFiles
-from treespec.hf.generation.tracing import LastCall
 from treespec.hf.generation.turns import Turns, ending
 from treespec.hf.generation.validate import (
     Inputs,
@@ -40,7 +37,7 @@ from treespec.protocols import TreePolicy, VerificationRule
 from treespec.verification import get_rule
 
 
-class TreeSpeculation(SettingFiles):
+class TreeSpeculation:
     """Speculative decoding by token trees, as `model.generate(..., custom_generate=TreeSpeculation(drafter))`.
 
     The output distribution is the model's own in evaluation mode: identical tokens when greedy (near-ties in floating
@@ -71,6 +68,7 @@ class TreeSpeculation(SettingFiles):
         stats: of the last call.
         total_stats: of all calls.
         steps: see `record_steps`.
+        last_call: what `treespec.diagnose` needs of the last call.
 
     Raises `ConfigError`: an option of the wrong kind or out of range, an unknown rule.
     """
@@ -88,7 +86,7 @@ class TreeSpeculation(SettingFiles):
         compile: bool | str | Mapping[str, Any] = False,
         record_steps: bool = False,
         progress: bool = False,
-        trace: TraceFile | str | PathLike[str] | None = None,
+        trace: Any = None,
     ) -> None:
         self.options = Options(
             drafter=as_drafter(drafter),
@@ -100,18 +98,18 @@ class TreeSpeculation(SettingFiles):
             seed=seed,
             record_steps=record_steps,
             progress=progress,
-            trace=as_trace_file(trace),
+            trace=add_on("trace", trace),
             compiled=CompiledTarget.of(compile),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
         self._turns = Turns()
         self._learned = LearnedByAdapters()
-        self._last_call: LastCall | None = None
+        self.last_call: LastCall | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies do not know the last call's model."""
-        return vars(self) | {"_last_call": None}
+        return vars(self) | {"last_call": None}
 
     def __repr__(self) -> str:
         options = self.options
@@ -121,22 +119,6 @@ class TreeSpeculation(SettingFiles):
     def drafter(self) -> Any:
         """The drafter of the options."""
         return self.options.drafter
-
-    def diagnose(self) -> Diagnosis:
-        """What held the last call back, with the setting to change: `print(speculation.diagnose())`.
-
-        It works after any call. With `trace=` it reads the trace, all of its calls, and knows more: which drafter is
-        right, whether the draft's distribution fits, how sure the target was. The first time for a model on a machine
-        it measures the model's passes, as `tree="auto"` does, for at most some seconds. Of processes that run a model
-        together the first one writes the trace, and all call this.
-
-        Raises:
-            ConfigError: nothing was decoded yet.
-            TraceError: the trace is damaged or gone.
-        """
-        if self._last_call is None:
-            raise ConfigError("diagnose() needs a call to look at: decode something with this object first")
-        return diagnose(self._last_call.evidence(self.stats))
 
     def __call__(self, *prepared: Any, **kwargs: Any) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
@@ -172,11 +154,12 @@ class TreeSpeculation(SettingFiles):
             cache = cache_in(model_kwargs)
             prepared = (logits_processor, stopping_criteria, generation_config, cache, prompt)
             call = Prepared(model, input_ids, mask, *prepared)
-            output, result = decode(call, options)
-            self.stats, self.steps = result.stats, result.records
+            records = StepRecords()
+            output, result = decode(call, options, [records] if options.record_steps else [])
+            self.stats, self.steps = result.stats, records.steps
             self.total_stats.add(result.stats)
             names = [type(processor).__name__ for processor in logits_processor]
-            self._last_call = LastCall.of(model, generation_config, options, mask.sum(1), names)
+            self.last_call = LastCall(ref(model), generation_config, options, mask.sum(1), names)
             return output
 
 

@@ -1,0 +1,137 @@
+"""Settings: files whole or not at all, read again, refused where they do not fit."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers.tiny import noisy_copy, prompt, tiny_llama
+
+import treespec
+from treespec import TreeSpeculation
+from treespec.errors import ConfigError, InvalidTreeError, TreespecWarning
+from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes, tree_policy
+from treespec.literature import LowConfidence
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
+
+MODEL = tiny_llama()
+LOOKUPS = ("recycling", "suffix")
+
+
+@pytest.mark.parametrize(
+    "tree",
+    ["auto", "plain", "chain of 3", "tree of 8", "tree of 8, depth 2", "[(0,), (1,), (0, 0)]"],
+)
+def test_a_written_setting_is_read_again(tmp_path, tree):
+    setting = Setting(LOOKUPS, tree, "target_walk", sizes=model_sizes(MODEL), machine=machine_facts(MODEL))
+    setting.save(tmp_path / "a.json")
+    assert Setting.load(tmp_path / "a.json") == setting
+    speculation = treespec.load_setting(tmp_path / "a.json", MODEL, seed=3)
+    assert repr(speculation.options.policy) == repr(setting.policy())
+    assert speculation.options.seed == 3
+    plain = MODEL.generate(prompt(), max_new_tokens=12)
+    assert MODEL.generate(prompt(), max_new_tokens=12, custom_generate=speculation).equal(plain)
+    if tree != "auto":  # It drafts where that pays on this machine.
+        assert (speculation.stats.num_draft_tokens == 0) == (tree == "plain")
+    treespec.save_setting(speculation, tmp_path / "b.json", MODEL)
+    again = Setting.load(tmp_path / "b.json")
+    assert again.drafters == LOOKUPS
+    assert repr(again.policy()) == repr(setting.policy())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
+@pytest.mark.parametrize(
+    "policy", [Control(8, 40.0), Control(), Chain(2), BestFirst(9, child_share=0.4), Paths([(0,), (1,)])]
+)
+def test_policies_that_a_setting_can_describe(tmp_path, policy):
+    parts = [treespec.SuffixLookup(), treespec.TokenRecycling()]
+    treespec.save_setting(TreeSpeculation(parts, tree=policy), tmp_path / "a.json", MODEL)
+    setting = Setting.load(tmp_path / "a.json")
+    assert setting.drafters == ("suffix", "recycling")
+    assert repr(setting.policy()) == repr(policy)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        KAry([2, 1]),
+        Chain(2, stop=LowConfidence()),
+        BestFirst(9, beam=2),
+        Sequoia([[0.5]], 2),
+        Control(pass_ms={1: 1.0}),
+    ],
+)
+def test_policies_that_it_cannot_describe_are_refused(tmp_path, policy):
+    with pytest.raises(ConfigError, match="a setting cannot describe the tree"):
+        treespec.save_setting(TreeSpeculation(treespec.SuffixLookup(), tree=policy), tmp_path / "a.json", MODEL)
+    assert not any(tmp_path.iterdir())
+
+
+def test_drafters_without_a_name_are_given_one(tmp_path):
+    noisy_copy(MODEL).save_pretrained(tmp_path / "draft")
+    speculation = TreeSpeculation([noisy_copy(MODEL), treespec.SuffixLookup()], tree=4)
+    with pytest.raises(ConfigError, match="give drafters="):
+        treespec.save_setting(speculation, tmp_path / "a.json", MODEL)
+    with pytest.raises(ConfigError, match="give drafters="):
+        drafter_names(treespec.SuffixLookup(max_match=3))
+    treespec.save_setting(speculation, tmp_path / "a.json", MODEL, drafters=[str(tmp_path / "draft"), "suffix"])
+    again = treespec.load_setting(tmp_path / "a.json", MODEL)
+    treespec.save_setting(again, tmp_path / "b.json", MODEL)
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text().replace("b.json", "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "must be a setting that treespec tune wrote"),
+        ("{", "must be a setting that treespec tune wrote"),
+        ("[]", "is not a setting file"),
+        ('{"drafters": ["suffix"]}', "is not a setting file"),
+        ('{"format": "treespec setting", "version": 7}', "has version 7"),
+        ('{"format": "treespec setting", "version": 1}', "is damaged: 'drafters'"),
+        ('{"format": "treespec setting", "version": 1, "drafters": []}', "drafters must be a list of names"),
+        ('{"format": "treespec setting", "version": 1, "drafters": 3}', "is damaged"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "colour": 1}', "colour"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "oak"}', "tree of 8"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "rule": "best"}', "'best'"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "max_nodes": 0}', "max_nodes"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "machine": 3}', "machine"),
+    ],
+)
+def test_what_is_not_a_setting_file_is_named(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.json") as found:
+        treespec.load_setting(tmp_path / "a.json", MODEL)
+    assert words in str(found.value)
+
+
+def test_settings_of_other_models_and_machines(tmp_path):
+    setting = Setting(LOOKUPS, model="one", sizes=model_sizes(MODEL), machine=machine_facts(MODEL))
+    setting.save(tmp_path / "a.json")
+    with pytest.raises(ConfigError, match=r"is for one with vocab_size 64.*this model has .*num_hidden_layers 3"):
+        treespec.load_setting(tmp_path / "a.json", tiny_llama(num_layers=3))
+    with pytest.raises(ConfigError, match="contains tree and verification: leave it out"):
+        treespec.load_setting(tmp_path / "a.json", MODEL, tree=4, verification="auto")
+    replace(setting, machine=machine_facts(MODEL) | {"threads": 99}).save(tmp_path / "a.json")
+    with pytest.warns(TreespecWarning, match=r"threads 99, here \d+"):
+        treespec.load_setting(tmp_path / "a.json", MODEL)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    setting = Setting(LOOKUPS)
+    setting.save(tmp_path / "a.json")
+    before = (tmp_path / "a.json").read_text()
+    with pytest.raises(TypeError):
+        replace(setting, measured={"what": object()}).save(tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == before
+    assert json.loads(before)["version"] == 1
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(OSError, match="nowhere"):
+        setting.save(tmp_path / "nowhere" / "a.json")
+
+
+def test_unknown_trees():
+    with pytest.raises(InvalidTreeError, match="chain of 4"):
+        tree_policy("oak")
+    with pytest.raises(ConfigError, match="positive int"):
+        tree_policy("chain of 0")

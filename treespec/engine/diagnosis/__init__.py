@@ -1,7 +1,0 @@
-"""Why a run is slow: what holds it back, from its times and its acceptance, with the setting to change."""
-
-from treespec.engine.diagnosis.cause import Cause
-from treespec.engine.diagnosis.diagnose import Diagnosis, diagnose
-from treespec.engine.diagnosis.evidence import Evidence, of_stats, of_trace
-
-__all__ = ["Cause", "Diagnosis", "Evidence", "diagnose", "of_stats", "of_trace"]

@@ -1,0 +1,9 @@
+"""What looks at runs: traces, diagnosis, settings, the self-test, measurements. Decoding needs none of it."""
+
+from treespec.lab.diagnosis import diagnose
+from treespec.lab.selftest.check import check
+from treespec.lab.selftest.report import CheckReport
+from treespec.lab.setting import load_setting, save_setting
+from treespec.lab.trace import TraceFile, read_trace
+
+__all__ = ["CheckReport", "TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting"]

@@ -1,0 +1,132 @@
+"""`diagnose`: the causes in order, and the speed-up now, with each change, and with perfect drafts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.lab.diagnosis.cause import LEAST_GAIN, Case, Cause
+from treespec.lab.diagnosis.drafts import DRAFT_CAUSES
+from treespec.lab.diagnosis.evidence import Evidence
+from treespec.lab.diagnosis.fit import explanation, temperature_alone
+from treespec.lab.diagnosis.last_call import evidence_of
+from treespec.lab.diagnosis.speed import Passes, perfect_speedup, speed_of
+from treespec.lab.diagnosis.times import TIME_CAUSES, prompt_long
+
+LEAST_STEPS = 8
+EXPLAINED = ("acceptance low", "drafts too deep", "hardly any drafts")
+"""What a draft that does not fit, or a hostile text, brings about."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a run is slow.
+
+    Args:
+        causes: the one whose removal helps most first; empty where nothing holds the run back.
+        speedup: the run's speed in plain decoding's, prompts included: predicted from the measured pass times.
+        perfect_speedup: with drafts that are always right and cost nothing.
+        tokens_per_pass: of one row.
+        num_tokens: emitted, of all rows.
+        num_passes: of the target.
+        ms_per_token: of one row, all phases.
+        shares: of the time by phase.
+        unknown: what was not measured, and how to have it measured.
+    """
+
+    causes: list[Cause]
+    speedup: float
+    perfect_speedup: float
+    tokens_per_pass: float
+    num_tokens: int
+    num_passes: int
+    ms_per_token: float
+    shares: dict[str, float]
+    unknown: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        phases = ", ".join(f"{phase} {share:.0%}" for phase, share in self.shares.items() if share >= 0.005)
+        lines = [
+            f"{self.num_tokens} tokens in {self.num_passes} passes, {self.tokens_per_pass:.2f} per pass and row, "
+            f"{self.ms_per_token:.1f} ms per token",
+            f"time: {phases}",
+            f"expected speed: {self.speedup:.2f} times plain decoding; perfect drafts would give "
+            f"{self.perfect_speedup:.1f} times",
+        ]
+        if not self.causes and self.num_passes >= LEAST_STEPS:
+            lines.append("Nothing holds this run back.")
+        for number, cause in enumerate(self.causes, start=1):
+            lines += [
+                f"{number}. {cause.name}: {cause.evidence}.",
+                f"   change: {cause.change}.",
+                f"   expected with it: {cause.speedup:.2f} times plain decoding.",
+            ]
+        return "\n".join([*lines, *(f"not known: {text}" for text in self.unknown)])
+
+
+def diagnose(source: TreeSpeculation | Evidence) -> Diagnosis:
+    """What held a speculation's last call back, with the setting to change: `print(treespec.diagnose(speculation))`.
+
+    It works after any call. With `trace=` it reads the trace, all of its calls, and knows more: which drafter is
+    right, whether the draft's distribution fits, how sure the target was. The first time for a model on a machine
+    it measures the model's passes, as `tree="auto"` does, for at most some seconds. Of processes that run a model
+    together the first one writes the trace, and all call this. Evidence of another kind: see `of_stats`, `of_trace`.
+
+    Raises:
+        ConfigError: nothing was decoded yet.
+        TraceError: the trace is damaged or gone.
+    """
+    run = source if isinstance(source, Evidence) else evidence_of(source)
+    mean_ms = run.ms["target"] / run.num_steps
+    mean_nodes = run.num_nodes / run.num_steps
+    # Without a profile passes count as flat: one of any size takes what this run's took.
+    passes = Passes(run.pass_ms or {1: mean_ms}, mean_nodes, mean_ms)
+    case = Case(run, speed_of(run, passes), passes, run.rows_per_step)
+    total = sum(run.ms.values()) - run.ms["processors"]
+    return Diagnosis(
+        causes=_causes(case),
+        speedup=case.speed.speedup,
+        perfect_speedup=perfect_speedup(case.speed, passes, run.rows_per_step),
+        tokens_per_pass=run.tokens_per_step,
+        num_tokens=run.num_emitted,
+        num_passes=run.num_steps,
+        ms_per_token=total / (run.tokens_per_step * run.num_steps),
+        shares={phase: ms / total for phase, ms in run.ms.items() if phase != "processors"},
+        unknown=list(_unknown(run)),
+    )
+
+
+def _causes(case: Case) -> list[Cause]:
+    # After few passes only the share of the prompt is certain.
+    finders = (*DRAFT_CAUSES, *TIME_CAUSES) if case.run.num_steps >= LEAST_STEPS else (prompt_long,)
+    found = [cause for find in finders if (cause := find(case)) is not None]
+    causes = [cause for cause in found if cause.speedup >= LEAST_GAIN * case.speed.speedup]
+    causes.sort(key=lambda cause: -cause.speedup)
+    if case.run.num_steps < LEAST_STEPS:
+        return causes
+    why = explanation(case) if any(cause.name in EXPLAINED for cause in causes) else temperature_alone(case)
+    if why is None:
+        return causes
+    # The explanation takes the rank of what it explains, and comes before changes that help no more.
+    first = min((n for n, c in enumerate(causes) if c.name in EXPLAINED or c.speedup <= why.speedup), default=0)
+    others = [cause for cause in causes if cause.name not in EXPLAINED]
+    return [*others[:first], why, *others[first:]]
+
+
+def _unknown(run: Evidence) -> list[str]:
+    found = []
+    if run.num_steps < LEAST_STEPS:
+        found.append(f"what {run.num_steps} passes are too few to say: decode a longer text")
+    if run.pass_ms is None:
+        found.append("the model's pass times by number of nodes: speeds count a pass of any size as equally long")
+    if run.fits is None:
+        found.append(
+            "whether the draft's distribution fits, which drafter is right, how sure the target is: record a trace, "
+            "TreeSpeculation(..., trace=path)"
+        )
+    return found

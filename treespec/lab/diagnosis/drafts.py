@@ -1,0 +1,137 @@
+"""Causes in the drafts: too expensive, wrong, too deep, missing."""
+
+from __future__ import annotations
+
+from treespec.lab.diagnosis.cause import (
+    EXPENSIVE_DRAFT,
+    LEAST_COUNT,
+    LOW_ACCEPTANCE,
+    USUAL_ACCEPTANCE,
+    USUAL_DRAFT,
+    Case,
+    Cause,
+    shares_by_drafter,
+)
+from treespec.lab.diagnosis.evidence import Evidence
+
+
+def draft_expensive(case: Case) -> Cause | None:
+    """Attainable: a quarter of a plain pass."""
+    speed, plain = case.speed, case.speed.plain_pass
+    if speed.draft <= EXPENSIVE_DRAFT * plain:
+        return None
+    evidence = (
+        f"drafting takes {speed.draft:.1f} ms of a step's {speed.step:.1f} ms, {speed.draft / plain:.2f} times the "
+        f"target's own pass over one node ({plain:.1f} ms)"
+    )
+    change = (
+        "draft with less: a smaller draft model, a trained head, recycling or suffix lookup; fewer levels "
+        '(Chain(2), BestFirst(n, depth=2)), or tree="auto", which weighs this at every step; '
+        "treespec.optimize(draft) on a CPU"
+    )
+    return Cause("draft too expensive", evidence, change, speed.but(draft=USUAL_DRAFT * plain))
+
+
+def acceptance_low(case: Case) -> Cause | None:
+    """Attainable: the usual acceptance at every depth that was drafted."""
+    run, first = case.run, case.run.acceptance(1)
+    if run.tried[1] < LEAST_COUNT or first >= LOW_ACCEPTANCE:
+        return None
+    evidence = (
+        f"of {run.tried[1]} drafts {first:.0%} have the right first token; a pass gives {run.tokens_per_step:.2f} "
+        f"tokens{shares_by_drafter(run)}"
+    )
+    change = (
+        "another drafter, best one trained for this model (treespec train) or a model of the same kind; for code, "
+        "summaries and editing also SuffixLookup(); several can be merged: TreeSpeculation([a, b])"
+    )
+    return Cause("acceptance low", evidence, change, case.speed.but(tokens=_usual_tokens(run)))
+
+
+def drafts_too_deep(case: Case) -> Cause | None:
+    """Attainable: the same drafts, cut where acceptance falls."""
+    run, speed, deepest = case.run, case.speed, max(case.run.drafted, default=0)
+    depths = [d for d in range(2, deepest + 1) if run.tried[d] >= LEAST_COUNT and run.acceptance(d) < LOW_ACCEPTANCE]
+    # A draft that was rejected earlier has levels too, which nothing could come of.
+    reached = [d for d in range(2, deepest + 1) if run.tried[d] < LEAST_COUNT]
+    found = min([*depths, *reached], default=0)
+    if not found or run.acceptance(1) < LOW_ACCEPTANCE or not run.levels_per_row:
+        return None
+    kept = min((found - 1) / run.levels_per_row, 1.0)
+    lost = sum(count for depth, count in run.accepted.items() if depth >= found) / run.num_rows
+    target = case.pass_ms(1 + (run.nodes_per_row - 1) * kept)
+    shares = ", ".join(f"{run.acceptance(d):.0%} at depth {d}" for d in range(1, found + 1) if run.tried[d])
+    evidence = (
+        f"drafts are {run.levels_per_row:.1f} levels deep, and few are right from depth {found} on: {shares}; what "
+        f"lies there gives {lost:.2f} tokens a step"
+    )
+    change = f'shallower drafts: Chain({found - 1}) or BestFirst(n, depth={found - 1}), or tree="auto"'
+    speedup = speed.but(draft=speed.draft * kept, target=min(target, speed.target), tokens=speed.tokens - lost)
+    return Cause("drafts too deep", evidence, change, speedup)
+
+
+def one_drafter_wrong(case: Case) -> Cause | None:
+    """Attainable: the same without that drafter; drafting gets cheaper by its share, which is not measured apart."""
+    run, speed = case.run, case.speed
+    drafters = run.by_drafter or {}
+    rates = {name: count["accepted"] / max(count["nodes"], 1) for name, count in drafters.items()}
+    for name, count in drafters.items():
+        others = max((rate for other, rate in rates.items() if other != name), default=0.0)
+        share = count["alone"] / max(run.num_nodes - run.num_rows, 1)
+        rate = count["accepted_alone"] / max(count["alone"], 1)
+        if share < 0.3 or rate > 0.05 or others <= 4 * rates[name]:  # Where all are wrong, no one is to blame.
+            continue
+        nodes = run.nodes_per_row - count["alone"] / run.num_rows
+        target = min(case.pass_ms(nodes), speed.target)
+        tokens = speed.tokens - count["accepted_alone"] / run.num_rows
+        evidence = (
+            f"{name} alone proposed {share:.0%} of all nodes, of which {rate:.1%} were accepted{shares_by_drafter(run)}"
+        )
+        draft = speed.draft * (1 - 1 / len(drafters))
+        return Cause(
+            "a drafter that is hardly ever right",
+            evidence,
+            f"leave {name} out, or train or warm it for this model",
+            speed.but(draft=draft, target=target, tokens=tokens),
+        )
+    return None
+
+
+def hardly_any_drafts(case: Case) -> Cause | None:
+    """Attainable: drafts as good as the few that there were, in every step; with "auto" usual drafts."""
+    run, speed = case.run, case.speed
+    if run.undrafted_share < 0.6:
+        return None
+    drafted = max(1 - run.undrafted_share, 1 / run.num_rows)
+    evidence = f"{run.undrafted_share:.0%} of the steps had no draft"
+    if run.about.get("is_auto"):
+        evidence += ': tree="auto" predicted that none would be faster than plain decoding'
+        change = (
+            "a drafter that is right more often or costs less: treespec tune compares those that a model can have; "
+            "TreeSpeculation(..., tree=8) shows what drafting at every step gives"
+        )
+        usual = 1 + USUAL_ACCEPTANCE + USUAL_ACCEPTANCE**2
+        return Cause("hardly any drafts", evidence, change, speed.but(tokens=max(usual, speed.tokens)))
+    change = (
+        "this drafter finds nothing to draft in such texts: merge it with one that always drafts, "
+        "TreeSpeculation([it, TokenRecycling()]) or a trained head"
+    )
+    if "TokenRecycling" in str(run.about.get("drafter")):
+        change = (
+            "these drafters have not seen such text yet: warm them (treespec warm-up), go on with texts of the same "
+            "kind, or merge them with a trained head"
+        )
+    tokens = 1 + max((speed.tokens - 1) / drafted, USUAL_ACCEPTANCE)
+    return Cause("hardly any drafts", evidence, change, speed.but(tokens=tokens))
+
+
+def _usual_tokens(run: Evidence) -> float:
+    """Tokens per step and row with usual acceptance, at depths where it is lower, of the same drafts."""
+    tokens, right = 1.0, 1.0
+    for depth in sorted(run.drafted):
+        right *= max(run.acceptance(depth), USUAL_ACCEPTANCE)
+        tokens += right * run.drafted[depth] / run.num_rows
+    return tokens
+
+
+DRAFT_CAUSES = (draft_expensive, acceptance_low, drafts_too_deep, one_drafter_wrong, hardly_any_drafts)

@@ -1,0 +1,97 @@
+"""Ways to decode that were measured in pairs with plain decoding, and the choice among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from treespec.engine.stats import SpeculationStats
+from treespec.lab.measure.estimates import Estimate, bootstrap
+from treespec.lab.measure.paired import Runs, log_speeds, ms_per_token, tokens_per_pass
+from treespec.lab.setting import AUTO
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the recommendation must keep to, see `Control`."""
+
+    max_nodes: int | None = None
+    max_latency_ms: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to decode; see `Setting`."""
+
+    drafters: tuple[str, ...]
+    tree: str
+    rule: str = "auto"
+
+    @property
+    def name(self) -> str:
+        rule = "" if self.rule == "auto" else f", rule {self.rule}"
+        return f"{' + '.join(self.drafters)}: {self.tree}{rule}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way that was measured in pairs.
+
+    `speed`: times plain decoding, the geometric mean over prompts and rounds; `log_speeds`: one by one. `step_ms`: the
+    mean of its steps, prefill left out. `is_right`: greedy outputs are plain's.
+    """
+
+    way: Way
+    speed: Estimate
+    log_speeds: list[float]
+    ms_per_token: float
+    tokens_per_pass: float
+    step_ms: float
+    is_right: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        numbers = {name: round(getattr(self, name), 3) for name in ("ms_per_token", "tokens_per_pass", "step_ms")}
+        speed = {name: round(value, 3) for name, value in self.speed._asdict().items()}
+        return {"name": self.way.name, "speed": speed, **numbers, "is_right": self.is_right}
+
+
+def make_candidate(way: Way, runs: Runs, stats: Sequence[SpeculationStats], is_right: bool) -> Candidate:
+    """A candidate's numbers from its paired runs and its statistics."""
+    logs = log_speeds(runs, way.name)
+    seconds = sum(sum(one.seconds.values()) - one.seconds["prefill"] for one in stats)
+    return Candidate(
+        way=way,
+        speed=Estimate(*(math.exp(value) for value in bootstrap(logs))),
+        log_speeds=logs,
+        ms_per_token=median(map(ms_per_token, runs[way.name].values())),
+        tokens_per_pass=median(map(tokens_per_pass, runs[way.name].values())),
+        step_ms=1e3 * seconds / sum(one.num_target_passes for one in stats),
+        is_right=is_right,
+    )
+
+
+def pick(candidates: Sequence[Candidate], limits: Limits = NO_LIMITS) -> Candidate | None:
+    """The fastest candidate whose output is right and whose steps are short enough; None: plain decoding is faster.
+
+    A fixed chain or tree must be faster than "auto" beyond the paired noise: "auto" adapts to what was not measured.
+    """
+    longest = limits.max_latency_ms or math.inf
+    right = [c for c in candidates if c.is_right and (c.way.tree == AUTO or c.step_ms <= longest)]
+    best = max(right, key=lambda candidate: candidate.speed.value, default=None)
+    autos = [candidate for candidate in right if candidate.way.tree == AUTO]
+    if best is not None and autos:
+        auto = max(autos, key=lambda candidate: candidate.speed.value)
+        best = best if is_faster(best, auto) else auto
+    return None if best is None or best.speed.value <= 1 else best
+
+
+def is_faster(one: Candidate, other: Candidate) -> bool:
+    """Whether one candidate is faster than another on the same prompts beyond the paired noise."""
+    differences = [mine - theirs for mine, theirs in zip(one.log_speeds, other.log_speeds, strict=True)]
+    return bootstrap(differences).low > 0

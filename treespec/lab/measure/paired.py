@@ -1,0 +1,251 @@
+"""Ways of decoding compared on the same prompts: interleaved rounds, paired ratios, outputs checked against plain."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.lab.selftest.agreement import Agreement, Plain, compare, plain_greedy
+
+PLAIN = "plain generate"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of `generate` for a prompt or a batch of them.
+
+    `rows`: the new tokens of every row, up to its end. `seconds`: of the whole call, `reading` of them until the prompt
+    was read, which gave `num_read` tokens: plain decoding's first pass gives one per row, a tree's none.
+    `num_passes`: of the target, the prompt's included.
+    """
+
+    rows: list[list[int]]
+    seconds: float
+    num_passes: int
+    reading: float = 0.0
+    num_read: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The first row, the only one of a single prompt."""
+        return self.rows[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.rows))
+
+    @property
+    def ms_per_token(self) -> float:
+        return 1e3 * self.seconds / self.num_tokens
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens per pass of a row, on average."""
+        return self.num_tokens / self.num_passes / len(self.rows)
+
+
+Runs = dict[str, dict[str, list[Run]]]
+"""By contestant and prompt, one run per round."""
+
+Agreements = dict[str, dict[str, Agreement]]
+"""By contestant and prompt, the worst agreement with plain greedy decoding over the rounds."""
+
+
+class _Clock:
+    """A stopping criterion that stops nothing: when the first step was done and its tokens, and the passes so far."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._start = width, perf_counter()
+        self.reading, self.num_read, self.num_passes = 0.0, 0, 0
+
+    def count(self, *_: Any) -> None:
+        self.num_passes += 1
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """See `transformers.StoppingCriteria`."""
+        if not self.num_read:
+            self.reading = perf_counter() - self._start
+            self.num_read = input_ids.shape[0] * (input_ids.shape[1] - self._width)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> Run:
+    """Call `generate` and time it: every measured time of this package comes from here.
+
+    Args:
+        inputs: `input_ids` int64 [B, P] and what belongs to them.
+        options: further arguments of `generate`; what `custom_generate` holds counts its own reading.
+    """
+    width, speculation = inputs["input_ids"].shape[1], options.get("custom_generate")
+    clock = _Clock(width)
+    # Speculation asks criteria after every token, which would cost time, and knows when the prompt was read.
+    criteria = {} if speculation is not None else {"stopping_criteria": [clock]}
+    hook = model.register_forward_pre_hook(clock.count)
+    try:
+        start = perf_counter()
+        out = model.generate(**inputs, **criteria, **options)
+        new = out[:, width:].tolist()  # On accelerators this waits for the output.
+        seconds = perf_counter() - start
+    finally:
+        hook.remove()
+    reading = clock.reading if speculation is None else speculation.stats.seconds["prefill"]
+    rows = [up_to_end(row, _ends(model)) for row in new]
+    return Run(rows, seconds, clock.num_passes, reading, clock.num_read)
+
+
+def up_to_end(row: list[int], ends: set[int]) -> list[int]:
+    """A row without what pads it behind its end-of-sequence token, which stays."""
+    return row[: next((number for number, token in enumerate(row, start=1) if token in ends), len(row))]
+
+
+def _ends(model: Any) -> set[int]:
+    ends = model.generation_config.eos_token_id
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way of decoding: `options()` makes the arguments of `generate` that set it apart, fresh for every round.
+
+    `model`: another one than the bench's, such as the same without faster layers.
+    """
+
+    name: str
+    options: Callable[[], dict[str, Any]]
+    model: Any = None
+
+    def start(self, bench: "Bench") -> Callable[[str], Run]:
+        """What decodes the bench's prompts by name in one round."""
+        options = self.options()
+        return lambda prompt: bench.decode(prompt, options, self.model)
+
+
+@dataclass
+class Bench:
+    """The model, the prompts (arguments of `generate` by name) and what every contestant gets alike.
+
+    `sampling`: arguments of `generate`; `reference` and `agreements` are for greedy decoding of single prompts.
+    `seed`: PyTorch's random numbers start from it, and the number of the prompt, at every call.
+    """
+
+    model: Any
+    inputs: Mapping[str, Mapping[str, Tensor]]
+    num_new: int
+    sampling: Mapping[str, Any] = field(default_factory=lambda: {"do_sample": False})
+    seed: int | None = None
+
+    def decode(self, prompt: str, options: Mapping[str, Any], model: Any = None) -> Run:
+        """Decode and time it."""
+        if self.seed is not None:
+            torch.manual_seed(self.seed + list(self.inputs).index(prompt))
+        options = {"max_new_tokens": self.num_new, **self.sampling, **options}
+        return timed_call(self.model if model is None else model, self.inputs[prompt], options)
+
+    def reference(self, prompt: str) -> Plain:
+        """The plain continuation with its logit gaps; untimed, so it warms the model up as well."""
+        return plain_greedy(self.model, dict(self.inputs[prompt]), self.num_new)
+
+    def agreements(self, plains: Mapping[str, Plain], runs: Mapping[str, Sequence[Run]]) -> dict[str, Agreement]:
+        """By prompt: the agreement with plain decoding, the worst over the rounds."""
+        agreements = {}
+        for name, rounds in runs.items():
+            ids = self.inputs[name]["input_ids"][0]
+            found = [compare(self.model, ids, plains[name], run.tokens) for run in rounds]
+            agreements[name] = min(found, key=lambda agreement: (agreement.is_right, agreement.is_identical))
+        return agreements
+
+
+def in_turn(
+    contestants: Sequence[Contestant],
+    bench: Bench,
+    num_rounds: int,
+    prompts: Sequence[str],
+    advance: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[str, dict[str, Run]]]:
+    """Every prompt by every contestant, once per round in rotating order, after one decoding each that does not count.
+
+    Yields a prompt's name and its runs by contestant. `advance` is called after each of `num_decodings` decodings.
+    """
+    for contestant in contestants if prompts else ():
+        contestant.start(bench)(prompts[0])
+        advance()
+    for round_number in range(num_rounds):
+        decoders = [contestant.start(bench) for contestant in contestants]
+        for number, prompt in enumerate(prompts):
+            found: dict[str, Run] = {}
+            for turn in range(len(contestants)):
+                index = (turn + number + round_number) % len(contestants)
+                found[contestants[index].name] = decoders[index](prompt)
+                advance()
+            yield prompt, {contestant.name: found[contestant.name] for contestant in contestants}
+
+
+def measure(
+    contestants: Sequence[Contestant], bench: Bench, num_rounds: int, advance: Callable[[], object] = lambda: None
+) -> Runs:
+    """All prompts of the bench `in_turn`."""
+    runs: Runs = {c.name: {name: [] for name in bench.inputs} for c in contestants}
+    for prompt, found in in_turn(contestants, bench, num_rounds, list(bench.inputs), advance):
+        for name, run in found.items():
+            runs[name][prompt].append(run)
+    return runs
+
+
+def num_decodings(num_contestants: int, num_prompts: int, num_rounds: int) -> int:
+    """Calls of `generate` in all, one of each contestant for warming up included."""
+    return (num_rounds * num_prompts + 1) * num_contestants
+
+
+def ms_per_token(rounds: Iterable[Run]) -> float:
+    """Milliseconds of the whole call by new token, the median over rounds."""
+    return median(run.ms_per_token for run in rounds)
+
+
+def tokens_per_pass(rounds: Iterable[Run]) -> float:
+    """New tokens by pass of the target, the median over rounds."""
+    return median(run.tokens_per_pass for run in rounds)
+
+
+def speeds(runs: Runs, name: str) -> list[float]:
+    """By prompt, how many times as fast as plain decoding: the median over rounds of the ratio within a round."""
+    pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
+    return [median(plain.ms_per_token / mine.ms_per_token for plain, mine in rounds) for rounds in pairs]
+
+
+def log_speeds(runs: Runs, name: str) -> list[float]:
+    """By prompt and round, the logarithm of how many times as fast as plain decoding."""
+    pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
+    return [log(plain.ms_per_token / mine.ms_per_token) for rounds in pairs for plain, mine in rounds]
+
+
+def verdict(agreements: Sequence[Agreement]) -> str:
+    """How many outputs are plain's, near-ties and other differences apart."""
+    same, ties = sum(a.is_identical for a in agreements), sum(a.is_excused for a in agreements)
+    wrong = len(agreements) - same - ties
+    parts = [
+        f"{same} of {len(agreements)}",
+        f"{ties} differ after a tie" if ties else "",
+        f"{wrong} WRONG" if wrong else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def raw_numbers(runs: Runs, agreements: Agreements) -> dict[str, dict[str, dict[str, Any]]]:
+    """Every run's time, length and passes, to compute the tables from, as plain data."""
+    return {
+        name: {
+            prompt: {
+                "seconds": [run.seconds for run in rounds],
+                "num_tokens": rounds[0].num_tokens,
+                "num_passes": [run.num_passes for run in rounds],
+                **vars(agreements[name][prompt]),
+            }
+            for prompt, rounds in mine.items()
+        }
+        for name, mine in runs.items()
+    }

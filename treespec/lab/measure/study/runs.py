@@ -1,0 +1,189 @@
+"""A study's runs: block by block, in several processes, each block kept as soon as it is done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.engine.stats import PHASES, SpeculationStats
+from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
+from treespec.hf.cpu.load import OtherWork
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.lab.measure.paired import Run, timed_call
+from treespec.lab.measure.study.cells import PLAIN, Cell
+from treespec.lab.measure.study.study import Block, Study
+from treespec.lab.measure.study.table import read_table, write_table
+
+Encode = Callable[[Any, Sequence[str]], Mapping[str, Tensor]]
+"""A tokenizer and users' messages to arguments of `generate`, left-padded."""
+Load = Callable[[Study], tuple[Any, Any, Callable[[Sequence[str]], list[Any]]]]
+"""The study's model, its tokenizer, and what makes new drafters of names, see `named_drafters`."""
+
+
+@dataclass
+class Subject:
+    """What a process runs cells on."""
+
+    model: Any
+    tokenizer: Any
+    drafters: Callable[[Sequence[str]], list[Any]]
+    encode: Encode
+    new_tokens: int
+    is_warm: bool = False
+
+    @classmethod
+    def of(cls, study: Study, load: Load, encode: Encode) -> Subject:
+        torch.set_num_threads(study.threads)
+        return cls(*load(study), encode, study.new_tokens)
+
+
+def run_study(
+    study: Study, folder: Path, load: Load, encode: Encode, workers: int = 1, advance: Callable[[int], object] = print
+) -> list[dict[str, Any]]:
+    """The rows of all blocks; those that the folder has whole from an earlier run are read.
+
+    Args:
+        folder: gets a file per block in `blocks-DIGEST/`, and `runs.parquet`.
+        load, encode: importable functions, as other processes call them.
+        workers: processes; each loads the model. Times are those of a machine that runs so many at once.
+        advance: called with the number of blocks done.
+    """
+    parts = folder / f"blocks-{study.digest()}"
+    blocks = study.blocks()
+    todo = [block for block in blocks if not _is_kept(_file(parts, block))]
+    done = len(blocks) - len(todo)
+    advance(done)
+    for count, _ in enumerate(_run_all(todo, study, parts, load, encode, workers), start=1):
+        advance(done + count)
+    rows = [row for block in blocks for row in read_table(_file(parts, block))]
+    write_table(rows, folder / "runs.parquet")
+    return rows
+
+
+def _run_all(
+    todo: Sequence[Block], study: Study, parts: Path, load: Load, encode: Encode, workers: int
+) -> Iterator[None]:
+    if workers == 1 or len(todo) < 2:
+        subject = Subject.of(study, load, encode) if todo else None
+        for block in todo:
+            yield write_table(run_block(subject, block), _file(parts, block))  # pyright: ignore[reportArgumentType]
+        return
+    context = multiprocessing.get_context("spawn")  # Forked processes inherit torch's threads in an unusable state.
+    start = (study, load, encode)
+    before = set(multiprocessing.active_children())
+    try:
+        with ProcessPoolExecutor(workers, context, _start_worker, start) as pool:
+            try:
+                with _interrupts_ignored():
+                    results = pool.map(_work, todo, [parts] * len(todo))
+                yield from results
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in set(multiprocessing.active_children()) - before:
+                    process.terminate()
+                raise
+    except BrokenProcessPool as error:
+        advice = "what is done is kept: run the command again, with fewer workers if memory was short"
+        raise ConfigError(f"a process of the study ended before its time; {advice}") from error
+    finally:
+        for scratch in parts.glob("*.partial"):
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes that start meanwhile ignore Ctrl-C for good: this one ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether an earlier run left a block's rows; a damaged file is run again."""
+    try:
+        return path.is_file() and bool(read_table(path))
+    except ConfigError:
+        return False
+
+
+class _Worker:
+    """What a process needs to load its model when its first block comes, so that errors reach the study."""
+
+    start: tuple[Study, Load, Encode]
+    subject: Subject | None = None
+
+
+def _start_worker(*start: Any) -> None:
+    _Worker.start = start  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _work(block: Block, parts: Path) -> None:
+    _Worker.subject = _Worker.subject or Subject.of(*_Worker.start)
+    write_table(run_block(_Worker.subject, block), _file(parts, block))
+
+
+def _file(parts: Path, block: Block) -> Path:
+    return parts / f"{block.digest()}.parquet"
+
+
+def run_block(subject: Subject, block: Block) -> list[dict[str, Any]]:
+    """A row per cell. A process first runs one cell of each policy and drafter untimed, which warms the models up."""
+    inputs = subject.encode(subject.tokenizer, block.prompts)
+    inputs = {name: value.to(subject.model.device) for name, value in inputs.items()}
+    if not subject.is_warm:
+        for cell in {(cell.policy, cell.drafter): cell for cell in block.cells}.values():
+            run_cell(subject, cell, inputs, block.number)
+        subject.is_warm = True
+    return [run_cell(subject, cell, inputs, block.number) for cell in block.cells]
+
+
+def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number: int) -> dict[str, Any]:
+    """One call of `generate` with new drafters. A rule or a mode that does not go with the others is in `refused`."""
+    arguments = {"max_new_tokens": subject.new_tokens, **cell.generate_arguments()}
+    seed = 100_003 * cell.seed + number
+    speculation, refused, work = None, None, OtherWork()
+    torch.manual_seed(seed)
+    if cell.policy != PLAIN:
+        drafters = subject.drafters(cell.drafter.split(" + "))
+        policy, rule = cell.policy_object(), cell.rule
+        speculation = TreeSpeculation(drafters, tree=policy, verification=rule, seed=seed)
+        arguments["custom_generate"] = speculation
+    try:
+        run = timed_call(subject.model, inputs, arguments)
+        counts = {**_counts(run, speculation), "seconds": run.seconds, "ms_per_token": run.ms_per_token}
+    except (RuleMismatchError, UnsupportedModeError) as error:
+        names = (*_counts(Run([[]], 0.0, 0), None), "seconds", "ms_per_token")
+        refused, counts = str(error), dict[str, Any].fromkeys(names)
+    except TreespecError:
+        raise
+    except (ValueError, TypeError) as error:  # What transformers says to arguments that generate does not have.
+        raise ConfigError(f"{cell} cannot be run: {error}") from error
+    return {**cell.as_dict(), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
+
+
+def _counts(run: Run, speculation: TreeSpeculation | None) -> dict[str, Any]:
+    """Tokens, passes, drafts and seconds by phase."""
+    stats = SpeculationStats() if speculation is None else speculation.stats
+    return {
+        "num_tokens": run.num_tokens,
+        "tokens_per_pass": 1.0 if speculation is None else stats.block_efficiency,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        **{f"{phase}_seconds": stats.seconds[phase] for phase in PHASES},
+    }

@@ -1,0 +1,229 @@
+"""`tune`: the drafters, the tree and the rule that are fastest for a model on some prompts, by measurement.
+
+First every set of drafters decodes all prompts once under `tree="auto"`, whose control predicts from what was accepted
+and what passes took how fast each chain and tree would be. The best of them are then measured in pairs with plain
+decoding and with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+from treespec.engine.stats import SpeculationStats
+from treespec.errors import RuleMismatchError, UnsupportedModelError
+from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.loading.named import LOOKUPS, SHIPPED, default_drafters, has_shipped
+from treespec.hf.models.pass_times import Profile, pass_profile
+from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, Way, is_faster, make_candidate, pick
+from treespec.lab.measure.paired import (
+    PLAIN,
+    Bench,
+    Contestant,
+    Run,
+    measure,
+    ms_per_token,
+    num_decodings,
+)
+from treespec.lab.selftest.agreement import Plain
+from treespec.lab.setting import AUTO, Setting, machine_facts, model_sizes
+from treespec.lab.setting import PLAIN as PLAIN_TREE
+from treespec.policies import Control
+from treespec.policies.control.control import Forecast
+
+NUM_FINALISTS = 2
+"""Sets of drafters whose chains and trees are measured in pairs: those predicted to be fastest."""
+RULES = ("target_walk", "recursive", "block")
+"""Rules that are compared with "auto" where children are sampled."""
+
+FEWEST_PAIRS = 4
+"""With fewer paired times an interval means nothing."""
+
+Advance = Callable[[str, int, int], object]
+"""Called with what is being done, the decodings done, and those there are to do."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The recommended setting, the candidate that it is (None: plain decoding), and what a reader should know."""
+
+    setting: Setting
+    best: Candidate | None
+    candidates: list[Candidate]
+    warnings: list[str]
+
+
+def drafter_sets(given: Sequence[str], model_name: str) -> list[tuple[str, ...]]:
+    """What a model can draft with: each drafter alone, and merged with those that need no training for it."""
+    own, base = (SHIPPED if has_shipped(model_name) else LOOKUPS), default_drafters(model_name)
+    sets = [*((name,) for name in (*given, *own)), base, *((name, *base) for name in given if name not in base)]
+    return list(dict.fromkeys(sets))
+
+
+def tune(
+    bench: Bench,
+    make_drafters: Callable[[Sequence[str]], list[Any]],
+    sets: Sequence[tuple[str, ...]],
+    *,
+    limits: Limits = NO_LIMITS,
+    num_rounds: int = 3,
+    name: str = "",
+    about: Mapping[str, Any] = MappingProxyType({}),
+    advance: Advance = lambda *_: None,
+) -> Tuned:
+    """Find the fastest setting for the prompts of `bench`.
+
+    Args:
+        make_drafters: new drafters by their names.
+        sets: the names of drafters to be compared, those of a set merged.
+        name: the model's.
+        about: more for the setting's `measured`.
+
+    Raises `UnsupportedModelError`: the model scores single tokens only.
+    """
+    work, model = OtherWork(), bench.model
+    profile = pass_profile(model, is_remeasured=is_quiet())
+    if not profile.pass_ms:
+        raise UnsupportedModelError(f"{name or type(model).__name__} scores single tokens only: nothing can be tuned")
+    search = _Search(bench, make_drafters, limits, num_rounds, advance)
+    forecasts = {names: search.forecast(names, profile, len(sets)) for names in sets}
+    candidates, plain_ms = search.measure(_finalists(forecasts, limits))
+    best = pick(candidates, limits)
+    if best is not None and bench.sampling.get("do_sample"):
+        best, ruled = search.best_rule(best)
+        candidates += ruled
+    way = Way(default_drafters(name), PLAIN_TREE) if best is None else best.way
+    share = work.share()
+    warnings = _warnings(best, candidates, limits, plain_ms, max(share or 0.0, profile.others_share or 0.0))
+    measured = {
+        **about,
+        "others_share": share,
+        "passes": {"ms": profile.pass_ms, "others_share": profile.others_share},
+        "plain": {"ms_per_token": round(plain_ms, 3)},
+        "candidates": [candidate.as_dict() for candidate in candidates],
+        "forecasts": {" + ".join(names): _shown(found) for names, found in forecasts.items()},
+        "acceptance": {" + ".join(names): shares for names, shares in search.acceptance.items()},
+        "prompts": len(bench.inputs),
+        "rounds": num_rounds,
+        "new_tokens": bench.num_new,
+        "sampling": dict(bench.sampling),
+        "warnings": warnings,
+    }
+    facts = {"model": name, "sizes": model_sizes(model), "machine": machine_facts(model), "measured": measured}
+    setting = Setting(way.drafters, way.tree, way.rule, limits.max_nodes, limits.max_latency_ms, **facts)
+    return Tuned(setting, best, candidates, warnings)
+
+
+@dataclass
+class _Search:
+    bench: Bench
+    make_drafters: Callable[[Sequence[str]], list[Any]]
+    limits: Limits
+    num_rounds: int
+    advance: Advance
+    acceptance: dict[tuple[str, ...], list[list[float]]] = field(default_factory=dict)
+    """By set of drafters, depth and rank, see `SpeculationStats.acceptance_per_depth_and_rank`."""
+    num_done: int = 0
+
+    def forecast(self, names: tuple[str, ...], profile: Profile, num_sets: int) -> dict[str, Forecast]:
+        """What every chain and tree is predicted to give with these drafters, after one decoding of all prompts."""
+        control = Control(self.limits.max_nodes, pass_ms=profile.pass_ms)
+        speculation = TreeSpeculation(self.make_drafters(names), tree=control)
+        for prompt in self.bench.inputs:
+            self._advance("acceptance of the drafters", num_sets * len(self.bench.inputs))
+            self.bench.decode(prompt, {"custom_generate": speculation})
+        shares = speculation.total_stats.acceptance_per_depth_and_rank
+        self.acceptance[names] = [[round(share, 3) for share in ranks] for ranks in shares]
+        return control.forecasts()
+
+    def measure(self, ways: Sequence[Way]) -> tuple[list[Candidate], float]:
+        """The ways measured in pairs, and plain decoding's milliseconds per token."""
+        stats = {way: list[SpeculationStats]() for way in ways}
+        contestants = [Contestant(PLAIN, dict), *(Contestant(w.name, self._options(w, stats[w])) for w in ways)]
+        total = num_decodings(len(contestants), len(self.bench.inputs), self.num_rounds)
+        is_greedy, self.num_done = not self.bench.sampling.get("do_sample"), 0
+        plains = {prompt: self.bench.reference(prompt) for prompt in self.bench.inputs} if is_greedy else None
+        step = "the best, in pairs"
+        runs = measure(contestants, self.bench, self.num_rounds, lambda: self._advance(step, total))
+        right = {way: plains is None or self._is_right(plains, runs[way.name]) for way in ways}
+        candidates = [make_candidate(way, runs, stats[way], right[way]) for way in ways]
+        return candidates, median(map(ms_per_token, runs[PLAIN].values()))
+
+    def _is_right(self, plains: Mapping[str, Plain], runs: Mapping[str, Sequence[Run]]) -> bool:
+        return all(agreement.is_right for agreement in self.bench.agreements(plains, runs).values())
+
+    def best_rule(self, best: Candidate) -> tuple[Candidate, list[Candidate]]:
+        """The candidate with the rule that is faster than "auto" beyond the noise, if one is; and all other rules."""
+        ways = [best.way, *(way for rule in RULES if self._runs(way := replace(best.way, rule=rule)))]
+        first, *others = self.measure(ways)[0]
+        faster = [candidate for candidate in others if is_faster(candidate, first)]
+        return max(faster, key=lambda candidate: candidate.speed.value, default=best), others
+
+    def _runs(self, way: Way) -> bool:
+        try:
+            self.bench.decode(next(iter(self.bench.inputs)), self._options(way, [])())
+        except RuleMismatchError:
+            return False
+        return True
+
+    def _options(self, way: Way, stats: list[SpeculationStats]) -> Callable[[], dict[str, Any]]:
+        def make() -> dict[str, Any]:
+            setting = Setting(way.drafters, way.tree, way.rule, self.limits.max_nodes, self.limits.max_latency_ms)
+            drafters = self.make_drafters(way.drafters)
+            speculation = TreeSpeculation(drafters, tree=setting.policy(), verification=way.rule)
+            stats.append(speculation.total_stats)
+            return {"custom_generate": speculation}
+
+        return make
+
+    def _advance(self, what: str, total: int) -> None:
+        self.num_done += 1
+        self.advance(what, self.num_done, total)
+
+
+def _finalists(forecasts: Mapping[tuple[str, ...], Mapping[str, Forecast]], limits: Limits) -> list[Way]:
+    """ "auto", the best chain and the best tree of the sets of drafters predicted to be fastest."""
+    longest = limits.max_latency_ms or math.inf
+    allowed = {
+        names: {n: f for n, f in found.items() if n != PLAIN_TREE and f.step_ms <= longest}
+        for names, found in forecasts.items()
+    }
+    rates = {names: max((f.tokens_per_second for f in found.values()), default=0.0) for names, found in allowed.items()}
+    ways = []
+    for names in sorted(rates, key=lambda names: -rates[names])[:NUM_FINALISTS]:
+        ways.append(Way(names, AUTO))
+        for kind in ("chain", "tree"):
+            mine = {n: f.tokens_per_second for n, f in allowed[names].items() if n.startswith(kind)}
+            ways += [Way(names, max(mine, key=mine.__getitem__))] if mine else []
+    return ways
+
+
+def _shown(forecasts: Mapping[str, Forecast]) -> dict[str, dict[str, float]]:
+    return {name: {key: round(v, 3) for key, v in found._asdict().items()} for name, found in forecasts.items()}
+
+
+def _warnings(
+    best: Candidate | None,
+    candidates: Sequence[Candidate],
+    limits: Limits,
+    plain_ms: float,
+    share: float,
+) -> list[str]:
+    found = [f"the output of {c.way.name} differs from plain: try treespec check" for c in candidates if not c.is_right]
+    if is_busy(share):
+        found.append(
+            f"other processes used {share:.0%} of the processors while this was measured: measure again when they are "
+            "done"
+        )
+    if best is not None and len(best.log_speeds) < FEWEST_PAIRS:
+        found.append(f"{len(best.log_speeds)} pairs of times say little: give more prompts or rounds")
+    elif best is not None and best.speed.low <= 1:
+        found.append(f"{best.way.name} is not faster than plain decoding beyond the noise: give more prompts or rounds")
+    if limits.max_latency_ms is not None and plain_ms > limits.max_latency_ms:
+        found.append(f"even plain decoding takes {plain_ms:.1f} ms per token, more than {limits.max_latency_ms:g}")
+    return found

@@ -1,0 +1,86 @@
+"""Tree logits against path logits, and why they differ: what a node sees, where it thinks it is, what is cached."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.hf.models.capability import keeps_states, undisturbed
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.selfcheck import largest_difference, path_logits, tolerance_of
+from treespec.hf.models.tree_scorer import TreeScorer
+from treespec.lab.selftest.report import FAILED, OK, WARNING, Finding
+from treespec.lab.selftest.subject import Subject
+from treespec.protocols import Capability
+
+PARENTS = (-1, 0, 0, 0, 1, 2, 3, 3)
+"""Three children of the root; the path that is looked at goes by the third one to its first child."""
+PATH = (0, 3, 6)
+OTHERS = (1, 2, 4, 5, 7)
+NAME = "tree logits"
+
+
+def check_passes(subject: Subject) -> list[Finding]:
+    """Score a tree after a real prompt, commit a path, score another; compare with uncached passes along the paths."""
+    found = make_scorer(subject.facts)
+    if keeps_states(subject.model):
+        return [Finding(NAME, WARNING, "layers that keep states mix siblings: it decodes by chains, without trees")]
+    with undisturbed(subject.facts):
+        prompt = subject.prompts[0][None]
+        tolerance = tolerance_of(subject.facts, prompt)
+        scorer = TreeScorer(subject.facts)
+        scorer.prefill(prompt[:, :-1], torch.ones_like(prompt[:, :-1], dtype=torch.bool))
+        fresh = _error(subject, scorer, prompt[:, :-1], 1)
+        tokens = _tokens(subject, 1)
+        scorer.commit([PATH])
+        after = _error(subject, scorer, torch.cat([prompt[:, :-1], tokens[:, list(PATH)]], 1), 2)
+        numbers = f"{max(fresh, after):.1e} standard deviations of the logits, {tolerance:.1e} are rounding"
+        if fresh <= tolerance and after <= tolerance:
+            return [Finding(NAME, OK, f"agree with path logits: at most {numbers}")]
+        cause = _cause(subject, tolerance) if not fresh <= tolerance else AFTER_COMMIT
+    if found.capability == Capability.TREE:
+        return [Finding(NAME, FAILED, f"differ from path logits by {numbers}: {cause}")]
+    text = f"differ from path logits by {numbers} ({cause}): it decodes by chains or plainly, which is exact but slower"
+    return [Finding(NAME, WARNING, text)]
+
+
+AFTER_COMMIT = "after a commit the cache does not hold the accepted path"
+
+
+def _error(subject: Subject, scorer: TreeScorer, committed: Tensor, seed: int) -> float:
+    tokens = _tokens(subject, seed)
+    logits = scorer.extend(tokens, torch.tensor([PARENTS])).logits[0]
+    paths = path_logits(subject.facts, len(subject.prompts[0]) - 1, committed, tokens, PARENTS)
+    return float(torch.stack([largest_difference(logits[path], plain) for path, plain in paths]).max())
+
+
+def _cause(subject: Subject, tolerance: float) -> str:
+    """Which rule of a tree pass is broken, by changing what a node must not, or must, depend on."""
+    tokens = _tokens(subject, 1)
+    logits = _score(subject, tokens, PARENTS)
+    others, ancestor = tokens.clone(), tokens.clone()
+    others[0, list(OTHERS)] = tokens[0, list(OTHERS)].roll(1)
+    ancestor[0, 3] = tokens[0, 1]
+    if largest_difference(_score(subject, others, PARENTS)[[3, 6]], logits[[3, 6]]) > tolerance:
+        return "a node sees its siblings (the tree mask does not hide them)"
+    if not largest_difference(_score(subject, ancestor, PARENTS)[[6]], logits[[6]]) > tolerance:
+        return "a node does not see its ancestors (the tree mask hides them)"
+    alone = _score(subject, tokens[:, list(PATH)], (-1, 0, 1))
+    if largest_difference(logits[[3, 6]], alone[1:]) > tolerance:
+        return "positions follow the node's index, not its depth: siblings before a node shift it"
+    return "a path alone is scored wrongly too: positions, mask or cache of a plain continuation"
+
+
+def _score(subject: Subject, tokens: Tensor, parents: Sequence[int]) -> Tensor:
+    prompt = subject.prompts[0][None, :-1]
+    scorer = TreeScorer(subject.facts)
+    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    return scorer.extend(tokens, torch.tensor([list(parents)])).logits[0]
+
+
+def _tokens(subject: Subject, seed: int) -> Tensor:
+    """Different tokens for all nodes, int64 [1, N], from the middle of the vocabulary."""
+    size = subject.facts.num_logits
+    generator = torch.Generator().manual_seed(seed)
+    middle = torch.arange(size)[size // 8 :]
+    return middle[torch.randperm(len(middle), generator=generator)[: len(PARENTS)]][None].to(subject.facts.device)

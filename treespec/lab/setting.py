@@ -1,0 +1,254 @@
+"""Settings in files: which drafters, tree and rule were found to be best for a model, and what was measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from treespec.drafters import Merge, SuffixLookup, TokenRecycling
+from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
+from treespec.hf.cpu.linear_kernels import has_fast_linears
+from treespec.hf.cpu.native import processor
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.introspect import check_model
+from treespec.hf.loading.named import LOOKUPS, named_drafters
+from treespec.policies import BestFirst, Chain, Control, Paths
+from treespec.policies.best_first import CHILD_SHARE
+from treespec.protocols import TreePolicy
+from treespec.verification import get_rule
+
+FORMAT, VERSION = "treespec setting", 1
+PLAIN, AUTO = "plain", "auto"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What `treespec tune` recommends, and `load_setting` reads.
+
+    Args:
+        drafters: names, see `named_drafters`.
+        tree: "auto", "plain", "chain of 4", "tree of 8", "tree of 8, depth 3", or rank paths such as "[(0,), (1,)]".
+        rule: "auto" or a verification rule's name.
+        max_nodes, max_latency_ms: limits of "auto", see `Control`.
+        model: the target's name.
+        sizes: see `model_sizes`; a setting is for models of these sizes.
+        machine: see `machine_facts`; empty: nothing was measured.
+        measured: the candidates with their numbers, and the load; for readers.
+
+    Raises:
+        ConfigError: no drafter, an unknown rule, a limit out of range.
+        InvalidTreeError: an unknown tree.
+    """
+
+    drafters: tuple[str, ...]
+    tree: str = AUTO
+    rule: str = "auto"
+    max_nodes: int | None = None
+    max_latency_ms: float | None = None
+    model: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.drafters or not all(isinstance(name, str) and name for name in self.drafters):
+            raise ConfigError(f"drafters must be a list of names such as {list(LOOKUPS)}, got {self.drafters!r}")
+        for name in ("sizes", "machine", "measured"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name} must be a mapping, got {getattr(self, name)!r}")
+        self.policy()
+        if self.rule != "auto":
+            get_rule(self.rule)
+
+    def policy(self) -> TreePolicy:
+        """A new policy of this tree."""
+        return tree_policy(self.tree, self.max_nodes, self.max_latency_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the file has it."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all. Raises `OSError`: it cannot be written."""
+        scratch = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
+        try:
+            scratch.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Setting:
+        """Raises `ConfigError`: there is no such file, or it is not a setting file of this version."""
+        try:
+            data: Any = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{os.fspath(path)} must be a setting that treespec tune wrote: {error}") from error
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise ConfigError(f"{os.fspath(path)} is not a setting file: treespec tune --out FILE writes one")
+        if (version := data.pop("version", None)) != VERSION:
+            raise ConfigError(f"{os.fspath(path)} has version {version!r}, this treespec reads {VERSION}: tune again")
+        try:
+            data["drafters"] = tuple(data["drafters"])
+            return cls(**data)
+        except (TypeError, KeyError, TreespecError) as error:
+            raise ConfigError(f"{os.fspath(path)} is damaged: {error}") from error
+
+    def check_fits(self, model: PreTrainedModel) -> None:
+        """Raise `ConfigError` for a model of other sizes; warn where it was measured on another machine."""
+        found = model_sizes(model)
+        if self.sizes and dict(self.sizes) != found:
+            raise ConfigError(
+                f"the setting is for {self.model} with {_listed(self.sizes)}, this model has {_listed(found)}: "
+                "run treespec tune for this model"
+            )
+        here = machine_facts(model)
+        different = [f"{name} {self.machine[name]}, here {here[name]}" for name in here if self._differs(name, here)]
+        if different:
+            message = f"the setting was measured elsewhere ({'; '.join(different)}): run treespec tune here"
+            warnings.warn(message, TreespecWarning, stacklevel=3)
+
+    def _differs(self, name: str, here: Mapping[str, Any]) -> bool:
+        return name in self.machine and self.machine[name] != here[name]
+
+
+def tree_policy(tree: str, max_nodes: int | None = None, max_latency_ms: float | None = None) -> TreePolicy:
+    """The policy that a setting's `tree` is the name of; its limits are for "auto".
+
+    Raises:
+        InvalidTreeError: an unknown name.
+        ConfigError: a number out of range.
+    """
+    if tree == AUTO:
+        return Control(max_nodes, max_latency_ms)
+    if tree == PLAIN:
+        return Control(1, pass_ms={1: 1.0})  # It predicts nothing: no pass has to be measured.
+    match = re.fullmatch(r"(chain|tree) of (\d+)(?:, depth (\d+))?", str(tree))
+    if match and match[1] == "chain":
+        return Chain(int(match[2]))
+    if match:
+        return BestFirst(int(match[2]), depth=None if match[3] is None else int(match[3]), child_share=CHILD_SHARE)
+    try:
+        return Paths(tree)
+    except InvalidTreeError as error:
+        known = "auto, plain, chain of 4, tree of 8, tree of 8, depth 3, or rank paths such as [(0,), (1,)]"
+        raise InvalidTreeError(f"a tree must be {known}; got {tree!r}: {error}") from error
+
+
+def tree_name(policy: Any) -> dict[str, Any]:
+    """A policy as fields of a `Setting`. Raises `ConfigError`: a setting cannot describe it."""
+    found: dict[str, Any] = {"tree": str(list(policy.paths))} if type(policy) is Paths else {}
+    if repr(policy) == repr(tree_policy(PLAIN)):
+        found = {"tree": PLAIN}
+    elif isinstance(policy, Control):
+        found = {"tree": AUTO, "max_nodes": policy.given_max_nodes, "max_latency_ms": policy.max_latency_ms}
+    elif isinstance(policy, Chain):
+        found = {"tree": f"chain of {policy.k}"}
+    elif isinstance(policy, BestFirst):
+        found = {"tree": f"tree of {policy.num_nodes}" + (f", depth {policy.depth}" if policy.depth else "")}
+    if not found or repr(tree_policy(**found)) != repr(policy):
+        raise ConfigError(
+            f"a setting cannot describe the tree {policy!r}: it knows auto, chains, budgets of nodes, and rank paths"
+        )
+    return found
+
+
+def drafter_names(drafter: Any) -> tuple[str, ...]:
+    """The names of lookups with their default options, merged ones too. Raises `ConfigError`: another drafter."""
+    parts = drafter.drafters if isinstance(drafter, Merge) else [drafter]
+    known = {repr(TokenRecycling()): LOOKUPS[0], repr(SuffixLookup()): LOOKUPS[1]}
+    unknown = [part for part in parts if repr(part) not in known]
+    if unknown:
+        raise ConfigError(
+            f"the drafter {unknown[0]!r} has no name that a file could keep: give drafters=, for instance the folder "
+            "that it was loaded from"
+        )
+    return tuple(known[repr(part)] for part in parts)
+
+
+def model_sizes(model: PreTrainedModel) -> dict[str, int]:
+    """The sizes by which a setting knows its model again."""
+    check_model(model)
+    config = model.config.get_text_config()
+    names = ("vocab_size", "hidden_size", "num_hidden_layers")
+    return {name: int(getattr(config, name)) for name in names if getattr(config, name, None) is not None}
+
+
+def machine_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """What a measurement depends on in addition to the model's sizes."""
+    return {
+        "device": model.device.type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "linear layers": "replaced" if has_fast_linears(model) else "plain",
+        "threads": torch.get_num_threads(),
+        "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
+    }
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def load_setting(
+    path: str | os.PathLike[str], model: PreTrainedModel, *, tokenizer: Any = None, **options: Any
+) -> TreeSpeculation:
+    """Speculation by a setting that `treespec tune` or `save_setting` wrote.
+
+    Args:
+        path: the file.
+        model: the target; the setting's drafters are loaded for it.
+        tokenizer: the target's, see `TreeSpeculation`.
+        options: other arguments of `TreeSpeculation`, but drafter, tree and verification.
+
+    Raises:
+        ConfigError: no such file, no setting, one for a model of other sizes, or an option that it contains.
+        CheckpointError: a drafter that it names cannot be loaded.
+    """
+    setting = Setting.load(path)
+    if given := {"drafter", "tree", "verification"} & options.keys():
+        raise ConfigError(f"{os.fspath(path)} contains {' and '.join(sorted(given))}: leave it out")
+    setting.check_fits(model)
+    drafters = named_drafters(setting.drafters, model, tokenizer, setting.model)
+    made = {"tree": setting.policy(), "verification": setting.rule, "tokenizer": tokenizer}
+    speculation = TreeSpeculation(drafters, **made, **options)  # pyright: ignore[reportArgumentType]
+    speculation.options = replace(speculation.options, drafter_names=setting.drafters)
+    return speculation
+
+
+def save_setting(
+    speculation: TreeSpeculation,
+    path: str | os.PathLike[str],
+    model: PreTrainedModel,
+    *,
+    drafters: Sequence[str] | None = None,
+) -> None:
+    """Write drafters, tree and rule as a setting for `load_setting`. What drafters have learned is not written.
+
+    Args:
+        speculation: what is described.
+        path: the file, replaced as a whole.
+        model: the target; the setting is for models of its sizes.
+        drafters: the drafters' names, see `named_drafters`; None: those of the setting that it was loaded from, or
+            those of lookups with their default options.
+
+    Raises:
+        ConfigError: a tree or a drafter that a file cannot describe.
+        OSError: the file cannot be written.
+    """
+    options = speculation.options
+    rule, policy = options.verification, tree_name(options.policy)
+    names = options.drafter_names if drafters is None else tuple(drafters)
+    names = drafter_names(options.drafter) if names is None else names
+    name = Path(str(model.config._name_or_path or type(model).__name__)).name
+    rule = rule if isinstance(rule, str) else rule.name
+    Setting(names, **policy, rule=rule, model=name, sizes=model_sizes(model)).save(path)

@@ -1,0 +1,104 @@
+"""`Tracing`: what writes a call's trace, and what is known of the call in addition to its steps."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from treespec.errors import TreespecError
+from treespec.hf.generation.call import Options, Prepared
+from treespec.hf.introspect import model_facts
+from treespec.hf.models.pass_times import pass_times
+from treespec.lab.trace.file import TraceFile
+from treespec.lab.trace.recorder import Recorder
+from treespec.policies import Control
+
+_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+_PENALTIES = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+"""Settings with the values that change nothing."""
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """Watches calls for a `TraceFile`."""
+
+    file: TraceFile
+
+    def observer(self, call: Prepared, options: Options) -> Recorder | None:
+        """Of several processes the first one records; all measure passes for it."""
+        prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]
+        names = [type(processor).__name__ for processor in call.processors]
+        about = about_call(call.model, call.config, options, prompts, names)
+        if model_facts(call.model).ranks.index > 0:
+            return None
+        return Recorder(self.file, about, options.drafter, options.tokenizer)
+
+
+def as_watcher(trace: Any) -> Tracing | None:
+    """What watches for a `TraceFile`, the path of one, or None. Raises `ConfigError`: anything else."""
+    if trace is None:
+        return None
+    return Tracing(trace if isinstance(trace, TraceFile) else TraceFile(trace))
+
+
+def about_call(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    options: Options,
+    prompts: Sequence[Sequence[int]],
+    processors: Sequence[str],
+) -> dict[str, Any]:
+    """See `TracedCall.about`; `options` are those of `TreeSpeculation`, `prompts` are without padding."""
+    rule, tokenizer = options.verification, options.tokenizer
+    neutral = {"max_new_tokens": None, **(_SAMPLING if config.do_sample else {}), **_PENALTIES}
+    settings = {name: getattr(config, name, None) for name in neutral}
+    return {
+        "model": PurePath(str(model.config._name_or_path or type(model).__name__)).name,
+        "num_weights": sum(weight.numel() for weight in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "num_threads": torch.get_num_threads(),
+        "drafter": describe(options.drafter),
+        "policy": describe(options.policy),
+        "is_auto": isinstance(options.policy, Control),
+        "rule": rule if isinstance(rule, str) else rule.name,
+        "is_sampling": bool(config.do_sample),
+        "sampling": {k: v for k, v in settings.items() if v is not None and v != neutral[k]},
+        "processors": list(processors),
+        "seed": options.seed,
+        "pass_ms": _pass_ms(model, options.policy),
+        "versions": {name: _version(name) for name in ("treespec", "torch", "transformers")}
+        | {"python": platform.python_version()},
+        "prompt_ids": [list(ids) for ids in prompts],
+        "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
+    }
+
+
+def describe(part: Any) -> str:
+    """A part's `repr` where it says more than an address, else its class."""
+    text = repr(part)
+    return type(part).__name__ if " at 0x" in text or len(text) > 400 else text
+
+
+def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:
+    """The target's measured passes, with which a diagnosis compares; measured once per model and machine."""
+    given = getattr(policy, "pass_ms", None)
+    try:
+        found = given or pass_times(model)
+    except TreespecError:
+        return None
+    return {str(nodes): float(ms) for nodes, ms in found.items()} if found else None
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

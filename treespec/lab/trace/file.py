@@ -1,0 +1,140 @@
+"""`TraceFile`: where a trace is appended to, and how much of it at most."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from io import RawIOBase
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from treespec.checks import check_count
+from treespec.data.tensor_file import write_tensors
+from treespec.errors import CheckpointError, ConfigError, TraceError, TreespecWarning
+from treespec.lab.trace.records import FORMAT
+
+SHARD_FORMAT = "treespec-trace-distributions-1"
+
+
+class TraceFile:
+    """A file that calls append their steps to, as JSON lines, flushed after every step: a crash loses the last at most.
+
+    Calls go on where an existing trace ends. When a bound is reached recording stops, and the trace says so; decoding
+    goes on. A file that can no longer be written (a full disk) ends recording with a `TreespecWarning`.
+
+    Args:
+        path: the file, `*.jsonl`.
+        max_steps: steps that are recorded in all, at most; a batch's step counts once.
+        max_megabytes: what is written in all, at most, distributions included.
+        has_distributions: record the distributions of every node too, so that `replay` can apply another rule or tree
+            shape. They go into a folder named `<path>.distributions`, a file per step of nodes x vocabulary x 4 bytes.
+
+    Raises `ConfigError`: a bound that is not a positive int, a path that is a folder or in no folder.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        max_steps: int = 100_000,
+        max_megabytes: int = 512,
+        has_distributions: bool = False,
+    ) -> None:
+        if not isinstance(path, (str, PathLike)):
+            raise ConfigError(f"a trace needs the path of its file, got {path!r}")
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise ConfigError(f"a trace needs the path of a file in an existing folder, got {self.path}")
+        self.max_steps = check_count("max_steps", max_steps)
+        self.max_megabytes = check_count("max_megabytes", max_megabytes)
+        self.has_distributions = has_distributions
+        self._num_steps, self._num_bytes, self._call = 0, 0, -1
+        self._file: RawIOBase | None = None
+        self._stopped = ""
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether further steps of this call are recorded."""
+        return self._file is not None and not self._stopped
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Begin a call with the line that describes it.
+
+        Raises `TraceError`: the file exists and is not a trace.
+        """
+        self._call = _last_call(self.path) + 1
+        self._stopped = ""
+        self._file = self.path.open("ab", buffering=0)
+        self._write({"kind": "call", "format": FORMAT, "call": self._call, **about})
+
+    def append(self, steps: Sequence[Mapping[str, Any]], distributions: Mapping[str, Tensor] | None = None) -> None:
+        """Append one step, a record per row, with its distributions."""
+        if not self.is_recording:
+            return
+        if self._num_steps >= self.max_steps:
+            self._stopped = f"max_steps={self.max_steps} reached: later steps are not recorded"
+        elif self._num_bytes >= self.max_megabytes * 1_000_000:
+            self._stopped = f"max_megabytes={self.max_megabytes} reached: later steps are not recorded"
+        else:
+            self._num_steps += 1
+            shard = None if distributions is None else self._write_shard(distributions)
+            self._write(*({"kind": "step", **step, "shard": shard} for step in steps))
+
+    def end(self, reason: str) -> None:
+        """End a call."""
+        if self._file is None:
+            return
+        reason, self._stopped = self._stopped or reason, ""
+        self._write({"kind": "end", "reason": reason})
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _write_shard(self, distributions: Mapping[str, Tensor]) -> str | None:
+        folder = Path(f"{self.path}.distributions")
+        name = f"{folder.name}/call{self._call:03d}-step{self._num_steps:06d}.safetensors"
+        try:
+            folder.mkdir(exist_ok=True)
+            write_tensors(self.path.parent / name, SHARD_FORMAT, distributions, {})
+        except (OSError, CheckpointError) as error:
+            self._give_up(error)
+            return None
+        self._num_bytes += sum(tensor.nbytes for tensor in distributions.values())
+        return name
+
+    def _write(self, *lines: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        try:
+            self._file.write(text)
+            self._num_bytes += len(text)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        warnings.warn(f"the trace {self.path} ends here, it cannot be written: {error}", TreespecWarning, stacklevel=2)
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+def _last_call(path: Path) -> int:
+    """The number of the last call in an existing trace, -1 without one; cuts off an incomplete last line."""
+    if not path.exists() or not path.stat().st_size:
+        return -1
+    number, size = -1, 0
+    with path.open("rb") as file:
+        for line in file:
+            if size == 0 and FORMAT.encode() not in line:
+                raise TraceError(f"{path} exists and is not a trace of format {FORMAT}: choose another file")
+            if line.endswith(b"\n"):
+                size += len(line)
+                number += line.startswith(b'{"kind":"call"')
+    with path.open("rb+") as file:
+        file.truncate(size)
+    return number

@@ -1,0 +1,127 @@
+"""`Recorder`: what the engine shows a trace during one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from treespec.engine import stats
+from treespec.engine.observer import Observer, StepRecord, VerifiedTrees
+from treespec.lab.trace.contents import distributions_of, short, tree_records
+from treespec.lab.trace.file import TraceFile
+from treespec.lab.trace.texts import Texts
+from treespec.policies.control.contract import Choice
+from treespec.protocols import PathProcessors
+from treespec.sampling import NoProcessors
+from treespec.tree.transfer import WAITS
+from treespec.verification import resolve
+
+
+class TimedProcessors:
+    """The caller's logits processors; `seconds` grows by the time that they take."""
+
+    def __init__(self, processors: PathProcessors) -> None:
+        self._processors, self.seconds = processors, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._processors, name)
+
+    def __call__(self, ids: Tensor, logits: Tensor, row: int) -> Tensor:
+        start = stats.perf_counter()
+        scores = self._processors(ids, logits, row)
+        self.seconds += stats.perf_counter() - start
+        return scores
+
+
+class Recorder(Observer):
+    """Writes one call's steps; a context that begins and ends the call in the file.
+
+    Args:
+        file: where to.
+        about: what describes the call, see `TracedCall`.
+        drafter: asked which of its parts proposed a node, if it has `proposers` as `Merge` has.
+        tokenizer: for the texts of tokens; None leaves them out.
+    """
+
+    def __init__(
+        self,
+        file: TraceFile,
+        about: Mapping[str, Any],
+        drafter: Any,
+        tokenizer: Any = None,
+    ) -> None:
+        self.file, self._timer = file, TimedProcessors(NoProcessors())
+        self._about, self._drafter, self._texts = about, drafter, Texts(tokenizer)
+        self._records: list[dict[str, Any]] = []
+        self._distributions: dict[str, Tensor] | None = None
+        self._num_steps = 0
+        self._prefill = 0.0
+
+    def __enter__(self) -> Recorder:
+        self.file.begin(self._about)
+        self._start_step()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.file.end("complete" if kind is None else f"{kind.__name__}: {error}")
+
+    def around(self, processors: PathProcessors) -> PathProcessors:
+        """The call's processors, timed."""
+        self._timer = TimedProcessors(processors)
+        timed: Any = self._timer
+        return processors if type(processors) is NoProcessors else timed
+
+    def on_prefill(self, seconds: float) -> None:
+        self._prefill = seconds
+
+    def on_verified(self, step: VerifiedTrees) -> None:
+        """Read the step."""
+        if not self.file.is_recording:
+            return
+        rows, probs = step.rows, step.probs
+        start, waits, processing = stats.perf_counter(), WAITS.total(), self._timer.seconds
+        about: dict[str, Any] = {"step": self._num_steps, "num_rows": len(rows)}
+        about["rule"] = resolve(step.verification, probs.is_sampling, probs.trees).name
+        trees = tree_records(probs, step.verdicts, step.uniforms, self._drafter)
+        self._records = [
+            {**about, "row": row, "context": context, **tree}
+            for row, context, tree in zip(rows, step.contexts, trees, strict=True)
+        ]
+        self._distributions = distributions_of(rows, probs) if self.file.has_distributions else None
+        # What recording takes is not the step's.
+        self._step_began += stats.perf_counter() - start
+        self._waits += WAITS.total() - waits
+        self._timer.seconds = processing
+
+    def on_step(self, step: StepRecord) -> None:
+        """Write the step, now that it is committed; the first one's times are those of the prompt too."""
+        if not self.file.is_recording:
+            return
+        wall = stats.perf_counter() - self._step_began
+        taken = step.seconds | {"prefill": self._prefill}
+        taken |= {"processors": self._timer.seconds, "other": max(wall - sum(taken.values()), 0.0)}
+        after = {
+            "seconds": {phase: short(value) for phase, value in taken.items()},
+            "waits": WAITS.total() - self._waits,
+            "choice": None if step.choice is None else _choice_record(step.choice),
+        }
+        for record, tokens in zip(self._records, step.emitted, strict=True):
+            record |= {"emitted": list(tokens), "pieces": self._texts.pieces(record["row"], tokens), **after}
+            record["texts"] = self._texts.new([*record["tokens"], record["next_token"]])
+        self.file.append(self._records, self._distributions)
+        self._num_steps, self._prefill = self._num_steps + 1, 0.0
+        self._start_step()
+
+    def _start_step(self) -> None:
+        self._step_began, self._waits = stats.perf_counter(), WAITS.total()
+        self._timer.seconds = 0.0
+
+
+def _choice_record(choice: Choice) -> dict[str, Any]:
+    rates = {name: short(rate) for name, rate in choice.tokens_per_second.items()}
+    return {"name": choice.name, "reason": choice.reason, "tokens_per_second": rates}

@@ -1,0 +1,173 @@
+"""Recorded steps verified again: by another rule, or on a part of their trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from treespec.data.tensor_file import open_tensors
+from treespec.errors import ConfigError, TraceError
+from treespec.lab.trace.records import Trace, TracedStep
+from treespec.protocols import VerificationRule
+from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.verification import TargetWalk, resolve
+from treespec.verification.dispatch import verify_batch, verify_greedy
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Verdicts on recorded trees, step by step and row by row as in `Trace.steps`.
+
+    Each step is replayed from the text that was recorded, whatever an earlier verdict would have made of it.
+    """
+
+    verdicts: list[Verdict]
+    num_nodes: list[int]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Accepted draft tokens per step and row, plus one."""
+        return 1 + sum(verdict.num_accepted for verdict in self.verdicts) / max(len(self.verdicts), 1)
+
+
+def replay(
+    trace: Trace,
+    rule: str | VerificationRule | None = None,
+    *,
+    max_depth: int | None = None,
+    max_children: int | None = None,
+    max_nodes: int | None = None,
+) -> Replay:
+    """Verify every recorded step again with its own uniform numbers.
+
+    The same rule on whole trees gives the recorded verdicts. What a tree is cut to depends on no drawn token, so that
+    the replayed rule stays exact on it.
+
+    Args:
+        trace: one that was recorded with `has_distributions=True`.
+        rule: "auto", a rule's name or a rule; None: the one that was applied in each step.
+        max_depth: levels that trees are cut to.
+        max_children: first children of every node that they are cut to.
+        max_nodes: first nodes that they are cut to.
+
+    Raises:
+        TraceError: a step has no distributions, or their file is missing.
+        RuleMismatchError: the rule cannot verify one of the trees.
+        ConfigError: an unknown rule, a bound below zero.
+    """
+    for name, bound in {"max_depth": max_depth, "max_children": max_children, "max_nodes": max_nodes}.items():
+        if bound is not None and (type(bound) is not int or bound < 0):
+            raise ConfigError(f"{name} must be None or an int of 0 or more, got {bound!r}")
+    verdicts, sizes = [], []
+    for call in trace.calls:
+        for _, group in groupby(call.steps, key=lambda step: step.step):
+            rows = list(group)
+            trees, kept, scores = _load(trace, rows, (max_depth, max_children, max_nodes))
+            verdicts += _verify(rows, trees, kept, scores, rule)
+            sizes += trees.num_nodes.tolist()
+    return Replay(verdicts, sizes)
+
+
+class _Recorded:
+    """The target's recorded distributions of a batch, see `BatchProbs` and `BatchScores`."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self._scores, self.vocab_size, self.device = scores, scores.shape[-1], scores.device
+
+    def scores(self, row: int, node: int) -> Tensor:
+        return self._scores[row, node]
+
+    def probs(self, row: int, node: int) -> Tensor:
+        return self._scores[row, node].softmax(-1)
+
+    def dense(self) -> Tensor:
+        return self._scores.softmax(-1)
+
+    def dense_scores(self) -> Tensor:
+        return self._scores
+
+
+def _load(
+    trace: Trace, rows: Sequence[TracedStep], bounds: tuple[int | None, ...]
+) -> tuple[TreeBatch, list[list[int]], _Recorded]:
+    """A step's trees cut to the bounds, the recorded ids of their nodes, and the target's distributions there."""
+    shard = rows[0].shard
+    if shard is None:
+        raise TraceError(
+            f"{trace.path}, step {rows[0].step} was recorded without distributions: "
+            "TreeSpeculation(..., trace=TraceFile(path, has_distributions=True))"
+        )
+    try:
+        with open_tensors(Path(trace.path).parent / shard) as file:
+            is_drawn = rows[0].draft_index is not None
+            table = file.get_tensor("draft_probs") if is_drawn else None
+            scores = [file.get_tensor(f"scores.{step.row}") for step in rows]
+    except ValueError as error:
+        raise TraceError(f"the distributions of step {rows[0].step} cannot be read: {error}") from error
+    batch = TreeBatch.from_trees([_tree(step, table) for step in rows])
+    kept = [_kept(step, *bounds) for step in rows]
+    keep = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    for row, nodes in enumerate(kept):
+        keep[row, nodes] = True
+    trees = batch.keep_nodes(keep)
+    cut = [found[nodes] for found, nodes in zip(scores, kept, strict=True)]
+    return trees, kept, _Recorded(torch.nn.utils.rnn.pad_sequence(cut, batch_first=True))
+
+
+def _tree(step: TracedStep, table: Tensor | None) -> TokenTree:
+    is_drawn = step.draft_index is not None and table is not None
+    return TokenTree(
+        torch.tensor(step.tokens),
+        torch.tensor(step.parents),
+        table if is_drawn else None,
+        torch.tensor(step.draft_index) if is_drawn else None,
+        torch.tensor(step.is_without_replacement) if is_drawn else None,
+        step.is_width_fixed,
+    )
+
+
+def _kept(step: TracedStep, max_depth: int | None, max_children: int | None, max_nodes: int | None) -> list[int]:
+    """The nodes that stay, in order: none without its parent."""
+    depths, stays = step.depths, [True]
+    for node in range(1, step.num_nodes):
+        is_in = stays[step.parents[node]]
+        is_in = is_in and (max_depth is None or depths[node] <= max_depth)
+        is_in = is_in and (max_nodes is None or node < max_nodes)
+        rank = sum(parent == step.parents[node] for parent in step.parents[:node])
+        stays.append(is_in and (max_children is None or rank < max_children))
+    return [node for node, stay in enumerate(stays) if stay]
+
+
+def _verify(
+    rows: Sequence[TracedStep],
+    trees: TreeBatch,
+    kept: Sequence[Sequence[int]],
+    target: _Recorded,
+    verification: str | VerificationRule | None,
+) -> list[Verdict]:
+    """As the engine verifies; paths are of the recorded node ids."""
+    is_sampling = rows[0].coins is not None
+    rule = resolve(rows[0].rule if verification is None else verification, is_sampling, trees)
+    if not is_sampling and isinstance(rule, TargetWalk):
+        found = verify_greedy(trees, target)
+    else:
+        found = verify_batch(rule, trees, target, *_uniforms(rows, trees, kept))
+    return [
+        Verdict(tuple(ids[node] for node in verdict.path), verdict.next_token, verdict.is_bonus)
+        for verdict, ids in zip(found, kept, strict=True)
+    ]
+
+
+def _uniforms(rows: Sequence[TracedStep], trees: TreeBatch, kept: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Coins and draws of the kept nodes, float64 [B, N]."""
+    for name in ("coins", "draws"):
+        numbers = torch.zeros(trees.tokens.shape, dtype=torch.float64)
+        for row, (step, nodes) in enumerate(zip(rows, kept, strict=True)):
+            given = getattr(step, name) or [0.0] * step.num_nodes
+            numbers[row, : len(nodes)] = torch.tensor([given[node] for node in nodes], dtype=torch.float64)
+        yield numbers
