@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treespec import errors, protocols
+from treespec.checks import needed_versions
 from treespec.drafters import DraftModel, Eagle3, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.engine.trace import TraceFile, read_trace
 from treespec.errors import TreespecError, TreespecWarning
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-TRANSFORMERS = "5.23"
-"""The oldest version that `treespec.hf` works with."""
 
 __all__ = [
     "CACHE_NAME",
@@ -75,12 +74,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported at its first use: `treespec.vllm` works with an older transformers."""
+    """What needs transformers is imported at its first use: `treespec.vllm` needs none."""
     if name not in (*__all__, "hf"):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
     try:
         hf = import_module("treespec.hf")
     except ImportError as error:
-        raise ImportError(f"treespec.{name} needs transformers {TRANSFORMERS} or newer: {error}") from error
+        raise ImportError(f"treespec.{name} works with {needed_versions()}: {error}") from error
     value = globals()[name] = hf if name == "hf" else getattr(hf, name)
     return value

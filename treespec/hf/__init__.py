@@ -1,5 +1,6 @@
 """All that treespec does with transformers: models, caches, masks, `generate`; and `cpu`, faster passes on a CPU."""
 
+from treespec.checks import installed_versions, warn_of_untested
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf import cpu
 from treespec.hf.attention.mask import tree_attention_mask
@@ -18,6 +19,8 @@ from treespec.hf.models.make_scorer import make_exit_scorer, make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.selftest.check import check
 from treespec.hf.selftest.report import CheckReport
+
+warn_of_untested(installed_versions())
 
 __all__ = [
     "CACHE_NAME",
