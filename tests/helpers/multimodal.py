@@ -388,8 +388,10 @@ def prompts(kind: Multimodal, num_images: Sequence[int], length: int = 12, seed:
 @contextmanager
 def _without_timm() -> Iterator[None]:
     """Gemma 3n's tower for images needs another package: it is left out, the one for sounds is there."""
-    build, config = AutoModel.from_config, Gemma3nVisionConfig
-    skip = staticmethod(lambda part, **kwargs: nn.Identity() if isinstance(part, config) else build(part, **kwargs))
+    build, left_out = AutoModel.from_config, Gemma3nVisionConfig
+    skip = staticmethod(
+        lambda config, **kwargs: nn.Identity() if isinstance(config, left_out) else build(config, **kwargs)
+    )
     AutoModel.from_config = skip
     try:
         yield

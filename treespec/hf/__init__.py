@@ -1,5 +1,6 @@
 """All that treespec does with transformers: models, caches, masks, `generate`; and `cpu`, faster passes on a CPU."""
 
+from treespec.checks import installed_versions, warn_of_untested
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf import cpu
 from treespec.hf.attention.mask import tree_attention_mask
@@ -16,6 +17,8 @@ from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
+
+warn_of_untested(installed_versions())
 
 __all__ = [
     "CACHE_NAME",

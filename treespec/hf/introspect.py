@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,19 @@ from treespec.protocols import HiddenStates
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 """What models call a cache in their arguments and outputs: since transformers 5.24, before, and some states before."""
-CACHE_NAME = next(name for name in CACHE_ARGUMENTS if name in GenerateDecoderOnlyOutput.__dataclass_fields__)
+
+
+def cache_name(fields: Collection[str]) -> str:
+    """What the outputs of `generate` call a cache, by their fields. Raises `ImportError`: nothing known."""
+    for name in CACHE_ARGUMENTS:
+        if name in fields:
+            return name
+    raise ImportError(
+        f"the outputs of generate have no cache by a known name ({', '.join(CACHE_ARGUMENTS)}), but {', '.join(fields)}"
+    )
+
+
+CACHE_NAME = cache_name(GenerateDecoderOnlyOutput.__dataclass_fields__)
 """What `generate` calls a cache in the installed transformers, in its arguments and outputs."""
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.rounds import NAMES, VOCAB_SIZE, Game, build, cache_error, path_to
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import BaseQuantizedLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, QuantizedLayer, StaticLayer
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf import TreeScorer
@@ -159,7 +159,7 @@ def test_storage_does_not_grow_beyond_the_text_one_tree_and_the_spare_room():
     assert sum(storages.values()) <= per_slot * (1.25 * num_used + LEAST_SPARE)
 
 
-class QuantisedLayer(BaseQuantizedLayer):
+class QuantisedLayer(QuantizedLayer):
     def _quantize(self, tensor):
         return tensor
 

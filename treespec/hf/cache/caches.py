@@ -10,10 +10,9 @@ from typing import Any, Protocol, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, cache_utils
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DummyLayer,
     DynamicLayer,
     LinearAttentionCacheLayerMixin,
     StaticLayer,
@@ -22,6 +21,8 @@ from transformers.cache_utils import (
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.growing import GrowingLayer, use_growing_layers
 
+DummyLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
+"""The layers of those that need no cache; they are ordinary ones, left empty, before transformers 5.23."""
 CacheState = list[dict[str, Any]]
 """The attributes of every layer of a cache, see `snapshot`."""
 
@@ -67,7 +68,7 @@ def is_filled(cache: Cache) -> bool:
     return any(_is_layer_filled(layer) for layer in layers)
 
 
-def _is_layer_filled(layer: CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer) -> bool:
+def _is_layer_filled(layer: Any) -> bool:
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return any(layer.has_previous_state.values())
     return isinstance(layer, CacheLayerMixin) and layer.is_initialized and int(layer.get_seq_length()) > 0

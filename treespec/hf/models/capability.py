@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
 from treespec.hf.attention.folded import plain_implementation
+from treespec.hf.cache.caches import DummyLayer
 from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability

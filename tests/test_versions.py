@@ -1,0 +1,76 @@
+"""The versions that treespec says it works with are those of pyproject.toml; a newer one is named, not refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from treespec.checks import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
+from treespec.errors import TreespecWarning
+from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, cache_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIRED = {Requirement(line).name: Requirement(line).specifier for line in PROJECT["dependencies"]}
+WITH_ANOTHER = """
+import transformers.generation.utils as utils
+class Renamed:
+    __dataclass_fields__ = {"sequences": 0, "memory": 0}
+utils.GenerateDecoderOnlyOutput = Renamed
+try:
+    import treespec
+    treespec.generate
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_floors_are_those_of_the_metadata(name):
+    floors = [part.version for part in REQUIRED[name] if part.operator == ">="]
+    assert floors == [OLDEST[name]]
+    assert REQUIRED[name].contains(TESTED[name])
+    pinned = [
+        line.split("==")[1] for line in (ROOT / "constraints.txt").read_text().splitlines() if name + "==" in line
+    ]
+    assert Version(OLDEST[name]).release <= Version(pinned[0]).release[:2] <= Version(TESTED[name]).release
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_what_runs_here_is_served_and_tested(name):
+    """Fails when a release comes that has not been tested: run the whole suite with it, then raise `TESTED`."""
+    assert REQUIRED[name].contains(installed_versions()[name], prereleases=True)
+    assert Version(installed_versions()[name]).release[:2] <= Version(TESTED[name]).release
+
+
+@pytest.mark.parametrize("number", ["99.0.0", "5.100.0.dev0", "5.100+cpu"])
+def test_a_newer_release_is_named(number):
+    with pytest.warns(TreespecWarning, match=f"transformers {number.replace('+', '.')} is newer than"):
+        warn_of_untested({"transformers": number})
+
+
+@pytest.mark.parametrize("number", ["5.24.0", "5.24.9", "5.18.0", "4.57.6"])
+def test_a_tested_release_is_not(number):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_untested({"transformers": number})
+
+
+@pytest.mark.parametrize("name", CACHE_ARGUMENTS)
+def test_known_names_of_the_cache(name):
+    assert cache_name(["sequences", name]) == name
+    assert CACHE_NAME in CACHE_ARGUMENTS
+
+
+def test_a_renamed_cache_is_an_import_error_with_the_versions():
+    run = subprocess.run([sys.executable, "-c", WITH_ANOTHER], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "no cache by a known name" in run.stdout
+    assert f"transformers {OLDEST['transformers']} to {TESTED['transformers']} (here: " in run.stdout
+    assert needed_versions() in run.stdout
