@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treespec.errors import LogitsError
 from treespec.protocols import VerificationRule
-from treespec.testing import TOY_SCHEMES, Case, ConditionalProbs, ToyTree, assert_lossless, supported_cases
+from treespec.testing import TOY_SCHEMES, Case, ConditionalProbs, assert_lossless, supported_cases
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, ArgmaxSource, GivenUniforms, TargetWalk, verify, verify_dense
 from treespec.verification.dead_ends import verify_cut
@@ -33,7 +33,7 @@ class Cut:
     target: ConditionalProbs
     num_dead: int = 0
 
-    def verify(self, tree: ToyTree, target_probs: Callable[[int], Any], rng: Any) -> Verdict:
+    def verify(self, tree: Any, target_probs: Callable[[int], Any], rng: Any) -> Verdict:
         is_alive = [self._is_reached(context) for context in tree.contexts]
         self.num_dead += is_alive.count(False)
 
@@ -41,7 +41,7 @@ class Cut:
             assert is_alive[node], "a distribution that there is not is asked for"
             return target_probs(node)
 
-        return verify_cut(self.rule, tree, living, is_alive.__getitem__, rng)
+        return verify_cut(self.rule, tree, living, is_alive.tolist().__getitem__, rng)
 
     def _is_reached(self, context: tuple[int, ...]) -> bool:
         return END not in context and all(self.target(context[:i])[token] > 0 for i, token in enumerate(context))
@@ -105,7 +105,7 @@ def test_every_form_cuts_alike(name: str) -> None:
         coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
         found = verify(trees, target_probs, name, coins=coins, draws=draws)
         walked = [
-            verify_cut(RULES[name], tree, probs.__getitem__, alive.__getitem__, GivenUniforms(*chance))
+            verify_cut(RULES[name], tree, probs.__getitem__, alive.tolist().__getitem__, GivenUniforms(*chance))
             for tree, probs, alive, *chance in zip(trees.trees, target_probs, has_probs, coins, draws, strict=True)
         ]
         assert found == walked
@@ -122,7 +122,7 @@ def test_greedy_forms_cut_alike() -> None:
     trees, target_probs, has_probs = with_dead_ends(np.random.default_rng(1), random_drafted)
     scores = torch.where(has_probs.unsqueeze(-1), target_probs.log(), -torch.inf)
     walked = [
-        verify_cut(TargetWalk(), tree, rows.__getitem__, alive.__getitem__, ArgmaxSource())
+        verify_cut(TargetWalk(), tree, rows.__getitem__, alive.tolist().__getitem__, ArgmaxSource())
         for tree, rows, alive in zip(trees.trees, scores, has_probs, strict=True)
     ]
     assert verify_scores(trees, scores) == walked

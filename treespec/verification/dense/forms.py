@@ -94,8 +94,8 @@ def verify_dense(
     check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
     scan = form.scan(trees, target_probs, draws)
-    numbers, has_probs, ahead = _read_checked(trees, scan)
-    accept_probs, next_rows = outcomes(scan, *numbers, has_probs)
+    (sums, weights, drawn_probs), has_probs, ahead = _read_checked(trees, scan)
+    accept_probs, next_rows = outcomes(scan, sums, weights, drawn_probs, has_probs)
     size = trees.max_nodes
     starts = range(0, len(accept_probs), size)
     rows = zip(trees.trees, (accept_probs[i : i + size] for i in starts), coins.tolist(), strict=True)
