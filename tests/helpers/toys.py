@@ -127,7 +127,7 @@ def mean_accepted_by_traversal(scan: Scan, trees: TreeBatch) -> Tensor:
 
 def _accept_probs(scan: Scan, trees: TreeBatch) -> Tensor:
     """A number per node: float64 [B, N]."""
-    accept_probs, _ = outcomes(scan, scan.sums, scan.weights, scan.drawn_probs)
+    accept_probs, _ = outcomes(scan, scan.sums, scan.weights, scan.drawn_probs, [True] * trees.tokens.numel())
     return torch.tensor(accept_probs, dtype=torch.float64).view(trees.tokens.shape)
 
 

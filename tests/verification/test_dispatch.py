@@ -72,7 +72,7 @@ def test_coins_and_draws_do_not_share_noise() -> None:
     assert accepted == {0, 1, 2}
 
 
-NAN_PROBS = torch.tensor([[1.0, 0.0, 0.0]] * 2 + [[float("nan"), 0.5, 0.5]])
+NAN_PROBS = torch.tensor([[float("nan"), 0.5, 0.5]] + [[1.0, 0.0, 0.0]] * 2)
 HALF = torch.full((3,), 0.5)
 
 
@@ -85,7 +85,7 @@ HALF = torch.full((3,), 0.5)
         (uniform(3, 4), {}, VocabularyMismatchError, "cover 3 tokens, target_probs 4"),
         (uniform(3, 3).half(), {}, ConfigError, "float32 or float64"),
         (torch.ones(3, 3, dtype=torch.int64), {}, ConfigError, "float32 or float64"),
-        (NAN_PROBS, {}, LogitsError, "row 0, node 2"),
+        (NAN_PROBS, {}, LogitsError, "row 0, node 0"),
         (uniform(3, 3) * 2, {}, LogitsError, "sum is 2"),
         (torch.tensor([[1.5, -0.5, 0.0]] * 3), {}, LogitsError, "least is -0.5"),
         (torch.tensor([[torch.inf, 0.0, 0.0]] * 3), {}, LogitsError, "sum is inf"),

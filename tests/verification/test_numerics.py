@@ -55,7 +55,7 @@ def test_fuzzed_logits(target_logits: list, draft_logits: list, is_chain: bool, 
     assert set(names) >= {*TREE_RULES, "k_seq", *(CHAIN_RULES if is_chain else ())}
     for name in names:
         batch = (RULES[name], trees, target_probs[None], coins[None], draws[None])
-        if target_probs.isnan().any():
+        if target_probs[0].isnan().any():
             with pytest.raises(LogitsError):
                 verify(tree, target_probs, name, coins=coins, draws=draws)
             if has_dense_form(RULES[name]):

@@ -21,8 +21,9 @@ def path_probs(
     scores = path_scores(session.processors, session.history, session.row_ids, logits, read_paths)
     if not session.processors.can_remove_all:
         return scores.softmax(-1, dtype=torch.float32)
-    is_unknown = scores.amax(-1, keepdim=True) == -torch.inf
+    top = scores.amax(-1, keepdim=True)
+    is_unknown = (top == -torch.inf) | top.isnan()  # Some warpers make the one from the other.
     # On a CPU reading a few flags is cheaper than copying all scores.
     if scores.device.type != "cpu" or bool(is_unknown.any()):
-        scores = torch.where(is_unknown, torch.where(logits == -torch.inf, -torch.inf, 0.0), scores)
+        scores = torch.where(is_unknown, torch.where(logits == -torch.inf, -torch.inf, logits * 0), scores)
     return scores.softmax(-1, dtype=torch.float32)

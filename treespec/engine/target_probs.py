@@ -1,5 +1,6 @@
 """Target distributions of tree nodes, computed on demand under the caller's logits processors."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,7 @@ class TargetProbs:
         self._processors = processors
         self._row_ids = row_ids
         self._show = history.tokens if processors.ignores_padding else history.row
-        self._scores: dict[tuple[int, int], Tensor] = {}
+        self._scores: dict[tuple[int, int], tuple[Tensor, float]] = {}
         self._probs: dict[tuple[int, int], Tensor] = {}
 
     @property
@@ -53,12 +54,21 @@ class TargetProbs:
 
         Raises `LogitsError`: NaN or +inf among them, or nothing but -inf.
         """
+        scores, top = self._scored(row, node)
+        _check_top(top, self._row_ids[row], node)
+        return scores
+
+    def has_probs(self, row: int, node: int) -> bool:
+        """Whether the scores after a node make a distribution; `scores` and `probs` raise where they do not."""
+        return math.isfinite(self._scored(row, node)[1])
+
+    def _scored(self, row: int, node: int) -> tuple[Tensor, float]:
+        """Processed scores after a node, and the highest of them."""
         key = (row, node)
         if key not in self._scores:
             raw = self.logits[row, node].unsqueeze(0)
             scores = self._processors(self._ids(row, node), raw, self._row_ids[row])[0]
-            _check_scores(scores.amax(), self._row_ids[row], node)
-            self._scores[key] = scores
+            self._scores[key] = scores, float(scores.amax())
         return self._scores[key]
 
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]:
@@ -96,9 +106,9 @@ class TargetProbs:
         return upload(self.device, ids.unsqueeze(0))[0]
 
 
-def _check_scores(top: Tensor, row: int, node: int) -> None:
-    if not -torch.inf < float(top) < torch.inf:
-        kind = "NaN" if bool(top.isnan()) else ("+inf" if float(top) > 0 else "no token above -inf")
+def _check_top(top: float, row: int, node: int) -> None:
+    if not math.isfinite(top):
+        kind = "NaN" if math.isnan(top) else ("+inf" if top > 0 else "no token above -inf")
         raise LogitsError(
             f"the processed logits of row {row} after tree node {node} hold {kind}: no probability distribution can be "
             "made of them. Check the model's weights and dtype, and the logits processors."

@@ -14,16 +14,18 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from treespec.checks import AUTO, are_distributions
+from treespec.checks import AUTO
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.protocols import RandomSource, VerificationRule
-from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.tree.transfer import download
+from treespec.verification.dead_ends import verify_cut
 from treespec.verification.dense.forms import (
     check_flags,
     has_dense_form,
     has_known_tokens,
     is_verifiable,
+    may_be_verified,
     verify_dense,
     verify_scores,
 )
@@ -48,9 +50,13 @@ class BatchTable(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    def has_probs(self, row: int, node: int) -> bool:
+        """See `HasProbs`."""
+        ...
+
 
 class BatchProbs(BatchTable, Protocol):
-    """The target distributions: after one node, or after all without waiting for the device."""
+    """The target distributions: after one node, or after all without waiting for the device, NaN or 0 for none."""
 
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
@@ -58,7 +64,7 @@ class BatchProbs(BatchTable, Protocol):
 
 
 class BatchScores(BatchTable, Protocol):
-    """The target's processed scores likewise, for greedy decoding."""
+    """The target's processed scores likewise, for greedy decoding; the highest is infinite or NaN for none."""
 
     def scores(self, row: int, node: int) -> Float[Tensor, " V"]: ...
 
@@ -105,7 +111,10 @@ def _verify_rows(
     with one_thread(target.device):
         check_flags(trees, is_verifiable(trees, target.vocab_size), True)
         rows = zip(trees.trees, sources, strict=True)
-        return [rule.verify(tree, partial(values, row), rng) for row, (tree, rng) in enumerate(rows)]
+        return [
+            verify_cut(rule, tree, partial(values, row), partial(target.has_probs, row), rng)
+            for row, (tree, rng) in enumerate(rows)
+        ]
 
 
 @contextmanager
@@ -145,6 +154,8 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
         tree: one tree of N nodes, or a batch of B.
         target_probs: float32 or float64 [N, V] (a batch: [B, N, V]): the target distribution after every node, logits
             processors applied; a tensor, an array or nested lists. Rows of padding are not read; gradients are dropped.
+            Rows of zeros or NaN stand for none: the tree is cut off there, and the path ends at the latest one node
+            before, whose next token may then be that node's.
         rule: a rule or its name; "auto" takes the target walk for selected children and traversal for sampled ones.
         coins: float [N] (a batch: [B, N]) in [0, 1), one per node accepted or rejected; None: from `generator`.
         draws: likewise, one per node that a token is drawn from; must be independent of coins and drafting.
@@ -153,7 +164,7 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
     Raises:
         InvalidTreeError: not a tree, one that does not fit `target_probs`, or values that no drafted tree has.
         VocabularyMismatchError: the draft's vocabulary is not the target's, or a token is outside of it.
-        LogitsError: a target distribution is not finite, is negative or does not sum to one.
+        LogitsError: a target distribution is infinite, is negative or does not sum to one, or a root has none.
         RuleMismatchError: the rule cannot verify the tree.
         ConfigError: an unknown rule; a wrong type, shape, dtype or range of the other arguments.
     """
@@ -175,7 +186,11 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
     if probs.device.type == "cpu" or not has_dense_form(chosen):
         _check_values(trees, probs)  # Otherwise flags come with the verdicts, so that nothing waits for the device.
     table: Any = SimpleNamespace(
-        vocab_size=probs.shape[-1], device=probs.device, probs=lambda row, node: probs[row, node], dense=lambda: probs
+        vocab_size=probs.shape[-1],
+        device=probs.device,
+        probs=lambda row, node: probs[row, node],
+        has_probs=lambda row, node: bool(probs[row, node].sum() > 0),
+        dense=lambda: probs,
     )
     verdicts = verify_batch(chosen, trees, table, *download(coins, draws))
     return verdicts[0] if is_single else verdicts
@@ -207,7 +222,7 @@ def _check_values(trees: TreeBatch, target_probs: Probs) -> None:
     if not has_known_tokens(trees, vocab_size):
         raise VocabularyMismatchError(f"a drafted token is outside the target's vocabulary of {vocab_size}")
     check_flags(trees, trees.is_valid, True)
-    is_wrong = ~are_distributions(target_probs).cpu() & (trees.parents != PADDING_PARENT)
+    is_wrong = ~may_be_verified(trees, *download(target_probs.amin(-1), target_probs.sum(-1)))
     if is_wrong.any():
         row, node = (int(i) for i in is_wrong.nonzero()[0])
         probs = target_probs[row, node]

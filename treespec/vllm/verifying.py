@@ -12,6 +12,7 @@ from torch import Tensor
 
 from treespec.protocols import VerificationRule
 from treespec.tree import TreeBatch, Verdict
+from treespec.verification.dead_ends import verify_cut
 from treespec.verification.dense.scans import Probs, Uniforms
 from treespec.verification.dispatch import verify_batch
 from treespec.verification.rule import GivenUniforms
@@ -42,6 +43,10 @@ class FlatProbs:
         number = self.numbers[row, node]
         return self.as_probs(self.scores[number].unsqueeze(0), self.requests[row : row + 1])[0]
 
+    def has_probs(self, row: int, node: int) -> bool:
+        # The filters keep the best token.
+        return bool(self.scores[self.numbers[row, node]].amax().isfinite())
+
     def dense(self) -> Probs:
         rows, nodes = self.numbers.shape
         flat = self.as_probs(self.scores[self.numbers.flatten()], self.requests.repeat_interleave(nodes))
@@ -59,6 +64,8 @@ def verify_sampled(
         return verify_batch(rule, trees, target, coins, draws)
     rows = zip(trees.trees, coins.tolist(), draws.tolist(), strict=True)
     return [
-        rule.verify(tree, partial(target.probs, row), GivenUniforms(row_coins, row_draws))
+        verify_cut(
+            rule, tree, partial(target.probs, row), partial(target.has_probs, row), GivenUniforms(row_coins, row_draws)
+        )
         for row, (tree, row_coins, row_draws) in enumerate(rows)
     ]

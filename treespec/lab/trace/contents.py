@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from treespec.engine.target_probs import TargetProbs
-from treespec.errors import LogitsError
 from treespec.tree import TokenTree, Verdict
 from treespec.tree.transfer import download
 from treespec.verification.walks import residual_weights
@@ -136,10 +135,7 @@ def _proposers(drafter: Any, row: int, tree: TokenTree) -> dict[str, list[int]]:
 
 def _scores(probs: TargetProbs, row: int, node: int) -> Tensor | None:
     """Processed scores [V]; None where no distribution can be made of them, at a node that no rule may have visited."""
-    try:
-        return probs.scores(row, node)
-    except LogitsError:
-        return None
+    return probs.scores(row, node) if probs.has_probs(row, node) else None
 
 
 def _read(scalars: Sequence[Tensor]) -> list[float]:

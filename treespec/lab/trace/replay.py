@@ -85,6 +85,9 @@ class _Recorded:
     def probs(self, row: int, node: int) -> Tensor:
         return self._scores[row, node].softmax(-1)
 
+    def has_probs(self, row: int, node: int) -> bool:
+        return bool(self._scores[row, node].amax().isfinite())
+
     def dense(self) -> Tensor:
         return self._scores.softmax(-1)
 

@@ -15,16 +15,18 @@ from treespec.checks import are_totals
 from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
 from treespec.sampling import draw_on_host, find_tokens
-from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
 from treespec.verification.block import BlockVerification
+from treespec.verification.dead_ends import before_end
 from treespec.verification.dense.cells import add_scaled
 from treespec.verification.dense.scans import Probs, Scan, Uniforms, outcomes, scan_rejection, scan_traversal
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
 
+NO_TOKEN = -1
 DRAWN_AHEAD = 1 << 24
 """Up to so many numbers, drawing after all nodes takes a device less time than waiting for the one to draw after."""
 
@@ -88,12 +90,12 @@ def verify_dense(
         check_flags(trees, _is_walkable(trees, target_probs.shape[-1]), True)
         sums = target_probs.sum(-1, dtype=torch.float64)
         picks, least, total = draw_on_host(target_probs, draws, target_probs.amin(-1), sums, sums=sums)
-        return _follow(trees, picks, are_totals(least, total))
+        return _follow(trees, picks, may_be_verified(trees, least, total), are_totals(least, total))
     check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
     scan = form.scan(trees, target_probs, draws)
-    numbers, ahead = _read_checked(trees, scan)
-    accept_probs, next_rows = outcomes(scan, *numbers)
+    (sums, weights, drawn_probs), has_probs, ahead = _read_checked(trees, scan)
+    accept_probs, next_rows = outcomes(scan, sums, weights, drawn_probs, has_probs)
     size = trees.max_nodes
     starts = range(0, len(accept_probs), size)
     rows = zip(trees.trees, (accept_probs[i : i + size] for i in starts), coins.tolist(), strict=True)
@@ -102,7 +104,9 @@ def verify_dense(
     tokens = _next_tokens(scan, ends, next_rows, ahead, draws)
     return [
         Verdict(tree.path_to(node), token, is_bonus=not tree.children(node))
-        for tree, node, token in zip(trees.trees, last, tokens, strict=True)
+        if has_probs[end]
+        else before_end(tree, tree.path_to(node))
+        for tree, node, token, end in zip(trees.trees, last, tokens, ends, strict=True)
     ]
 
 
@@ -110,18 +114,24 @@ def verify_scores(trees: TreeBatch, scores: Probs) -> list[Verdict]:
     """Greedy decoding: the walk that takes the highest score at every node."""
     check_flags(trees, _is_walkable(trees, scores.shape[-1]), True)
     picks, top = download(scores.argmax(-1), scores.amax(-1))
-    return _follow(trees, picks, top.isfinite())
+    has_probs = top.isfinite()
+    return _follow(trees, picks, has_probs[:, :1], has_probs)
 
 
-def _follow(trees: TreeBatch, picks: Int[Tensor, "B N"], is_good: Bool[Tensor, "B N"]) -> list[Verdict]:
-    """The walk after `picks`, given too whether there was a distribution to draw each of them from."""
-    check_flags(trees, True, bool((is_good | (trees.parents == PADDING_PARENT)).all()))
-    return follow_picks(trees, picks.tolist())
+def _follow(
+    trees: TreeBatch, picks: Int[Tensor, "B N"], is_good: Bool[Tensor, "B _"], has_probs: Bool[Tensor, "B N"]
+) -> list[Verdict]:
+    """The walk after `picks`, which does not enter nodes without a distribution; raises where not all `is_good`."""
+    check_flags(trees, True, bool(is_good.all()))
+    # No pick is such a node then.
+    return follow_picks(trees, picks.tolist(), trees.tokens.masked_fill(~has_probs, NO_TOKEN))
 
 
-def follow_picks(trees: TreeBatch, picks: Sequence[Sequence[int]]) -> list[Verdict]:
+def follow_picks(
+    trees: TreeBatch, picks: Sequence[Sequence[int]], tokens: Int[Tensor, "B N"] | None = None
+) -> list[Verdict]:
     """The target walk of every row, given the token that the target picked after every node, [B][N]."""
-    rows = zip(trees.tokens.tolist(), trees.parents.tolist(), picks, strict=True)
+    rows = zip((trees.tokens if tokens is None else tokens).tolist(), trees.parents.tolist(), picks, strict=True)
     return [_walk(*row) for row in rows]
 
 
@@ -135,8 +145,9 @@ def _walk(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -
     return Verdict(tuple(path), picks[path[-1]], is_bonus=path[-1] not in parents)
 
 
-def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]], list[int] | None]:
-    """The scan's numbers on the host, and the token after every node if what it leaves in the end is drawn from.
+def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]], list[bool], list[int] | None]:
+    """The scan's numbers on the host, which of the R nodes have a distribution, and the token after every node if what
+    it leaves in the end is drawn from.
 
     The tokens are -1 where none was found, and None where drawing them all is not worth it: they are drawn later then;
     raises as `check_flags` for what comes with them.
@@ -150,10 +161,17 @@ def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]
     numbers, totals, least, *drawn = download(scan.numbers, scan.totals, scan.least, *drawn)
     num_drafts, totals_known = layout.num_drafts, totals[layout.num_children :]
     is_draft = are_totals(least[:num_drafts], totals_known[:num_drafts], SUM_TOLERANCE)
-    is_target = are_totals(least[num_drafts:], totals_known[num_drafts:]) | (trees.parents == PADDING_PARENT).flatten()
+    target = least[num_drafts:], totals_known[num_drafts:]
+    is_target = may_be_verified(trees, *(part.view(trees.tokens.shape) for part in target))
     check_flags(trees, bool((numbers[1] > 0).all()) and bool(is_draft.all()), bool(is_target.all()))
-    ahead = torch.where(drawn[1] > 0, drawn[0], -1).tolist() if drawn else None
-    return [totals[: layout.num_children], *numbers], ahead
+    ahead = torch.where(drawn[1] > 0, drawn[0], NO_TOKEN).tolist() if drawn else None
+    return [totals[: layout.num_children], *numbers], are_totals(*target).tolist(), ahead
+
+
+def may_be_verified(trees: TreeBatch, least: Float[Tensor, "B N"], total: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """Whether nodes have a distribution or, other than roots, none at all: only zeros or NaN; True at padding."""
+    is_none = total.isnan() | ((least == 0) & (total == 0))
+    return are_totals(least, total) | (is_none & (trees.parents != ROOT_PARENT)) | (trees.parents == PADDING_PARENT)
 
 
 def _next_tokens(
@@ -196,8 +214,8 @@ def check_flags(trees: TreeBatch, is_verifiable: int | bool, has_distributions: 
     """Raise LogitsError or InvalidTreeError for flags that have come to the host and are false."""
     if not has_distributions:
         raise LogitsError(
-            "a target distribution holds NaN or infinity, or does not sum to one: check the logits, the model's "
-            "weights and dtype, and the logits processors"
+            "a target distribution holds NaN or infinity, does not sum to one, or allows no token where the text is "
+            "kept: check the logits, the model's weights and dtype, and the logits processors"
         )
     if is_verifiable:
         return

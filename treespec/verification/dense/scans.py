@@ -12,6 +12,7 @@ these minima have a closed form, a maximum of products of `q[x] / P[x]`, so a ch
 node. The number of operations grows with the ranks on a path alone.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -65,9 +66,13 @@ def scan_traversal(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None
 
 
 def outcomes(
-    scan: Scan, sums: Float[Tensor, "M"], weights: Float[Tensor, "M"], drawn_probs: Float[Tensor, "M"]
+    scan: Scan,
+    sums: Float[Tensor, "M"],
+    weights: Float[Tensor, "M"],
+    drawn_probs: Float[Tensor, "M"],
+    has_probs: Sequence[bool],
 ) -> tuple[list[float], list[int]]:
-    """By `row * N + node`, from a scan's numbers on the host.
+    """By `row * N + node`, from a scan's numbers on the host and whether the target has a distribution after the node.
 
     The probability of accepting the node given that all nodes verified before it were rejected (of a traversal: the
     mass left when its children are; the root is always accepted), and from what the token after it is drawn when its
@@ -76,7 +81,7 @@ def outcomes(
     plan, has_masses = scan.plan, scan.has_masses
     num_nodes = len(plan.numbers)
     masses, scales, rows = [1.0] * num_nodes, [1.0] * num_nodes, list(range(num_nodes))
-    entered, is_open = [1.0] * num_nodes, [True] * num_nodes
+    entered, is_open = [1.0] * num_nodes, list(has_probs)
     numbers = (array.double().tolist() for array in (sums, weights, drawn_probs))
     by_number = list(zip(*numbers, strict=True))
     parents = plan.parents.tolist()
@@ -86,14 +91,14 @@ def outcomes(
         parent = parents[number]
         total, weight, drawn = by_number[number]
         mass, scale = masses[parent], scales[parent]
-        if not is_open[parent]:  # Nothing is left below it.
+        if not is_open[parent]:  # Nothing is left below it, or it is a dead end.
             masses[node] = scales[node] = entered[node] = 0.0
             is_open[node] = False
             continue
         entered[node] = min(scale * weight / drawn, 1.0) if drawn > 0 else 0.0
         if has_masses:
             masses[node] = scales[node] = entered[node]
-            is_open[node] = entered[node] > 0
+            is_open[node] = is_open[node] and entered[node] > 0
         if scale * total > 0:
             left = scale * total + (1 - mass)
             masses[parent], scales[parent], rows[parent] = scale * total / left, scale / left, num_nodes + number

@@ -1,0 +1,151 @@
+"""Processors that allow nothing after texts that plain decoding never reaches, through the whole engine."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers.continuations import exact_distribution
+from helpers.tiny import noisy_copy, padded, tiny_llama
+from scipy.stats import power_divergence
+from transformers import LogitsProcessorList
+
+import treespec
+from treespec.errors import LogitsError
+from treespec.policies import BestFirst, Chain
+from treespec.verification import RULES, dispatch
+
+VOCAB_SIZE = 24
+PROMPT = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6, 7]])
+END = 9
+
+
+class Trie:
+    """Allows the texts of a list only: after all others nothing."""
+
+    def __init__(self, texts):
+        self.next = {}
+        for text in texts:
+            for i, token in enumerate(text):
+                self.next.setdefault(text[:i], set()).add(token)
+
+    def __call__(self, ids, scores):
+        allowed = torch.full_like(scores, -torch.inf)
+        for row, text in enumerate(ids[:, PROMPT.shape[1] :].tolist()):
+            tokens = sorted(self.next.get(tuple(text), ()))
+            allowed[row, tokens] = scores[row, tokens]
+        return allowed
+
+
+class NothingAfterTheEnd:
+    def __call__(self, ids, scores):
+        has_ended = (ids[:, PROMPT.shape[1] :] == END).any(1, keepdim=True)
+        return scores.masked_fill(has_ended, -torch.inf)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_llama(VOCAB_SIZE)
+
+
+def drafters(target):
+    return treespec.SuffixLookup(), treespec.TokenRecycling(), noisy_copy(target), target
+
+
+@pytest.fixture(params=["dense", "walk"])
+def form(request, monkeypatch):
+    monkeypatch.setattr(dispatch, "DENSE_ON_CPU", 1 << 12 if request.param == "dense" else 0)
+
+
+def texts(length=10):
+    """Few of all texts, among them what the prompt repeats."""
+    random_tokens = random.Random(1)
+    drawn = [tuple(random_tokens.randrange(VOCAB_SIZE) for _ in range(length)) for _ in range(300)]
+    return [*drawn, *[(5, 6, *text[2:]) for text in drawn[:20]]]
+
+
+WARPED = {"top_p": 0.9, "temperature": 0.8, "renormalize_logits": True}
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("warpers", [{}, {"renormalize_logits": True}], ids=["plain", "renormalised"])
+def test_greedy_texts_of_a_trie(target, warpers):
+    batch = padded(PROMPT.repeat(3, 1), [0, 2, 5])
+    options = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([Trie(texts())]), **warpers}
+    for inputs in ({"input_ids": PROMPT}, batch):
+        expected = target.generate(**inputs, do_sample=False, **options)
+        for drafter in drafters(target):
+            speculation = treespec.TreeSpeculation(drafter, tree=8)
+            found = target.generate(**inputs, do_sample=False, custom_generate=speculation, **options)
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("form")
+def test_nothing_is_allowed_after_the_end(target):
+    processors = LogitsProcessorList([NothingAfterTheEnd()])
+    options = {"max_new_tokens": 20, "eos_token_id": END, "do_sample": False}
+    prompts = torch.randint(1, VOCAB_SIZE, (40, PROMPT.shape[1]), generator=torch.Generator().manual_seed(0))
+    expected = target.generate(prompts, **options)
+    ended = (expected[:, PROMPT.shape[1] :] == END).any(1).nonzero().flatten().tolist()
+    assert len(ended) >= 2
+    for row in ended[:4]:
+        plain = target.generate(prompts[row : row + 1], logits_processor=processors, **options)
+        for drafter in (target, treespec.SuffixLookup()):
+            for more in ({}, {"return_dict_in_generate": True, "output_scores": True}):
+                found = target.generate(
+                    prompts[row : row + 1],
+                    logits_processor=processors,
+                    custom_generate=treespec.TreeSpeculation(drafter, tree=8),
+                    **options,
+                    **more,
+                )
+                assert torch.equal(found.sequences if more else found, plain)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("options", [{"top_k": 0}, WARPED], ids=["plain", "warped"])
+def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, options):
+    short = [text[:3] for text in texts()]
+    options = {"do_sample": True, "logits_processor": LogitsProcessorList([Trie(short)]), **options}
+    exact = exact_distribution(lambda **kwargs: target.generate(**kwargs, **options), {"input_ids": PROMPT}, depth=3)
+    assert sum(exact.values()) == pytest.approx(1)
+    for drafter in (treespec.SuffixLookup(), noisy_copy(target)):
+        counts = Counter()
+        for seed in range(12):
+            speculation = treespec.TreeSpeculation(drafter, tree=8, seed=seed)
+            rows = target.generate(PROMPT.repeat(10, 1), max_new_tokens=3, custom_generate=speculation, **options)
+            counts.update(map(tuple, rows[:, PROMPT.shape[1] :].tolist()))
+        assert set(counts) <= set(exact)
+        assert p_value(counts, exact) > 1e-4
+
+
+def p_value(counts, exact):
+    """Of a G-test whose cells of fewer than five expected texts are one."""
+    cells = {text: prob for text, prob in exact.items() if prob * counts.total() >= 5}
+    observed, expected = [counts[text] for text in cells], list(cells.values())
+    observed, expected = np.array([*observed, counts.total() - sum(observed)]), np.array([*expected, 1 - sum(expected)])
+    return power_divergence(observed, expected / expected.sum() * counts.total(), lambda_="log-likelihood").pvalue
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_kept_text_without_a_distribution_is_an_error(target, do_sample):
+    processors = LogitsProcessorList([Trie([text[:4] for text in texts()])])
+    options = {"max_new_tokens": 8, "do_sample": do_sample, "logits_processor": processors}
+    for drafter in (treespec.SuffixLookup(), target):
+        with pytest.raises(LogitsError, match=r"no token above -inf|allows no token"):
+            target.generate(PROMPT, custom_generate=treespec.TreeSpeculation(drafter, tree=8), **options)
+
+
+def test_every_rule_that_a_draft_may_have_is_run(target):
+    options = {"max_new_tokens": 10, "do_sample": True, "logits_processor": LogitsProcessorList([Trie(texts())])}
+    allowed = set(texts())
+    for name in RULES:
+        if name in ("optimal_transport", "transport_traversal", "k_seq"):
+            continue  # Their drafts are of fixed width or truncated: tests/verification/test_dead_ends.py.
+        is_chain = name in ("token", "block")
+        tree = Chain(4, children="iid") if is_chain else BestFirst(8, children="iid")
+        speculation = treespec.TreeSpeculation(noisy_copy(target), tree=tree, verification=name, seed=0)
+        found = target.generate(PROMPT.repeat(4, 1), custom_generate=speculation, **options)
+        assert {tuple(row) for row in found[:, PROMPT.shape[1] :].tolist()} <= allowed, name
