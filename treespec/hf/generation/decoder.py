@@ -55,5 +55,6 @@ class SpeculativeDecoder:
         if temperature:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0}
         with torch.inference_mode():
-            out: Any = generate(self.target_model, inputs, self.speculation, seed=seed, **options)
+            arguments = (self.target_model, inputs, self.speculation)
+            out: Any = generate(*arguments, tokenizer=self.tokenizer, seed=seed, **options)
         return self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

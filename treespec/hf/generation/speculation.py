@@ -1,7 +1,6 @@
 """The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -18,6 +17,7 @@ from treespec.engine.trace.file import as_trace_file
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.adapters import LearnedByAdapters
 from treespec.hf.generation.call import Options, Prepared
+from treespec.hf.generation.config_fields import check_fields, given_fields, own_stop_strings
 from treespec.hf.generation.decode import decode
 from treespec.hf.generation.output import Output
 from treespec.hf.generation.setting import SettingFiles
@@ -217,12 +217,9 @@ def generate(
             f"speculation must be a TreeSpeculation, got {type(speculation).__name__}: "
             "generate(model, inputs, TreeSpeculation(drafter))"
         )
-    # transformers cannot pass the tokenizer for its own stop_strings to a custom_generate object: ours takes both.
-    config = generation_kwargs.get("generation_config") or model.generation_config
-    if config.stop_strings is not None:
-        stop_strings = stop_strings or config.stop_strings
-        generation_kwargs["generation_config"] = config = copy(config)
-        config.stop_strings = None
+    check_fields(given_fields(model, generation_kwargs))
+    configured, generation_kwargs = own_stop_strings(model, generation_kwargs)
+    stop_strings = stop_strings or configured
     own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
     with ending(speculation.options.streamer if streamer is None else streamer):
         options = replace(speculation.options, **{name: value for name, value in own.items() if value is not None})

@@ -6,16 +6,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.configuration_utils import GenerationMode
 
 from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.hf.generation.config_fields import check_fields
 from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, input_device, is_multimodal
 from treespec.hf.models.prompt import OUTPUTS, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
 _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
-_CACHES = {None, "dynamic", "dynamic_full", "hybrid", "static"}
 
 
 def prompt_arguments(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any, spread: dict[str, Any]) -> dict:
@@ -63,24 +62,11 @@ def check_mode(
     """Refuse modes and arguments that speculation does not support.
 
     Raises:
-        UnsupportedModeError: beams, assisted or contrastive modes, attentions as outputs, a cache
-            implementation without row access, model arguments beyond plain text.
+        UnsupportedModeError: a field of the config that is not served (see `FIELDS`), model arguments beyond text.
         ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
     """
     check_model(model)
-    mode = config.get_generation_mode()
-    if config.num_beams not in (None, 1) or mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UnsupportedModeError(
-            f"speculation does greedy decoding and sampling, not {mode.value} (num_beams={config.num_beams}); set "
-            "num_beams=1 and leave transformers' own assisted modes off"
-        )
-    if config.output_attentions and config.return_dict_in_generate:
-        raise UnsupportedModeError("output_attentions has no meaning for tree passes, whose nodes attend in one pass")
-    if config.cache_implementation not in _CACHES:
-        raise UnsupportedModeError(
-            f"cache_implementation={config.cache_implementation!r} allows no access to single rows of the cache; use "
-            "'dynamic' or 'static'"
-        )
+    check_fields(vars(config))
     unknown = sorted(name for name, value in model_kwargs.items() if name not in _MODEL_KWARGS and value is not None)
     if unknown and (not is_multimodal(model) or "inputs_embeds" in unknown):
         raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")

@@ -76,9 +76,9 @@ def _difference(facts: ModelFacts, is_padded: bool, capability: Capability) -> f
     model: Any = facts.model
     ids, mask = _prompts(facts, is_padded)
     options: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "pad_token_id": 0}
-    # Otherwise the model's generation_config decides these.
+    # Otherwise the model's generation_config decides, over stop strings that need a tokenizer too.
     options |= {"max_new_tokens": NUM_NEW, "min_new_tokens": NUM_NEW, "do_sample": False, "num_beams": 1}
-    options |= {"num_return_sequences": 1, "use_cache": True}
+    options |= {"num_return_sequences": 1, "use_cache": True, "stop_strings": None}
     try:
         plain = model.generate(**options, output_logits=True, return_dict_in_generate=True)
     except torch.OutOfMemoryError:

@@ -1,0 +1,220 @@
+"""Every field of `GenerationConfig`, wherever it is set: the output of plain `generate`, or an error by name.
+
+In the model's own generation_config, in the call's, and among the call's arguments.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.text_tokenizers import byte_level
+from helpers.tiny import noisy_copy, prompt, tiny_llama
+from transformers import CompileConfig, GenerationConfig, WatermarkingConfig
+
+import treespec
+from treespec.errors import UnsupportedModeError
+from treespec.hf.generation.config_fields import FIELDS, Refused, check_fields, class_defaults
+
+TOKENIZER = byte_level(320)
+TARGET = tiny_llama(len(TOKENIZER))
+DRAFT = noisy_copy(TARGET)
+IDS = prompt(2, vocab_size=len(TOKENIZER))
+PLAIN = TARGET.generate(IDS, max_new_tokens=12, do_sample=False)
+THIRD = PLAIN[:, 14].tolist()
+TEXTS = [[text for token in row if (text := TOKENIZER.decode([token])).isascii()] for row in PLAIN[:, 14:].tolist()]
+EARLY, LATE = [row[0] for row in TEXTS], [row[-1] for row in TEXTS]
+"""Stop strings that each row meets: a batch without an end token ends with its last row."""
+
+SAMPLED = {"do_sample": True}
+ENDS = {"eos_token_id": THIRD}
+RETURNED = {"return_dict_in_generate": True}
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "max_length": {"max_length": 17},
+    "max_new_tokens": {"max_new_tokens": 5},
+    "min_length": {"min_length": 18} | ENDS,
+    "min_new_tokens": {"min_new_tokens": 5} | ENDS,
+    "max_time": {"max_time": 1e-9},
+    "stop_strings": {"stop_strings": EARLY},
+    "do_sample": SAMPLED | {"temperature": 1e-4},
+    "temperature": SAMPLED | {"temperature": 1e-4},
+    "top_k": SAMPLED | {"top_k": 1},
+    "top_p": SAMPLED | {"top_p": 1e-6},
+    "min_p": SAMPLED | {"min_p": 1.0},
+    "top_h": SAMPLED | {"top_h": 1e-6},
+    "typical_p": SAMPLED | {"typical_p": 1e-6},
+    "epsilon_cutoff": SAMPLED | {"epsilon_cutoff": 0.999},
+    "eta_cutoff": SAMPLED | {"eta_cutoff": 0.999, "temperature": 1e-4},
+    "repetition_penalty": {"repetition_penalty": 8.0},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 8.0},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "bad_words_ids": {"bad_words_ids": [[token] for token in THIRD]},
+    "renormalize_logits": {"renormalize_logits": True},
+    "forced_bos_token_id": {"forced_bos_token_id": 5},
+    "forced_eos_token_id": {"forced_eos_token_id": 5},
+    "remove_invalid_values": {"remove_invalid_values": True},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 2.0), "eos_token_id": 5},
+    "suppress_tokens": {"suppress_tokens": THIRD},
+    "begin_suppress_tokens": {"begin_suppress_tokens": PLAIN[:, 12].tolist()},
+    "sequence_bias": {"sequence_bias": [[[THIRD[0]], -30.0]]},
+    "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=8.0)},
+    "num_return_sequences": {"num_return_sequences": 2, "top_k": 1} | SAMPLED,
+    "output_hidden_states": {"output_hidden_states": True} | RETURNED,
+    "output_scores": {"output_scores": True} | RETURNED,
+    "output_logits": {"output_logits": True} | RETURNED,
+    "return_dict_in_generate": RETURNED,
+    "pad_token_id": {"pad_token_id": 7, "eos_token_id": THIRD[0]},
+    "bos_token_id": {"bos_token_id": 7},
+    "eos_token_id": ENDS,
+    # Without effect
+    "early_stopping": {"early_stopping": True},
+    "use_cache": {"use_cache": False},
+    "cache_config": {"cache_config": {"nbits": 4}},
+    "max_cache_len": {"max_cache_len": 90, "cache_implementation": "static"},
+    "length_penalty": {"length_penalty": 3.0},
+    "decoder_start_token_id": {"decoder_start_token_id": 5},
+    "num_assistant_tokens": {"num_assistant_tokens": 3},
+    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
+    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.9},
+    "max_matching_ngram_size": {"max_matching_ngram_size": 3},
+    "assistant_lookbehind": {"assistant_lookbehind": 3},
+    "target_lookbehind": {"target_lookbehind": 3},
+    "assistant_ensemble_weight": {"assistant_ensemble_weight": 0.5},
+    "speculation_type": {"speculation_type": "dflash"},
+    "compile_config": {"compile_config": CompileConfig()},
+    "disable_compile": {"disable_compile": True},
+    "continuous_batching_config": {"continuous_batching_config": {}},
+    "low_memory": {"low_memory": True},
+    "diversity_penalty": {"diversity_penalty": 0.5},
+    "num_beam_groups": {"num_beam_groups": 2},
+    "prefill_chunk_size": {"prefill_chunk_size": 5},
+    "transformers_version": {"transformers_version": "4.0"},
+    # Refused
+    "num_beams": {"num_beams": 2},
+    "use_mtp": {"use_mtp": True},
+    "cache_implementation": {"cache_implementation": "quantized"},
+    "token_healing": {"token_healing": True},
+    "guidance_scale": {"guidance_scale": 1.5},
+    "output_attentions": {"output_attentions": True} | RETURNED,
+    "is_assistant": {"is_assistant": True},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
+    "assistant_early_exit": {"assistant_early_exit": 1},
+    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
+    "dola_layers": {"dola_layers": "low"},
+    "constraints": {"constraints": []},
+    "force_words_ids": {"force_words_ids": [[3]]},
+}
+CHANGES_NOTHING = {
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "epsilon_cutoff", "eta_cutoff"),
+    *("renormalize_logits", "remove_invalid_values", "bos_token_id"),
+    *("forced_bos_token_id", "encoder_no_repeat_ngram_size"),
+}
+"""Examples that leave this greedy text as it is; most of them so that sampled text has one outcome."""
+KINDS = {name: effect if isinstance(effect, str) else "refused" for name, effect in FIELDS.items()}
+
+
+def fields_of(kind):
+    return [name for name, found in KINDS.items() if found == kind]
+
+
+def configured(fields):
+    """A generation_config with fields as a file sets them, without the checks of its class."""
+    config = GenerationConfig(pad_token_id=0)
+    vars(config).update(fields)
+    return config
+
+
+@pytest.fixture
+def own_config(monkeypatch):
+    """Puts fields into the target's own generation_config."""
+    return lambda fields: monkeypatch.setattr(TARGET, "generation_config", configured(fields))
+
+
+def by_trees(**options):
+    speculation = treespec.TreeSpeculation(DRAFT, tree=8, seed=0)
+    return treespec.generate(TARGET, IDS, speculation, tokenizer=TOKENIZER, **options)
+
+
+def plainly(name, **options):
+    return TARGET.generate(IDS, **options, **({"tokenizer": TOKENIZER} if name == "stop_strings" else {}))
+
+
+def options_without(name):
+    """A length and greedy decoding, where the example does not say otherwise."""
+    given = EXAMPLES[name]
+    length = {} if given.keys() & {"max_length", "max_new_tokens"} else {"max_new_tokens": 12}
+    return length | ({} if "do_sample" in given else {"do_sample": False})
+
+
+def assert_same(out, plain):
+    if isinstance(plain, torch.Tensor):
+        assert torch.equal(out, plain)
+        return
+    assert torch.equal(out.sequences, plain.sequences)
+    ours, theirs = ({name for name in ("scores", "logits", "hidden_states") if name in x} for x in (out, plain))
+    assert ours == theirs
+
+
+def test_every_field_of_the_installed_class_is_in_the_table():
+    assert class_defaults().keys() - FIELDS.keys() == set()
+
+
+def test_every_field_of_the_table_has_an_example():
+    assert EXAMPLES.keys() == FIELDS.keys()
+    assert all(name in example for name, example in EXAMPLES.items())
+
+
+@pytest.mark.parametrize("name", [*fields_of("served"), *fields_of("no effect")])
+def test_in_the_models_own_config_it_does_what_plain_generate_does(own_config, name):
+    own_config(EXAMPLES[name])
+    plain = plainly(name, **options_without(name))
+    assert_same(by_trees(**options_without(name)), plain)
+    is_changed = not isinstance(plain, torch.Tensor) or not torch.equal(plain, PLAIN)
+    assert is_changed == (KINDS[name] == "served" and name not in CHANGES_NOTHING)
+
+
+@pytest.mark.parametrize("name", [*fields_of("served"), *fields_of("no effect")])
+def test_in_the_calls_config_and_arguments_it_does_the_same(name):
+    given = EXAMPLES[name] | options_without(name)
+    plain = plainly(name, **given)
+    assert_same(by_trees(**given), plain)
+    assert_same(by_trees(generation_config=configured(given)), plain)
+
+
+@pytest.mark.parametrize("name", fields_of("refused"))
+def test_what_is_refused_is_refused_by_name(own_config, name):
+    given = EXAMPLES[name]
+    for options in (given, {"generation_config": configured(given)}):
+        with pytest.raises(UnsupportedModeError, match=f"^{name}="):
+            by_trees(**options)
+    own_config(given)
+    with pytest.raises(UnsupportedModeError, match=f"^{name}="):
+        by_trees()
+    effect = FIELDS[name]
+    assert isinstance(effect, Refused)
+    for harmless in (None, *effect.harmless):
+        check_fields(given | {name: harmless})
+
+
+def test_stop_strings_in_both_configs_are_the_calls(own_config):
+    given = EXAMPLES["stop_strings"] | options_without("stop_strings")
+    plain = plainly("stop_strings", **given)
+    own_config({"stop_strings": LATE})
+    assert not torch.equal(plainly("stop_strings", **options_without("stop_strings")), plain)
+    assert_same(by_trees(generation_config=configured(given)), plain)
+    assert_same(by_trees(**given), plain)
+
+
+def test_a_field_that_a_newer_transformers_has(monkeypatch):
+    defaults = class_defaults() | {"sharpen": (None, 1.0)}
+    monkeypatch.setattr("treespec.hf.generation.config_fields.class_defaults", lambda: defaults)
+    for unset in ({}, {"sharpen": None}, {"sharpen": 1.0}):
+        check_fields(unset)
+    with pytest.raises(UnsupportedModeError, match=r"sharpen=2.0 .* does not know"):
+        by_trees(sharpen=2.0)
+
+
+def test_entries_that_the_class_does_not_have_are_ignored_as_plain_generate_ignores_them(own_config):
+    own_config({"user_token_id": 195})
+    options = {"max_new_tokens": 12, "do_sample": False}
+    assert torch.equal(by_trees(**options), PLAIN)
