@@ -1,7 +1,7 @@
 """Every field of transformers' `GenerationConfig`: served, without effect, or refused by name; the only such table.
 
-Fields are in the order of `GenerationConfig.__init__`. Other entries of a file, which the installed class does not have,
-are ignored as by plain `generate`, which does not read them.
+Fields are in the order of `GenerationConfig.__init__`. Other entries of a file, which the installed class does not
+have, are ignored as by plain `generate`, which does not read them.
 """
 
 from collections.abc import Callable, Mapping
