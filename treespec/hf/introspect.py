@@ -98,9 +98,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
     if isinstance(model, ModelFacts):
         return model
     check_model(model)
-    plain: Any = getattr(model, "_orig_mod", model)
-    if hasattr(plain, "peft_config") and hasattr(plain, "get_base_model"):
-        plain = plain.get_base_model()  # Its layers have the adapters; the wrapper's forward hides its arguments.
+    plain = unwrapped(model)
     try:
         return ModelFacts(
             model=plain,
@@ -110,7 +108,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
             dtype=plain.dtype,
             num_logits=num_logits(plain),
             max_positions=position_table_size(plain),
-            arguments=frozenset(inspect.signature(plain.forward).parameters),
+            arguments=forward_arguments(plain),
             adapters=active_adapters(plain),
             ranks=ranks_of(plain),
             weights=weight_kinds(plain),
@@ -118,6 +116,18 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
     # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
+
+
+def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without `torch.compile`, and without PEFT's wrapper, whose forward hides the model's arguments."""
+    plain: Any = getattr(model, "_orig_mod", model)
+    is_adapted = hasattr(plain, "peft_config") and hasattr(plain, "get_base_model")
+    return plain.get_base_model() if is_adapted else plain
+
+
+def forward_arguments(model: PreTrainedModel) -> frozenset[str]:
+    """The names of the arguments of a model's forward, whatever wraps it."""
+    return frozenset(inspect.signature(unwrapped(model).forward).parameters)
 
 
 def uncompiled(facts: ModelFacts) -> ModelFacts:

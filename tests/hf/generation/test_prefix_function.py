@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.grammars import OPTIONS, drafted_texts
 from helpers.tiny import padded, prompt
-from transformers import NoRepeatNGramLogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList, NoRepeatNGramLogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from treespec import TokenRecycling, TreeSpeculation
@@ -63,7 +63,45 @@ def test_scores_are_the_librarys(target):
     assert torch.equal(processor(ids, scores, row=0), expected)
     following = torch.cat([ids, torch.tensor([[3], [8], [5]])], 1)
     after = processor(following, scores, row=2)
-    assert after.isfinite().sum(-1).tolist() == [1, 1, 64]  # 5 is forbidden: what follows it has no meaning.
+    assert after.isfinite().sum(-1).tolist() == [1, 1, 1]  # 5 is forbidden, but another processor may force it.
+
+
+class Forced(LogitsProcessor):
+    """Forces the second token of every text."""
+
+    def __call__(self, input_ids, scores):
+        forced = torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor(20), 0.0)
+        return forced if input_ids.shape[1] == 13 else scores
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_after_a_forbidden_token_that_is_forced_the_function_goes_on(target, draft, do_sample):
+    """In one step with it and in later ones; drafts go on too."""
+    options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([Forced()])}
+    options["prefix_allowed_tokens_fn"] = lambda row, text: [4, 6, 8, 10] if text[-1] != 8 else [5, 7]
+    plain = target.generate(prompt(2), **options)
+    for drafter in (draft, TokenRecycling()):
+        speculation = TreeSpeculation(drafter, tree=8, seed=0, record_steps=True)
+        out = target.generate(prompt(2), **options, custom_generate=speculation)
+        assert do_sample or torch.equal(out, plain)
+        for text in out[:, 12:].tolist():
+            assert text[1] == 20
+            allowed = [{5, 7} if before == 8 else {4, 6, 8, 10} for before in text[1:-1]]
+            assert all(token in tokens for token, tokens in zip(text[2:], allowed, strict=True))
+        assert drafter is not draft or any(step.trees[0].num_nodes > 1 for step in speculation.steps[3:])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_function_that_knows_no_text_with_the_forced_token(target, draft, do_sample):
+    def function(row, text):
+        if 20 in text[12:]:
+            raise KeyError("20 is no title")
+        return [4, 6, 8]
+
+    options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([Forced()])}
+    for chosen in (None, TreeSpeculation(draft, tree=8, seed=0)):
+        with pytest.raises(KeyError, match="20 is no title"):
+            target.generate(prompt(1), **options, prefix_allowed_tokens_fn=function, custom_generate=chosen)
 
 
 def test_other_processors_stay_as_they_are():

@@ -99,6 +99,66 @@ def test_a_processor_that_follows_its_calls_is_refused():
         tiny_llama().generate(ids, **options, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
 
 
+class Matching:
+    """Follows one text and raises when a call is not for the next token of it, as matchers of grammars do."""
+
+    def __init__(self):
+        self.length = None
+
+    def __call__(self, input_ids, scores):
+        if self.length is not None and input_ids.shape[1] != self.length + 1:
+            raise IndexError(f"{input_ids.shape[1]} tokens do not follow {self.length}")
+        self.length = input_ids.shape[1]
+        return scores
+
+
+def test_the_error_of_a_processor_that_raises_while_it_is_probed_is_seen():
+    with pytest.raises(
+        UnsupportedModeError, match=r"Matching raises IndexError \(3 tokens do not follow 4\)"
+    ) as caught:
+        check_follows_text(Matching(), torch.tensor([[3, 4, 5]]), vocab_size=40)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+class Broken:
+    """Raises for every text but the prompt, or for the prompt too."""
+
+    def __init__(self, longest):
+        self.longest = longest
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] > self.longest:
+            raise ZeroDivisionError("the processor's own fault")
+        return scores
+
+
+@pytest.mark.parametrize("longest", [2, 3, 5])
+def test_a_processor_that_raises_in_plain_decoding_too_raises_the_same(longest):
+    options = {"max_new_tokens": 6, "logits_processor": LogitsProcessorList([Broken(longest)]), "do_sample": False}
+    for chosen in (None, TreeSpeculation(TokenRecycling(), tree=4)):
+        with pytest.raises(ZeroDivisionError, match="own fault"):
+            tiny_llama().generate(torch.tensor([[3, 4, 5]]), **options, custom_generate=chosen)
+
+
+class KnowsOneText:
+    """A function of the text that knows no text but those of one continuation."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def __call__(self, input_ids, scores):
+        for text in input_ids.tolist():
+            if text not in self.texts:
+                raise KeyError(f"{text} is unknown")
+        return scores
+
+
+def test_a_function_that_does_not_know_the_probing_texts_is_not_refused():
+    ids = torch.tensor([[3, 4, 5]])
+    check_follows_text(KnowsOneText([[3, 4, 5], [3, 4, 5, 9]]), ids, vocab_size=40)
+    check_follows_text(KnowsOneText([[3, 4, 5], [3, 4, 5, 0]]), ids, vocab_size=40)
+
+
 @pytest.mark.parametrize("processor", [RowDependent(), Remembering()], ids=lambda processor: type(processor).__name__)
 def test_a_function_of_the_text_is_not(processor):
     check_follows_text(processor, torch.tensor([[3, 4, 5], [6, 7, 8]]), vocab_size=40)

@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 import torch
 from helpers.medusa_files import random_heads
-from helpers.tiny import padded, prompt
-from transformers import BartConfig, BartForCausalLM, DynamicCache
+from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
+from transformers import BartConfig, BartForCausalLM, DynamicCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
@@ -335,6 +335,34 @@ def test_static_cache(target, draft):
     speculation = treespec.TreeSpeculation(draft, tree=8)
     out = target.generate(**inputs, **OPTIONS, cache_implementation="static", custom_generate=speculation)
     assert torch.equal(out, plain)
+
+
+def test_an_empty_static_cache_of_the_callers_is_not_filled_and_a_warning_says_so(target, draft):
+    cache = StaticCache(config=target.config, max_cache_len=64)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    with pytest.warns(treespec.TreespecWarning, match="StaticCache stays empty: pass a DynamicCache"):
+        out = target.generate(prompt(1), **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
+    assert torch.equal(out, target.generate(prompt(1), **OPTIONS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.resize_token_embeddings(72, mean_resizing=False),
+        lambda model: model.bfloat16(),
+        lambda model: model.double(),
+    ],
+    ids=["size", "bfloat16", "float64"],
+)
+def test_models_that_change_after_the_draft_model_was_given(change):
+    target = tiny_llama()
+    draft = noisy_copy(target)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    for _ in range(2):
+        out = target.generate(prompt(2), **OPTIONS, custom_generate=speculation)
+        assert torch.equal(out, target.generate(prompt(2), **OPTIONS))
+        assert speculation.stats.mean_acceptance_length > 1.5
+        change(target), change(draft)
 
 
 def test_from_config_speaks_vllm(target, draft):

@@ -1,13 +1,15 @@
 """`treespec.generate` takes prompts in every form that `model.generate` takes, and strings; else it says what to do."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from helpers.tiny import padded, prompt
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BatchEncoding, PreTrainedTokenizerFast
+from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import treespec
-from treespec.errors import ConfigError
+from treespec.errors import ConfigError, UnsupportedModeError
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False}
 
@@ -51,6 +53,45 @@ def test_strings_are_encoded_and_padded_on_the_left(target, draft, tokenizer):
     assert torch.equal(treespec.generate(target, texts[0], own, **OPTIONS), single)
 
 
+def test_what_a_tokenizer_returns_as_lists(target, draft, tokenizer):
+    """Spread over the arguments too, of one text or several."""
+    for texts in ("w1 w2 w3", ["w1 w2 w3"], ["w1 w2 w3", "w4"]):
+        padding = {} if isinstance(texts, str) else {"padding": True, "padding_side": "left"}
+        plain = target.generate(
+            **tokenizer([texts] if not padding else texts, return_tensors="pt", **padding), **OPTIONS
+        )
+        inputs = tokenizer(texts, **padding)
+        assert isinstance(inputs["attention_mask"], list)
+        assert torch.equal(decode(target, draft, inputs), plain)
+        assert torch.equal(decode(target, draft, **inputs), plain)
+
+
+def test_types_of_tokens_that_the_model_does_not_take(target, draft, tokenizer):
+    typed = deepcopy(tokenizer)
+    typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    assert "token_type_ids" in typed("w1")
+    assert torch.equal(
+        decode(target, draft, "w1 w2", tokenizer=typed), decode(target, draft, "w1 w2", tokenizer=tokenizer)
+    )
+    config = GPT2Config(
+        vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
+    )
+    with pytest.raises(UnsupportedModeError, match="token_type_ids"):
+        decode(GPT2LMHeadModel(config).eval(), draft, "w1 w2", tokenizer=typed)
+
+
+@pytest.mark.parametrize("texts", ["", ["", "w1 w2"], ["w1", "", "w3"], ["", ""]], ids=str)
+def test_texts_without_a_token(target, draft, tokenizer, texts):
+    with pytest.raises(ConfigError, match=r"the prompt is empty: text \d has no token .*bos_token"):
+        decode(target, draft, texts, tokenizer=tokenizer)
+
+
+def test_a_row_of_padding(target, draft):
+    inputs = padded(prompt(2), [0, 12])
+    with pytest.raises(ConfigError, match="the prompt is empty: row 1 is nothing but padding"):
+        target.generate(**inputs, **OPTIONS, custom_generate=treespec.TreeSpeculation(draft, tree=8))
+
+
 @pytest.mark.parametrize(
     ("inputs", "spread", "words"),
     [
@@ -61,6 +102,7 @@ def test_strings_are_encoded_and_padded_on_the_left(target, draft, tokenizer):
         (None, {"inputs_embeds": torch.zeros(1, 3, 32)}, "not as inputs_embeds"),
         ([[1, 2], [3]], {}, "different lengths"),
         ([1.5, 2.5], {}, "token ids"),
+        ({"input_ids": [[1, 2]], "attention_mask": [["a", "b"]]}, {}, "attention_mask must be int64"),
         ([], {}, "empty"),
         (3, {}, "must be an int64 tensor"),
         ({"input_ids": None}, {}, "must be an int64 tensor"),

@@ -81,6 +81,11 @@ class ForcedText:
         size = min(map(len, masks))
         return torch.stack([mask[:size] for mask in masks]).all(0) if len(masks) > 1 else masks[0]
 
+    def follow(self, row: int, text: tuple[int, ...]) -> None:
+        """Say what a row has emitted to the constraints."""
+        for constraint in self._constraints:
+            constraint.follow(row, text)
+
     def allows(self, row: int, tokens: tuple[int, ...], token: int) -> bool:
         mask = self.allowed(row, tokens)
         return mask is not None and token < len(mask) and bool(mask[token])

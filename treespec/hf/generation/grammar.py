@@ -26,6 +26,10 @@ class Constraint(Protocol):
         """
         ...
 
+    def follow(self, row: int, emitted: tuple[int, ...]) -> None:
+        """A row has emitted these tokens, of which other processors may have forced some that were forbidden."""
+        ...
+
 
 class PathStates:
     """The states of texts that begin alike; those asked for last are kept, others computed from the nearest one."""
@@ -33,6 +37,14 @@ class PathStates:
     def __init__(self, start: GrammarState) -> None:
         self._start = start
         self._known: OrderedDict[tuple[int, ...], tuple[GrammarState, Tensor] | None] = OrderedDict()
+        self._emitted: tuple[int, ...] = ()
+
+    def follow(self, emitted: tuple[int, ...]) -> None:
+        """Go on after emitted tokens, which begin with those of the call before, also where one was forbidden."""
+        news = range(len(self._emitted) + 1, len(emitted) + 1)
+        if any(self._known.get(emitted[:n], self._start) is None for n in news):
+            self._known = OrderedDict((text, known) for text, known in self._known.items() if known is not None)
+        self._emitted = emitted
 
     def mask(self, tokens: tuple[int, ...]) -> Tensor | None:
         """The tokens allowed after these, bool of any length; None where one of these is forbidden."""
@@ -50,16 +62,17 @@ class PathStates:
         num_known = next((n for n in range(len(tokens) - 1, 0, -1) if tokens[:n] in self._known), 0)
         known = self._at(tokens[:num_known])
         for n in range(num_known, len(tokens)):
-            known = None if known is None else _after(*known, tokens[n])
+            is_emitted = tokens[: n + 1] == self._emitted[: n + 1]
+            known = None if known is None else _after(*known, tokens[n], is_emitted)
             self._known[tokens[: n + 1]] = known
         while len(self._known) > MAX_STATES:
             self._known.popitem(last=False)
         return known
 
 
-def _after(state: GrammarState, mask: Tensor, token: int) -> tuple[GrammarState, Tensor] | None:
-    """State and mask after one token more, None where the mask forbids it."""
-    if token >= len(mask) or not mask[token]:
+def _after(state: GrammarState, mask: Tensor, token: int, is_emitted: bool) -> tuple[GrammarState, Tensor] | None:
+    """State and mask after one token more, None where the mask forbids it and it was not emitted nevertheless."""
+    if not is_emitted and (token >= len(mask) or not mask[token]):
         return None
     fork = state.fork()
     fork.advance(token)
@@ -97,6 +110,9 @@ class GrammarProcessor(LogitsProcessor):
     def allowed(self, row: int, tokens: Sequence[int]) -> Tensor | None:
         """See `Constraint`; the same for every row."""
         return self._states.mask(tuple(tokens))
+
+    def follow(self, row: int, emitted: tuple[int, ...]) -> None:
+        """See `Constraint`; a grammar has no state after what it forbids, in plain `generate` too."""
 
     def _length_of_prompt(self, ids: Tensor) -> int:
         if self._num_prompt is not None:

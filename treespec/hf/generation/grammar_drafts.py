@@ -69,6 +69,7 @@ class GrammarDrafts:
     def update(self, step: VerifiedStep) -> None:
         texts = self._texts()  # The step's tokens are there already.
         for row, text, emitted in zip(self._session.row_ids, texts, step.emitted, strict=True):
+            self._forced.follow(row, text)
             self._forced.learn(row, text[: len(text) - len(emitted)], emitted)
         if self._is_asked:
             gain = sum(map(len, step.emitted)) / len(step.emitted)

@@ -1,12 +1,14 @@
 """What a call of `generate` returns."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, StaticCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from treespec.errors import TreespecWarning
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.call import Prepared
 from treespec.hf.generation.output_scores import OutputScores
@@ -21,6 +23,16 @@ def final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
 
     An empty `DynamicCache` that the caller gave receives the text's keys and values.
     """
+    if (
+        isinstance(call.cache, StaticCache)
+        and call.cache is not target.cache
+        and call.config.cache_implementation is None
+    ):
+        warnings.warn(
+            "the given StaticCache stays empty: pass a DynamicCache to continue from it, or none",
+            TreespecWarning,
+            stacklevel=2,
+        )
     if call.num_rows > 1:
         return None
     if target.cache is not None:

@@ -1,7 +1,7 @@
 """transformers' `prefix_allowed_tokens_fn` along the branches of a tree."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ Function = Callable[[int, Tensor], Iterable[int]]
 class PrefixProcessor(LogitsProcessor):
     """`PrefixConstrainedLogitsProcessor` for the paths of a call: the function is asked once for every text.
 
-    It is asked about texts only that it allows itself.
+    It is asked about texts only that it allows itself, or that hold a token which other processors force against it.
 
     Args:
         function: from a row of the caller's batch and its text int64 [L] to the tokens that may come next.
@@ -27,14 +27,17 @@ class PrefixProcessor(LogitsProcessor):
 
     def __init__(self, function: Function, prompts: Int[Tensor, "B P"]) -> None:
         self._num_prompt = prompts.shape[1]
-        self._rows = [PathStates(PrefixState(function, row, prompt)) for row, prompt in enumerate(prompts)]
+        self._starts = [PrefixState(function, row, prompt) for row, prompt in enumerate(prompts)]
+        self._rows = [PathStates(start) for start in self._starts]
+        self._errors: list[dict[tuple[int, ...], Exception]] = [{} for _ in prompts]
 
     def __call__(self, ids: Tensor, scores: Tensor, row: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scores [M, V] after texts int64 [M, L] of one row, -inf where the function forbids a token.
 
         Where the processors before left none of the allowed tokens, all of these get 0, as in the library.
         """
-        masks = [resized(self.allowed(row, text), scores.shape[-1]) for text in ids[:, self._num_prompt :].tolist()]
+        texts = map(tuple, ids[:, self._num_prompt :].tolist())
+        masks = [resized(self._mask(row, text), scores.shape[-1]) for text in texts]
         allowed = torch.stack(masks).to(scores.device)
         kept = scores.masked_fill(~allowed, -torch.inf)
         is_left_without = (kept.amax(-1, keepdim=True) == -torch.inf) & allowed
@@ -43,6 +46,24 @@ class PrefixProcessor(LogitsProcessor):
     def allowed(self, row: int, tokens: Sequence[int]) -> Tensor | None:
         """See `Constraint`."""
         return self._rows[row].mask(tuple(tokens))
+
+    def follow(self, row: int, emitted: tuple[int, ...]) -> None:
+        """Say what a row has emitted, which the function may have forbidden. Raises what it raised on the way there."""
+        for text, error in self._errors[row].items():
+            if len(text) < len(emitted) and text == emitted[: len(text)]:
+                raise error
+        self._rows[row].follow(emitted)
+
+    def _mask(self, row: int, tokens: tuple[int, ...]) -> Tensor | None:
+        """The mask after tokens that may be drafted; None where the function does not know a text that it forbids."""
+        mask = self._rows[row].mask(tokens)
+        if mask is not None:
+            return mask
+        try:
+            return replace(self._starts[row], tokens=tokens).mask()
+        except Exception as error:  # A branch that plain decoding hardly reaches: `follow` knows whether it does.
+            self._errors[row][tokens] = error
+            return None
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The caller's logits processors, applied to positions of a tree as plain `generate` applies them to a batch."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -142,7 +143,7 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
     One that follows its calls, instead of the text that it is given, cannot follow branches. A state that does not show
     within two tokens is not found.
 
-    Raises `UnsupportedModeError`: other scores for the same text, or an error.
+    Raises `UnsupportedModeError`: other scores for the same text, or an error, which is then the cause.
     """
     kind = type(processor)
     if kind.__module__.split(".")[0] in ("transformers", "treespec"):
@@ -157,19 +158,27 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
     if first.shape != (len(ids), vocab_size):
         return  # An error by name where it is applied.
     best, other = first.topk(2).indices.unbind(1)
-    after = ask(best)
     try:
-        if bool((first.gather(1, other.unsqueeze(1)) > torch.finfo(first.dtype).min).all()):
+        after = ask(best)
+    except Exception:  # Plain decoding need not get to this text; where a call gets there, its own error is seen.
+        return
+    error = None
+    if bool((first.gather(1, other.unsqueeze(1)) > torch.finfo(first.dtype).min).all()):
+        with suppress(Exception):  # This one may be unknown too.
             ask(other)
+    try:
         is_same = torch.equal(ask(), first) and torch.equal(ask(best), after)
-    except Exception:  # Whatever it raises, the same text was no error before.
-        is_same = False
+    except Exception as raised:  # Whatever it raises, the same text was no error before.
+        is_same, error = False, raised
     if not is_same:
+        name, found = f"{kind.__module__}.{kind.__name__}", "gives the same text other scores"
+        if error is not None:
+            found = f"raises {type(error).__name__} ({error})"
         raise UnsupportedModeError(
-            f"{kind.__module__}.{kind.__name__} gives the same text other scores after other calls: it cannot be "
-            "applied along the branches of a tree; make it a function of (input_ids, scores), or give its state as "
-            "fork(), advance(token) and mask() to treespec.hf.GrammarProcessor"
-        )
+            f"{name} {found} after other calls: it cannot be applied along the branches of a tree; make it a function "
+            "of (input_ids, scores), or give its state as fork(), advance(token) and mask() to "
+            "treespec.hf.GrammarProcessor"
+        ) from error
 
 
 def _is_row_free(processor: library.LogitsProcessor) -> bool:

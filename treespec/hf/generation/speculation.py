@@ -25,8 +25,8 @@ from treespec.hf.generation.validate import (
     check_ids,
     check_mode,
     check_positions,
-    prompt_arguments,
     prompt_mask,
+    with_prompts,
 )
 from treespec.hf.introspect import cache_in, check_model, is_multimodal
 from treespec.hf.loading.drafters import AnyDrafter, as_drafter
@@ -206,7 +206,7 @@ def generate(
     own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
     with ending(speculation.options.streamer if streamer is None else streamer):
         options = replace(speculation.options, **{name: value for name, value in own.items() if value is not None})
-        arguments = prompt_arguments(model, inputs, options.tokenizer, generation_kwargs) | generation_kwargs
+        arguments = with_prompts(model, inputs, options.tokenizer, generation_kwargs)
         check_ids(model, arguments.get("inputs", arguments.get("input_ids")))
         return model.generate(  # pyright: ignore[reportCallIssue]
             **arguments, custom_generate=partial(speculation._run, options)

@@ -9,18 +9,28 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.config_fields import check_fields
-from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, input_device, is_multimodal
+from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, forward_arguments, input_device, is_multimodal
 from treespec.hf.models.prompt import OUTPUTS, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
+_TOKENIZED = {
+    "input_ids": "token ids",
+    "inputs": "token ids",
+    "attention_mask": "zeros and ones",
+    "token_type_ids": "types",
+}
+"""What a tokenizer returns, or the caller passes on, as lists."""
 _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
 
 
-def prompt_arguments(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any, spread: dict[str, Any]) -> dict:
-    """The prompts of `treespec.generate` as keyword arguments of `model.generate`, tensors on the model's device.
+def with_prompts(
+    model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any, spread: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keyword arguments of `model.generate` with the prompts of `treespec.generate`, on the model's device.
 
-    `spread` are the caller's other keyword arguments, `input_ids=` perhaps among them.
+    `spread` are the caller's other keyword arguments, `input_ids=` perhaps among them. What a tokenizer returns as
+    lists becomes tensors.
 
     Raises `ConfigError`: no prompts or prompts given twice, strings without a tokenizer, rows of different lengths.
     """
@@ -29,26 +39,49 @@ def prompt_arguments(model: PreTrainedModel, inputs: Inputs | None, tokenizer: A
             raise ConfigError("drafts are token ids: give the prompts as input_ids, not as inputs_embeds")
         got = "neither" if inputs is None else "both"
         raise ConfigError(f"the prompts are the second argument, or input_ids=: got {got}")
-    if inputs is None:
-        return {}
-    if isinstance(inputs, Mapping):
-        return {name: _as_ids(value, model) if name == "input_ids" else value for name, value in inputs.items()}
+    named = {**_named(model, inputs, tokenizer), **spread}
+    return {name: _as_ids(value, model, name) if name in _TOKENIZED else value for name, value in named.items()}
+
+
+def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any) -> Mapping[str, Any]:
+    """The prompts as keyword arguments, texts encoded."""
+    if inputs is None or isinstance(inputs, Mapping):
+        return inputs or {}
     texts = [inputs] if isinstance(inputs, str) else inputs
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         if tokenizer is None:
             raise ConfigError("the prompts are strings: give tokenizer=tokenizer too, or encode them first")
         padding = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
-        return dict(tokenizer(list(texts), return_tensors="pt", **padding).to(input_device(model)))
-    return {"inputs": _as_ids(inputs, model)}
+        return _encoded(model, tokenizer(list(texts), return_tensors="pt", **padding))
+    return {"inputs": inputs}
 
 
-def _as_ids(ids: Any, model: PreTrainedModel) -> Any:
-    """Lists of token ids as a tensor [B, P]; anything else unchanged, for the later checks of ids."""
+def _encoded(model: PreTrainedModel, encoded: Any) -> dict[str, Any]:
+    """What a tokenizer made of texts, on the model's device and without the types of tokens where it takes none.
+
+    Raises `ConfigError`: a text without any token.
+    """
+    found = dict(encoded.to(input_device(model)))
+    if "token_type_ids" not in forward_arguments(model):
+        found.pop("token_type_ids", None)
+    ids = found["input_ids"]
+    num_tokens = found.get("attention_mask", torch.ones_like(ids)).sum(1) if ids.numel() else ids.new_zeros(len(ids))
+    empty = [row for row, count in enumerate(num_tokens.tolist()) if count == 0]
+    if empty:
+        raise ConfigError(
+            f"the prompt is empty: text {empty[0]} has no token to go on from; begin it with a token such as "
+            "tokenizer.bos_token"
+        )
+    return found
+
+
+def _as_ids(ids: Any, model: PreTrainedModel, name: str) -> Any:
+    """Lists of ints, one for every token, as a tensor [B, P]; anything else unchanged, for the later checks."""
     if not isinstance(ids, (list, tuple)):
         return ids
     rows = ids if ids and all(isinstance(row, (list, tuple)) for row in ids) else [ids]
     if not all(isinstance(token, int) for row in rows for token in row):
-        raise ConfigError(f"input_ids must be int64 [B, P] or lists of token ids, got {ids!r:.60}")
+        raise ConfigError(f"{name} must be int64 [B, P] or lists of {_TOKENIZED[name]}, got {ids!r:.60}")
     if len({len(row) for row in rows}) > 1:
         raise ConfigError(
             "prompts of different lengths need padding: tokenizer(..., padding=True, padding_side='left')"
@@ -83,6 +116,9 @@ def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     mask = attention_mask.bool()
     if mask.shape != input_ids.shape:
         raise ConfigError(f"attention_mask must have input_ids' shape {list(input_ids.shape)}, got {list(mask.shape)}")
+    if not bool(mask.any(dim=1).all()):
+        row = int(mask.any(dim=1).long().argmin())
+        raise ConfigError(f"the prompt is empty: row {row} is nothing but padding, so there is no token to go on from")
     if not bool(mask[:, -1].all()):
         raise ConfigError("a row ends in padding: decoder-only models need left padding (padding_side='left')")
     if bool((mask.long().diff(dim=1) < 0).any()):

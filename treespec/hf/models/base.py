@@ -3,18 +3,27 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.devices.weights import read_cost
-from treespec.hf.introspect import ModelFacts, cache_in, evaluation_mode, model_facts, pick_layers
+from treespec.hf.introspect import (
+    ModelFacts,
+    cache_in,
+    evaluation_mode,
+    input_device,
+    model_facts,
+    num_logits,
+    pick_layers,
+)
 from treespec.protocols import Capability, Scores
 
 
 class ModelScorer:
-    """The attributes of a `CausalScorer` on a transformers model; its weights, mode and configuration do not change."""
+    """The attributes of a `CausalScorer` on a transformers model; its mode and configuration do not change."""
 
     def __init__(
         self, model: PreTrainedModel | ModelFacts, capability: Capability, hidden_layers: Sequence[int]
@@ -22,8 +31,16 @@ class ModelScorer:
         self.facts = model_facts(model)
         self.capability = capability
         self.hidden_layers = tuple(hidden_layers)
-        self.vocab_size = self.facts.num_logits
-        self.device = self.facts.device
+
+    @property
+    def vocab_size(self) -> int:
+        """As it is now: a draft model may be resized after it was given."""
+        return num_logits(self.facts.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is now."""
+        return input_device(self.facts.model)
 
     @property
     def num_weights(self) -> int:
