@@ -121,12 +121,12 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
     cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
-    least = _least_tolerance(facts, plain.dtype)
+    least = least_tolerance(facts, plain.dtype)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)
     return max(min(max(OWN_DIFFERENCE_FACTOR * own, least), LARGEST_TOLERANCE), response)
 
 
-def _least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
+def least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
     """What rounding in a dtype explains; as in bfloat16 where activations are rounded to 8 bits.
 
     There a few tokens may happen to move no activation by a step, which other tokens do.
@@ -178,7 +178,7 @@ def root_tolerance(facts: ModelFacts) -> float:
     """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
     known = [result.tolerance for result in _results.get(facts.model, {}).values()]
     # Of quantised activations more than what otherwise hides a wrong mask.
-    found = max([*known, _least_tolerance(facts, facts.dtype)])
+    found = max([*known, least_tolerance(facts, facts.dtype)])
     return max(min(OWN_DIFFERENCE_FACTOR * found, LARGEST_TOLERANCE), found)
 
 
