@@ -16,13 +16,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
 from treespec.hf.models.capability import Detection, detect, undisturbed, variant
 from treespec.hf.models.rounded_activations import rounds_activations
+from treespec.hf.thread_patches import current, replaced
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8
@@ -145,15 +146,16 @@ def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[
         return 0.0  # The least tolerance of half precision covers more than this.
     generator = torch.Generator().manual_seed(0)
 
-    def perturb(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    embedding = facts.model.get_input_embeddings()
+    embed = current(embedding, "forward")
+
+    def perturbed(*args: Any, **kwargs: Any) -> Tensor:
+        output = embed(*args, **kwargs)
         noise = torch.randn(output.shape, generator=generator).to(output.device)
         return (output * (1 + torch.finfo(output.dtype).eps * noise)).to(output.dtype)
 
-    handle = facts.model.get_input_embeddings().register_forward_hook(perturb)
-    try:
+    with replaced(embedding, "forward", perturbed):
         moved = _plain_logits(facts, ids.expand(NUM_PERTURBED, -1), ids.shape[1] - len(plain))
-    finally:
-        handle.remove()
     return max(float(largest_difference(logits, plain)) for logits in moved)
 
 
