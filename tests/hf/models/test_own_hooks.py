@@ -1,4 +1,4 @@
-"""Forward hooks that the caller registered: output is plain `generate`'s, by trees where they treat all tokens alike."""
+"""Forward hooks that the caller registered: output is plain `generate`'s, by trees where they treat tokens alike."""
 
 from functools import partial
 from typing import Any
