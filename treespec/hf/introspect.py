@@ -19,6 +19,7 @@ from treespec.engine.ranks import Alone
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.devices.ranks import AnyRanks, ranks_of
 from treespec.hf.devices.weights import weight_counts
+from treespec.hf.own_hooks import own_hooks
 from treespec.protocols import HiddenStates
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
@@ -75,6 +76,11 @@ class ModelFacts:
     def weight_counts(self) -> Counter[str]:
         """See the function of this name."""
         return weight_counts(self.model)
+
+    @cached_property
+    def hooks(self) -> frozenset[tuple[str, Hashable]]:
+        """See `own_hooks`."""
+        return frozenset(own_hooks(self.model))
 
     @property
     def name(self) -> str:

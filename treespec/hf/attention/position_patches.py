@@ -2,15 +2,13 @@
 
 In a tree siblings lie in neighbouring slots but have one position. Most models take positions and masks as arguments;
 the few that count slots themselves are patched here: alibi (bloom, falcon, mpt), windows kept as a buffer (gpt_neo) and
-query temperatures (llama4). A model is unchanged outside the pass, and so are the passes of other threads; as hooks are
-added and removed, a model shared by threads should not be called by two of them at once.
+query temperatures (llama4). A model is unchanged outside the pass, and so are the passes of other threads.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,11 +16,11 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from treespec.hf.attention.mask import TreeAttention
 from treespec.hf.introspect import cache_in, text_modules
+from treespec.hf.thread_patches import current, replaced
 
 _BIAS_NAMES = ("alibi", "position_bias")
 
@@ -58,58 +56,54 @@ class PositionPatches:
             yield attention
             return
         with ExitStack() as stack:
-            handles = [handle for module in self._tempered for handle in _temper(module, attention.position_ids)]
+            for module in self._tempered:
+                _temper(module, attention.position_ids, stack)
             if self._blocks:
                 mask: Any = attention.mask  # [B, 1, F, K], bool or additive
                 allowed = (mask if mask.dtype == torch.bool else mask == 0).squeeze(1)
-                handles += _hook_blocks(self._blocks, allowed, keys)
-            for handle in handles:
-                stack.callback(handle.remove)
+                for block in self._blocks:
+                    biased = _biased(current(block, "forward"), allowed, keys)
+                    stack.enter_context(replaced(block, "forward", biased))
             for module in self._windows:
                 near = attention.position_ids.unsqueeze(2) - keys.unsqueeze(1) < self._window_size
-                # An attribute of the instance hides the buffer of the same name; causality is left to the mask.
-                vars(module)["bias"] = _WindowRows(module.get_buffer("bias"), near)
-                stack.callback(vars(module).pop, "bias")
+                # Hides the buffer of the same name; causality is left to the mask.
+                rows = _WindowRows(near, current(module, "bias").device)
+                stack.enter_context(replaced(module, "bias", rows))
             yield replace(attention, mask=torch.ones_like(keys)) if self._blocks else attention
 
 
 class _WindowRows:
     """Replaces gpt_neo's window buffer [1, 1, L, L], of which a pass reads the rows of its own queries."""
 
-    def __init__(self, buffer: Tensor, near: Bool[Tensor, "B F K"]) -> None:
-        self._buffer = buffer
-        self._near = near.unsqueeze(1)
-        self._owner = threading.get_ident()
+    def __init__(self, near: Bool[Tensor, "B F K"], device: torch.device) -> None:
+        self._near = near.unsqueeze(1).to(device)
 
     def __getitem__(self, index: Any) -> Tensor:
-        if threading.get_ident() != self._owner:
-            return self._buffer[index]
-        return self._near.to(self._buffer.device)
+        return self._near
 
 
-def _temper(module: Any, positions: Int[Tensor, "B F"]) -> list[RemovableHandle]:
+def _temper(module: Any, positions: Int[Tensor, "B F"], stack: ExitStack) -> None:
     """Scale the queries by their positions (llama4, arXiv 2501.19399), where the module counts slots."""
-    owner = threading.get_ident()
     first_slot = 0
+    attend, project = current(module, "forward"), current(module.q_proj, "forward")
 
     def scale(numbers: Tensor) -> Tensor:
         return torch.log1p(torch.floor((numbers.float() + 1) / module.floor_scale)) * module.attn_scale + 1
 
-    def record_slot(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def record_slot(*args: Any, **kwargs: Any) -> Any:
         nonlocal first_slot
-        if threading.get_ident() == owner:
-            cache = cache_in(kwargs)
-            first_slot = 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+        cache = cache_in(kwargs)
+        first_slot = 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+        return attend(*args, **kwargs)
 
-    def correct(_: nn.Module, args: Any, queries: Tensor) -> Tensor | None:
-        if threading.get_ident() != owner:
-            return None
+    def correct(*args: Any, **kwargs: Any) -> Tensor:
+        queries = project(*args, **kwargs)
         slots = torch.arange(first_slot, first_slot + positions.shape[1], device=queries.device)
         # The module multiplies by the slots' scale afterwards, so it is divided out here.
         return (queries * (scale(positions.to(queries.device)) / scale(slots)).unsqueeze(-1)).to(queries.dtype)
 
-    before = module.register_forward_pre_hook(record_slot, with_kwargs=True)
-    return [before, module.q_proj.register_forward_hook(correct)]
+    stack.enter_context(replaced(module, "forward", record_slot))
+    stack.enter_context(replaced(module.q_proj, "forward", correct))
 
 
 def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:
@@ -123,27 +117,26 @@ def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:
     return [block for block in blocks if names[type(block)] is not None]
 
 
-def _hook_blocks(
-    blocks: list[nn.Module], allowed: Bool[Tensor, "B F K"], key_positions: Int[Tensor, "B K"]
-) -> list[RemovableHandle]:
-    """Replace mask and bias of alibi blocks until the handles are removed, in this thread's passes only.
+def _biased(
+    forward: Callable[..., Any], allowed: Bool[Tensor, "B F K"], key_positions: Int[Tensor, "B K"]
+) -> Callable[..., Any]:
+    """The `forward` of an alibi block, with another mask and bias.
 
     Such a block adds `slope * slot` to every score. Its own bias for a plain text serves as the table of biases by
     position; so the model is to be called with a mask of ones [B, K], as for a text without padding.
     """
-    owner = threading.get_ident()
 
-    def replace_bias(block: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def run(*args: Any, **kwargs: Any) -> Any:
         name = _bias_name(kwargs)
-        if threading.get_ident() != owner or name is None:
-            return None
+        if name is None:
+            return forward(*args, **kwargs)
         bias = kwargs[name]
         keys = key_positions.to(bias.device)
         nodes = allowed.to(bias.device).unsqueeze(1)
         mask = _masked(kwargs["attention_mask"], nodes, keys)
-        return args, {**kwargs, name: _bias_at(name, bias, keys), "attention_mask": mask}
+        return forward(*args, **{**kwargs, name: _bias_at(name, bias, keys), "attention_mask": mask})
 
-    return [block.register_forward_pre_hook(replace_bias, with_kwargs=True) for block in blocks]
+    return run
 
 
 class _RowBias:

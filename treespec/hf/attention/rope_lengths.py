@@ -6,9 +6,9 @@ nodes would change those of all others. Here every node is turned as in the plai
 decoding moves all rows of a batch together: the longest one decides.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from treespec.hf.introspect import text_modules
+from treespec.hf.thread_patches import replaced
 
 
 class RopeByLength:
@@ -28,7 +29,9 @@ class RopeByLength:
 
     def __init__(self, model: PreTrainedModel) -> None:
         lengths = {module: threshold_of(module) for module in text_modules(model).values()}
-        self._modules = [module for module, length in lengths.items() if length is not None]
+        readers = [module for module, length in lengths.items() if length is not None]
+        # Copies, as such a module changes from pass to pass: other threads' passes use the model's own.
+        self._modules = [(module, deepcopy(module, {id(module.config): module.config})) for module in readers]
         self.threshold = min((length for length in lengths.values() if length is not None), default=None)
         self._first = 0
         self._behind: Int[Tensor, " B"] = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -59,13 +62,10 @@ class RopeByLength:
             return
         positions = _highest(position_ids)
         lengths = (positions + self._behind.to(positions.device).unsqueeze(1) + 1).clamp(min=self._first)
-        if int(lengths.max()) < self.threshold:
-            yield
-            return
         lengths = lengths.clamp(min=self.threshold)
         with ExitStack() as stack:
-            for module in self._modules:
-                stack.enter_context(_replaced(module, _by_length(module.forward, lengths)))
+            for module, copy in self._modules:
+                stack.enter_context(replaced(module, "forward", _by_length(copy, lengths)))
             yield
 
 
@@ -101,35 +101,19 @@ def _highest(position_ids: Int[Tensor, "*rows B F"]) -> Int[Tensor, "B F"]:
     return position_ids if position_ids.ndim == 2 else position_ids.amax(0)
 
 
-@contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    own = vars(module).get("forward")  # That of accelerate's hooks.
-    vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]
-        if own is not None:
-            vars(module)["forward"] = own
-
-
-def _by_length(forward: Callable[..., Any], lengths: Int[Tensor, "B F"]) -> Callable[..., Any]:
-    """A rotary module's `forward` that turns every node by the frequencies of its own length of the text."""
-    owner = threading.get_ident()
+def _by_length(module: nn.Module, lengths: Int[Tensor, "B F"]) -> Callable[..., Any]:
+    """What a rotary module returns, with every node turned by the frequencies of its own length of the text."""
 
     def turn(x: Tensor, position_ids: Int[Tensor, "*rows B F"], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != owner:
-            return forward(x, position_ids, *args, **kwargs)
         found: Any = None
         own = lengths.to(position_ids.device)
         start = torch.zeros_like(position_ids[..., :1])
         for length in own.unique().tolist():
             # Dynamic NTK keeps the frequencies of the longest text so far until a pass over a short one.
-            forward(x, start, *args, **kwargs)
+            module.forward(x, start, *args, **kwargs)
             last = torch.full_like(start, length - 1)
-            turned = forward(x, torch.cat([position_ids.clamp(max=length - 1), last], -1), *args, **kwargs)
+            turned = module.forward(x, torch.cat([position_ids.clamp(max=length - 1), last], -1), *args, **kwargs)
             found = _chosen(own == length, turned, found)
-        forward(x, start, *args, **kwargs)
         return found
 
     return turn

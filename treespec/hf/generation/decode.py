@@ -26,7 +26,7 @@ from treespec.hf.generation.processors import TreeProcessors, check_follows_text
 from treespec.hf.generation.progress import Progress, Streaming
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.models.generate_check import check_like_generate
+from treespec.hf.models.generate_check import check_like_generate, why_plain_by_hooks
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
@@ -52,9 +52,11 @@ def _decode(
 ) -> tuple[Output, Result]:
     ranks = facts.ranks
     scores = OutputScores(call.config, *call.input_ids.shape)
-    target: Any = _make_target(call, options, facts)
+    why_plain = why_plain_by_hooks(facts)
+    target: Any = _make_target(call, options, facts, why_plain)
     is_compiled = isinstance(target, StaticScorer)
-    check_like_generate(facts, target.capability, is_padded=not bool(call.mask.all()))
+    is_padded = not bool(call.mask.all())
+    check_like_generate(facts, target.capability, is_padded, has_plain_passes=why_plain is not None)
     if call.state_layers:
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)
@@ -151,7 +153,9 @@ def _compiled_target(call: Prepared, options: Options, layers: Sequence[int]) ->
     return compiled.scorer(call.model, int(call.config.max_length or 0), options.policy, layers)
 
 
-def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScorer | StaticScorer:
+def _make_target(
+    call: Prepared, options: Options, facts: ModelFacts, why_plain: str | None
+) -> AnyScorer | StaticScorer:
     """The scorer that returns the hidden states which the drafter reads."""
     drafter = options.drafter
     cache = call.cache
@@ -159,7 +163,7 @@ def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScor
         # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
         cache = twin_cache(cache)
     layers = tuple({*hidden_layers(drafter), *call.state_layers})
-    compiled = _compiled_target(call, options, layers)
+    compiled = None if why_plain else _compiled_target(call, options, layers)
     if compiled is not None:
         return compiled
     num_slots = None
@@ -167,7 +171,7 @@ def _make_target(call: Prepared, options: Options, facts: ModelFacts) -> AnyScor
         # The whole text, one tree, and the holes of rows that accept different lengths.
         num_slots = int(call.config.max_length or 0) + 2 * options.policy.max_nodes
     kwargs: dict[str, Any] = {"cache": cache, "max_cache_len": num_slots, "prompt": call.prompt}
-    kwargs["hidden_layers"] = layers
+    kwargs |= {"hidden_layers": layers, "why_plain": why_plain}
     longest = call.config.max_length
     kwargs["longest_text"] = None if longest is None else longest + options.policy.max_nodes
     scorer = make_scorer(facts, **kwargs)

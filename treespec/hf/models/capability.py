@@ -75,7 +75,7 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
 
 def variant(facts: ModelFacts) -> Hashable:
     """What changes a model's numbers and can change where it is: what was measured holds for one variant only."""
-    return facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights
+    return facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights, facts.hooks
 
 
 def keeps_states(model: PreTrainedModel) -> bool:

@@ -5,6 +5,7 @@ that prepare every token in a way of their own (moshi's sounds), that mask other
 states take padding for text (DeepSeek-V4). Here a few tokens that plain `generate` emits are scored again.
 """
 
+from collections.abc import Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,24 +14,31 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from treespec.errors import UnsupportedModelError
+from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.models.capability import undisturbed, variant, warn
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
-from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, root_tolerance
+from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, least_tolerance, root_tolerance
+from treespec.hf.own_hooks import own_hooks
 from treespec.protocols import Capability
 
-NUM_NEW, NUM_PADDING = 3, 3
+NUM_NEW, NUM_PADDING = 6, 3
 LEAST_TOLERANCE = 0.01
 """In standard deviations of the logits: chains of recurrent models add up in another order than single tokens."""
 _REPLACED = ("_sample", "_prefill")
 _OF_GENERATE = ("logits_processor", "stopping_criteria", "generation_config")
 _PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+OWN_HOOKS_TOLERANCE = 1e-3
+"""Like a self-check's, which cannot be asked where hooks change what it compares with."""
+_Failures = (TreespecError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 _differences: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], float]] = WeakKeyDictionary()
+_hooked: WeakKeyDictionary[PreTrainedModel, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
-def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bool) -> None:
+def check_like_generate(
+    facts: ModelFacts, capability: Capability, is_padded: bool, has_plain_passes: bool = False
+) -> None:
     """Raise `UnsupportedModelError` where a model's `generate` has other logits than its scorer.
 
     Measured once per model, `variant` and capability: for the first padded batch, and for single texts where the model
@@ -43,7 +51,7 @@ def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bo
                 f"{facts.name} decodes by a {method} of its own, which speculation replaces: use its own generate"
             )
     is_ordinary = capability == Capability.TREE and not any(_is_own(facts.model, method) for method in _PREPARING)
-    if is_ordinary and not is_padded:
+    if has_plain_passes or (is_ordinary and not is_padded):
         return
     known = _differences.setdefault(facts.model, {})
     key = (variant(facts), is_padded, capability)
@@ -61,6 +69,40 @@ def check_like_generate(facts: ModelFacts, capability: Capability, is_padded: bo
         advice = "give its prompts one by one" if is_padded else "use its own generate"
         what = " of padded batches" if is_padded else ""
         raise UnsupportedModelError(f"{facts.name} {found} {tolerance:.2g}, from those{what} here: {advice}")
+
+
+def why_plain_by_hooks(facts: ModelFacts) -> str | None:
+    """Why the caller's own forward hooks need the passes of plain `generate`; None: they do not, or there are none.
+
+    A few tokens that plain `generate` emits under the hooks are scored again by a tree. Measured once per model and set
+    of hooks.
+    """
+    if not facts.hooks:
+        return None
+    known = _hooked.setdefault(facts.model, {})
+    if variant(facts) not in known:
+        with undisturbed(facts):
+            if variant(facts) not in known:
+                known[variant(facts)] = _hooks_effect(facts)
+    effect = known[variant(facts)]
+    if effect is None:
+        return None
+    names = ", ".join(sorted(own_hooks(facts.model).values()))
+    return f"of forward hooks ({names}): {effect}; docs/models.md says how to write hooks that trees can serve"
+
+
+def _hooks_effect(facts: ModelFacts) -> str | None:
+    """What goes wrong in passes over trees under the hooks."""
+    try:
+        difference = _difference(facts, False, Capability.TREE)
+    except torch.OutOfMemoryError:
+        raise
+    except (*_Failures, _PlainGenerateError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        return f"passes over several tokens fail ({first_line})"
+    if difference <= max(OWN_HOOKS_TOLERANCE, least_tolerance(facts, facts.dtype)):
+        return None
+    return f"passes over several tokens have logits that differ by {difference:.2g} standard deviations"
 
 
 class _PlainGenerateError(Exception):
@@ -121,9 +163,25 @@ def _scored(
     longest_text = None if capability == Capability.PLAIN else 0
     scorer = make_scorer(facts, prompt=prompt, longest_text=longest_text)
     scorer.prefill(prompt.ids[:, :-1], mask[:, :-1])
-    width = 1 if scorer.capability == Capability.PLAIN else tokens.shape[1]
+    width = 1 if scorer.capability == Capability.PLAIN else tokens.shape[1] // 2
     logits = []
     for part in tokens.split(width, dim=1):
-        logits.append(scorer.extend(part, torch.arange(-1, width - 1).expand(len(part), -1)).logits)
-        scorer.commit([range(width)] * len(part))
+        nodes, parents, path = _with_siblings(part, facts) if scorer.capability == Capability.TREE else _chain(part)
+        logits.append(scorer.extend(nodes, parents).logits[:, path])
+        scorer.commit([path] * len(part))
     return torch.cat(logits, dim=1)
+
+
+def _chain(tokens: Int[Tensor, "B L"]) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], list[int]]:
+    length = tokens.shape[1]
+    return tokens, torch.arange(-1, length - 1).expand(len(tokens), -1), list(range(length))
+
+
+def _with_siblings(
+    tokens: Int[Tensor, "B L"], facts: ModelFacts
+) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"], list[int]]:
+    """A tree with the tokens as a path, each behind a sibling, N = 2 L - 1: its tokens, its parents and the path."""
+    siblings = (tokens + 1) % facts.config.vocab_size
+    nodes = torch.stack([siblings, tokens], dim=2).flatten(1)[:, 1:]
+    parents = [-1, *(2 * (node // 2) for node in range(nodes.shape[1] - 1))]
+    return nodes, torch.tensor(parents).expand(len(nodes), -1), list(range(0, nodes.shape[1], 2))

@@ -29,10 +29,12 @@ def make_scorer(
     prompt: PromptInputs | None = None,
     hidden_layers: Sequence[int] = (),
     longest_text: int | None = None,
+    why_plain: str | None = None,
 ) -> AnyScorer:
     """The scorer that fits a model; for the arguments see `TreeScorer`.
 
     `longest_text`, of a target's call: the tokens of a row's prompt, output and last draft at most; None: no limit.
+    `why_plain`: why a target's passes must be those of plain `generate`; None: they need not, as far as is known.
 
     At a model's first use a few passes over a few tokens compare tree logits with path logits (see `selfcheck`); where
     they differ the scorer's capability is less, and a `TreespecWarning` says so once.
@@ -43,16 +45,19 @@ def make_scorer(
             a model that cannot verify trees from a static cache.
     """
     facts = model_facts(model)
-    detection = detect(facts)
     is_static = max_cache_len is not None
-    plain = None if prompt is None else _plain_by_length(facts, prompt, longest_text)
-    if plain is not None or keeps_states(facts.model):
-        warn_once(facts, plain or detection)
-        if is_static or (cache is not None and is_filled(cache)):
-            reason = "keeps a state" if plain is None else f"{plain.reason}, which needs a cache of its own"
-            raise UnsupportedModelError(f"{facts.name}: {reason}: it takes no static and no filled cache")
-        if prompt is not None and plain is not None:
-            return PlainScorer(facts, prompt, hidden_layers)
+    is_fresh = not is_static and (cache is None or not is_filled(cache))
+    if prompt is not None and (why_plain := why_plain or _why_plain(facts, prompt, longest_text)):
+        warn_once(facts, Detection(Capability.PLAIN, why_plain))
+        if not is_fresh:
+            reason = f"takes no static and no filled cache where it decodes one token at a time because {why_plain}"
+            raise UnsupportedModelError(f"{facts.name} {reason}")
+        return PlainScorer(facts, prompt, hidden_layers)
+    detection = detect(facts)
+    if keeps_states(facts.model):
+        warn_once(facts, detection)
+        if not is_fresh:
+            raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
         if prompt is not None and prompt.has_features:
             return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
@@ -78,28 +83,26 @@ def make_scorer(
     )
 
 
-def _plain_by_length(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> Detection | None:
-    """That and why a target decodes by the passes of plain `generate`, which no others can replace in long texts."""
+def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> str | None:
+    """Why a target decodes a long text by the passes of plain `generate`, which no others can replace."""
     indexed, reread = num_indexed(facts.model), rereading_length(facts.model)
     rope = RopeByLength(facts.model)
     if indexed is not None and (longest_text is None or longest_text > indexed):
-        reason = (
+        return (
             f"its layers attend to the tokens with the highest index scores, {indexed} at most, and rounding decides "
             f"which these are: texts of up to {indexed} tokens, drafts included, decode by chains (docs/models.md)"
         )
-    elif reread is not None and prompt.ids.shape[1] <= reread and (longest_text is None or longest_text > reread):
-        reason = (
+    if reread is not None and prompt.ids.shape[1] <= reread and (longest_text is None or longest_text > reread):
+        return (
             f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: texts "
             "that end before, drafts included, or begin behind decode by trees (docs/models.md)"
         )
-    elif keeps_states(facts.model) and rope.is_exceeded_by(longest_text):
-        reason = (
+    if rope.is_exceeded_by(longest_text) and keeps_states(facts.model):
+        return (
             f"it keeps a state, and its rope frequencies depend on the length of texts beyond {rope.threshold} tokens: "
             "shorter texts, drafts included, decode by chains (docs/models.md)"
         )
-    else:
-        return None
-    return Detection(Capability.PLAIN, reason)
+    return None
 
 
 def _checked(facts: ModelFacts, is_static: bool) -> Detection:

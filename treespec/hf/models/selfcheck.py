@@ -16,13 +16,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
 from treespec.hf.models.capability import Detection, detect, undisturbed, variant
 from treespec.hf.models.rounded_activations import rounds_activations
+from treespec.hf.thread_patches import current, replaced
 from treespec.protocols import Capability, CausalScorer
 
 PREFIX_LENGTH = 8
@@ -121,12 +122,12 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
     cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
-    least = _least_tolerance(facts, plain.dtype)
+    least = least_tolerance(facts, plain.dtype)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)
     return max(min(max(OWN_DIFFERENCE_FACTOR * own, least), LARGEST_TOLERANCE), response)
 
 
-def _least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
+def least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
     """What rounding in a dtype explains; as in bfloat16 where activations are rounded to 8 bits.
 
     There a few tokens may happen to move no activation by a step, which other tokens do.
@@ -145,15 +146,16 @@ def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[
         return 0.0  # The least tolerance of half precision covers more than this.
     generator = torch.Generator().manual_seed(0)
 
-    def perturb(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    embedding = facts.model.get_input_embeddings()
+    embed = current(embedding, "forward")
+
+    def perturbed(*args: Any, **kwargs: Any) -> Tensor:
+        output = embed(*args, **kwargs)
         noise = torch.randn(output.shape, generator=generator).to(output.device)
         return (output * (1 + torch.finfo(output.dtype).eps * noise)).to(output.dtype)
 
-    handle = facts.model.get_input_embeddings().register_forward_hook(perturb)
-    try:
+    with replaced(embedding, "forward", perturbed):
         moved = _plain_logits(facts, ids.expand(NUM_PERTURBED, -1), ids.shape[1] - len(plain))
-    finally:
-        handle.remove()
     return max(float(largest_difference(logits, plain)) for logits in moved)
 
 
@@ -178,7 +180,7 @@ def root_tolerance(facts: ModelFacts) -> float:
     """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
     known = [result.tolerance for result in _results.get(facts.model, {}).values()]
     # Quantised activations may exceed the limit that would otherwise hide a wrong mask.
-    found = max([*known, _least_tolerance(facts, facts.dtype)])
+    found = max([*known, least_tolerance(facts, facts.dtype)])
     return max(min(OWN_DIFFERENCE_FACTOR * found, LARGEST_TOLERANCE), found)
 
 

@@ -214,8 +214,12 @@ class TreeScorer(ModelScorer):
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self.cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
         forward = self.facts.model if is_prefill else self.facts.forward
-        is_folded = not is_prefill and forward is self.facts.model and self.capability != Capability.PLAIN
-        with self._rope.applied(positions), self._folded.running() if is_folded else nullcontext():
+        is_eager = forward is self.facts.model
+        is_folded = not is_prefill and is_eager and self.capability != Capability.PLAIN
+        with (
+            self._rope.applied(positions) if is_eager else nullcontext(),
+            self._folded.running() if is_folded else nullcontext(),
+        ):
             return self._run(forward, inputs, positions, is_prefill)
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:

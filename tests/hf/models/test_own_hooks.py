@@ -1,0 +1,151 @@
+"""Forward hooks that the caller registered: output is plain `generate`'s, by trees where they treat tokens alike."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import tiny_llama
+from torch import nn
+
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.errors import TreespecWarning, UnsupportedModelError
+from treespec.hf.introspect import CACHE_NAME, model_facts
+from treespec.hf.models import capability, generate_check
+from treespec.hf.own_hooks import own_hooks
+
+PROMPT = torch.randint(1, 64, (1, 10), generator=torch.Generator().manual_seed(0))
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+class Steering:
+    """Adds a vector to what a layer returns, at chosen positions of chosen passes."""
+
+    def __init__(self, size: int) -> None:
+        self.vector = torch.randn(size, generator=torch.Generator().manual_seed(3)) * 0.5
+
+    def everywhere(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + self.vector
+
+    def last_position(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        output = output.clone()
+        output[:, -1] += self.vector
+        return output
+
+    def in_place(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        output[:, -1] += self.vector
+
+    def single_tokens(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + self.vector if output.shape[1] == 1 else output
+
+    def prompts(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output if output.shape[1] == 1 else output + 4 * self.vector
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        first, *others = args or (kwargs.pop("hidden_states"),)
+        return (self.last_position(module, (), first), *others), kwargs
+
+    def one_token_only(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        if output.shape[1] not in (1, PROMPT.shape[1], 8):
+            raise RuntimeError("a pass of one token was expected")
+        return self.single_tokens(module, args, output)
+
+    def __call__(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self.last_position(module, args, output)
+
+
+SHAPED = ["last_position", "in_place", "single_tokens", "prompts", "before", "one_token_only", "object", "partial"]
+
+
+def register(model: Any, kind: str) -> Any:
+    steering = Steering(model.config.hidden_size)
+    layer = model.model.layers[0]
+    if kind == "before":
+        return layer.register_forward_pre_hook(steering.before, with_kwargs=True)
+    hooks = {"object": steering, "partial": partial(steering.last_position)}
+    return layer.register_forward_hook(hooks[kind] if kind in hooks else getattr(steering, kind))
+
+
+def trees() -> TreeSpeculation:
+    return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+
+
+def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: Any) -> torch.Tensor:
+    return model.generate(PROMPT, **OPTIONS | options, custom_generate=speculation)
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+@pytest.mark.parametrize("kind", SHAPED)
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
+def test_hooks_that_look_at_a_pass_decode_plainly(kind, is_late):
+    model, speculation = tiny_llama(), trees()
+    without = decoded(model)
+    if is_late:
+        decoded(model, speculation)
+    handle = register(model, kind)
+    plain = decoded(model)
+    assert not torch.equal(plain, without), "the hook does something"
+    for _ in range(2):
+        assert torch.equal(decoded(model, speculation), plain)
+    assert speculation.stats.num_draft_tokens == 0
+    handle.remove()
+    for _ in range(2):
+        assert torch.equal(decoded(model, speculation), without)
+    assert speculation.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
+def test_hooks_on_all_positions_decode_by_trees(is_late):
+    model, speculation = tiny_llama(), trees()
+    if is_late:
+        decoded(model, speculation)
+    register(model, "everywhere")
+    for _ in range(2):
+        assert torch.equal(decoded(model, speculation), decoded(model))
+    assert speculation.stats.num_draft_tokens > 0
+
+
+def test_the_hook_is_named(monkeypatch):
+    monkeypatch.setattr(capability, "_said", set())
+    model = tiny_llama()
+    register(model, "single_tokens")
+    named = r"one token at a time because of forward hooks \(single_tokens on model.layers.0\): passes over several"
+    with pytest.warns(TreespecWarning, match=named):
+        decoded(model, trees())
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+def test_a_filled_cache_is_refused_by_name():
+    model = tiny_llama()
+    cache = model(PROMPT[:, :4])[CACHE_NAME]
+    register(model, "single_tokens")
+    with pytest.raises(UnsupportedModelError, match=r"no filled cache .*single_tokens on"):
+        decoded(model, trees(), **{CACHE_NAME: cache})
+
+
+def test_a_set_of_hooks_is_measured_once(monkeypatch):
+    measured = []
+    difference = generate_check._difference
+    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(1) or difference(*args))
+    model, speculation, steering = tiny_llama(), trees(), Steering(32)
+    counts = []
+    for layer in (0, 0, 1, 0):
+        handle = model.model.layers[layer].register_forward_hook(steering.everywhere)
+        for _ in range(2):
+            decoded(model, speculation)
+        counts.append(len(measured))
+        handle.remove()
+    assert counts == [1, 1, 2, 2]
+
+
+def test_hooks_for_all_modules_count_and_those_of_libraries_do_not():
+    model = tiny_llama()
+    assert not model_facts(model).hooks
+    model.enable_input_require_grads()
+    nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.up_proj)
+    assert not own_hooks(model)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert list(own_hooks(model).values()) == ["<lambda> on all modules"]
+    finally:
+        handle.remove()

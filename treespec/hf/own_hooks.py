@@ -1,0 +1,53 @@
+"""The caller's own forward hooks on a model: they see the passes of trees in place of plain decoding's."""
+
+import inspect
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+from weakref import WeakMethod, ref
+
+from torch import nn
+
+HARMLESS = frozenset({"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers", "treespec"})
+"""Packages whose hooks treat all tokens of a pass alike."""
+
+
+def own_hooks(model: nn.Module) -> dict[tuple[str, Hashable], str]:
+    """Hooks that are of no package known to be harmless: module and a reference to the hook, and both in words.
+
+    Those that were registered for all modules count too.
+    """
+    shared: Any = nn.modules.module
+    tables = [("all modules", shared._global_forward_pre_hooks), ("all modules", shared._global_forward_hooks)]
+    for name, module in model.named_modules():
+        where = name or type(model).__name__
+        tables += [(where, module._forward_pre_hooks), (where, module._forward_hooks)]
+    hooks = [(where, hook) for where, table in tables for hook in list(table.values())]
+    return {(where, _reference(hook)): f"{_name(hook)} on {where}" for where, hook in hooks if not _is_harmless(hook)}
+
+
+def _is_harmless(hook: Any) -> bool:
+    function = _function(hook)
+    source = getattr(function, "__module__", None) or type(function).__module__
+    return source.partition(".")[0] in HARMLESS
+
+
+def _name(hook: Any) -> str:
+    function = _function(hook)
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _function(hook: Any) -> Any:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return hook
+
+
+def _reference(hook: Any) -> Hashable:
+    """Equal for one hook, also when it is registered again; keeps no hook alive."""
+    try:
+        reference = WeakMethod(hook) if inspect.ismethod(hook) else ref(hook)
+        hash(reference)
+    except TypeError:  # Neither weakly referenced nor hashed.
+        return id(hook)
+    return reference
