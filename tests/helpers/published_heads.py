@@ -152,6 +152,33 @@ SERVED = {
             | {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
         },
     ),
+    "AngelSlim's for Hunyuan": (
+        eagle3.KEYS,
+        TOP
+        | LAYERS
+        | {"add_classification_head": False, "attention_head_dim": 128, "cla_share_factor": 2, "class_num": 0}
+        | {"dense_list": [4096, 0], "eod_token_id": 5, "head_dim": 128, "im_start_id": 4, "mask_init_id": 12}
+        | {"norm_type": "rms", "org_vocab_size": 128167, "pad_id": 127961, "pool_type": "last", "text_end_id": 7}
+        | {"use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True, "draft_vocab_size": 32000},
+    ),
+    "AngelSlim's for Qwen3-VL": (
+        eagle3.KEYS,
+        TOP
+        | LAYERS
+        | {"image_token_id": 151655, "vision_start_token_id": 151652, "modal_type": "VLM", "draft_vocab_size": 32000}
+        | {
+            "rope_scaling": {"type": "default", "rope_type": "default", "mrope_interleaved": True}
+            | {"mrope_section": [24, 20, 20]}
+        },
+    ),
+    "AngelSlim's DFlash": (
+        dflash.KEYS,
+        TOP
+        | LAYERS
+        | QWEN3
+        | {"block_size": 16, "dflash_config": BLOCK, "num_anchors": 512, "loss_decay_gamma": 7.0}
+        | {"attention_backend": "flex_attention"},
+    ),
     "Nebius' for gpt-oss": (eagle3.KEYS, TOP | LAYERS | {"truncated_vocab_size": 32000}),
     "speculators' EAGLE-3": (
         eagle3.KEYS,

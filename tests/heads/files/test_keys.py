@@ -67,6 +67,7 @@ CHANGES = {
         "num_aux_layers": (2, {}),
         "speculators_model_type": ("dspark", {}),
         "target_hidden_size": (48, {}),
+        "target_layer_ids": ([1, 3, 6], {}),
         "truncated_vocab_size": (40, {"draft_vocab_size": None}),
         "use_aux_norm": (True, {}),
     },

@@ -3,8 +3,8 @@
 SafeAILab's files (SGLang's and SpecForge's too) name the layer `midlayer.*`, the speculators library's `layers.0.*`.
 Both map a reduced vocabulary by `d2t`: target id = draft id + d2t[draft id]. Which hidden states are fused: a top-level
 `eagle_aux_hidden_state_layer_ids` (speculators, vLLM) counts layer *inputs*, so an id is an index of transformers'
-`hidden_states`; the default is [2, L // 2, L - 3]. The ids inside `eagle_config` (SpecForge, SGLang) count layer
-*outputs*: the default there is [1, L // 2 - 1, L - 4], the same three states.
+`hidden_states`; the default is [2, L // 2, L - 3]. The ids inside `eagle_config` (SpecForge, SGLang) and
+`target_layer_ids` (DeepSpec) count layer *outputs*: the default there is [1, L // 2 - 1, L - 4], the same three states.
 
 An absent `norm_before_residual` is true in the speculators library's files and false in others, as in vLLM.
 """
@@ -40,7 +40,7 @@ KEYS = KindKeys(
         f"""
         draft_vocab_size {EAGLE3_LAYERS} fc_norm lm_head_from_target logit_scale norm_before_fc norm_before_residual
         norm_output num_aux_hidden_states num_aux_layers speculators_model_type target_hidden_size
-        truncated_vocab_size use_aux_norm
+        target_layer_ids truncated_vocab_size use_aux_norm
         """
     ),
     inert={
@@ -73,7 +73,8 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
     layer = replace(layer_config(llama, tensors), window=window_size(llama) if kinds == {SLIDING} else None)
     vocab_size = llama.integer("vocab_size")
     target_hidden_size = own.integer("target_hidden_size", layer.hidden_size)
-    hidden_layers = config.layers(EAGLE3_LAYERS) or tuple(i + 1 for i in own.layers(EAGLE3_LAYERS))
+    outputs = own.layers(EAGLE3_LAYERS) or own.layers("target_layer_ids")
+    hidden_layers = config.layers(EAGLE3_LAYERS) or tuple(i + 1 for i in outputs)
     return Eagle3Config(
         layer=layer,
         vocab_size=vocab_size,

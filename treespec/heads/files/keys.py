@@ -35,9 +35,10 @@ LAYER_KEYS = words(
 
 HARMLESS_BY_REASON = {
     "names, versions, the dtype of the file, where code lies": """
-    _commit_hash _name_or_path architectures auto_map base_model base_model_name_or_path dtype library_name model_arch
-    model_type name_or_path speculators_config speculators_version target_model_name_or_path target_model_type
-    target_text_model_type torch_dtype transformers_version unsloth_version version
+    _commit_hash _name_or_path architectures attention_backend auto_map base_model base_model_name_or_path dtype
+    library_name modal_type model_arch model_type name_or_path speculators_config speculators_version
+    target_model_name_or_path target_model_type target_text_model_type torch_dtype transformers_version unsloth_version
+    version
     """,
     "what the configuration classes of transformers and speculators write of themselves": """
     _attn_implementation _attn_implementation_autoset _auto_class add_cross_attention attn_implementation attribute_map
@@ -55,14 +56,18 @@ HARMLESS_BY_REASON = {
     suppress_tokens temperature top_k top_p typical_p
     """,
     "training": """
-    attention_dropout confidence_head_alpha embed_requires_grad gradient_checkpointing initializer_range
-    loss_decay_gamma max_anchors num_anchors output_router_logits pretraining_tp router_aux_loss_coef
+    attention_dropout cod_retention confidence_head_alpha embed_requires_grad gradient_checkpointing initializer_range
+    k_train loss_decay_gamma max_anchors num_anchors output_router_logits pretraining_tp router_aux_loss_coef
     train_embed_tokens train_meta ttt_length
     """,
     "what the tensors say by themselves, since one that is missing or not expected is an error": """
-    attention_bias bias confidence_head_with_markov decoder_sparse_step enable_confidence_head has_embed_tokens
-    has_lm_head mlp_bias mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok
-    num_local_experts qkv_bias tie_word_embeddings v_head_dim
+    attention_bias attention_head_dim bias confidence_head_with_markov decoder_sparse_step enable_confidence_head
+    has_embed_tokens has_lm_head mlp_bias mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
+    num_experts_per_tok num_local_experts org_vocab_size qkv_bias tie_word_embeddings use_qk_norm v_head_dim
+    """,
+    "what targets' configurations say of classes, pools, caches shared by layers, images, ids of tokens": """
+    add_classification_head cla_share_factor class_num dense_list im_end_id im_newline_id im_start_id mask_init_id
+    pad_id pool_type text_end_id text_start_id use_mrope
     """,
 }
 HARMLESS = words(" ".join(HARMLESS_BY_REASON.values()))
@@ -82,9 +87,12 @@ INERT: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("silu",),
     "is_neox_style": (True,),
+    "norm_type": ("rms",),
     "rope_is_neox_style": (True,),
     "use_aux_hidden_state": (True,),
+    "use_cla": (False,),
     "use_gemma_norm": (False,),
+    "use_rotary_pos_emb": (True,),
 }
 """Settings that are served at these values only."""
 
