@@ -29,7 +29,7 @@ from treespec.hf.generation.validate import (
     prompt_mask,
 )
 from treespec.hf.introspect import cache_in, check_model, is_multimodal
-from treespec.hf.loading.drafters import AnyDrafter, as_drafter
+from treespec.hf.loading.as_drafter import AnyDrafter, as_drafter
 from treespec.hf.models.compiled_target import CompiledTarget
 from treespec.hf.models.prompt import prompt_inputs
 from treespec.policies import as_policy
