@@ -30,7 +30,7 @@ from benchmarks.common.settings import (
     write_json,
 )
 from treespec.hf import make_scorer
-from treespec.hf.cpu.linear_kernels import pack_linears
+from treespec.hf.devices.weights import pack_weights
 from treespec.hf.loading import smollm2
 from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.pass_times import time_pass
@@ -45,7 +45,7 @@ def measure(model: PreTrainedModel, options: dict[str, Any], num_rounds: int) ->
     """Per number of slots and of nodes: seconds of the first compiled pass, milliseconds of both sides' passes."""
     found = []
     with treespec.optimize(model):
-        pack_linears(model)
+        pack_weights(model)
         for slots in SLOTS:
             scorers = [make_scorer(model), compiled_scorer(model, slots, options)]
             ids = torch.full((1, slots // 2), 7)

@@ -7,7 +7,7 @@ prints them.
 from helpers import weight
 
 LOOP = 3_100
-SPECULATION = 13_400
+SPECULATION = 12_400
 DECODE = 26
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
-from treespec.hf.cpu.load import OtherWork
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.machine import OtherWork
 from treespec.lab.measure.study.cells import PLAIN, Cell
 from treespec.lab.measure.study.study import Block, Study
 from treespec.lab.measure.study.table import read_table, write_table
