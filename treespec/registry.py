@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from treespec.errors import ConfigError
@@ -36,7 +37,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         part = self._parts[name]
         if isinstance(part, str):
             module, _, attribute = part.partition(":")
-            part = self._parts[name] = self._made(getattr(import_module(module), attribute))
+            part = self._parts[name] = self._made(attrgetter(attribute)(import_module(module)))
         return part  # pyright: ignore[reportReturnType]
 
     def __contains__(self, name: object) -> bool:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treespec.tree import TreeBatch, Verdict
-from treespec.verification import RULES, GivenUniforms, verify_dense
-from treespec.verification.dense.forms import has_dense_form
+from treespec.verification import RULES, GivenUniforms
+from treespec.verification.dense.forms import has_dense_form, verify_dense
 
 NUM_ROWS = 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")

@@ -15,8 +15,8 @@ from torch import Tensor
 from treespec.errors import InvalidTreeError, LogitsError, RuleMismatchError
 from treespec.testing import ToyTree
 from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import RULES, ArgmaxSource, GivenUniforms, supporting_rules, verify, verify_dense
-from treespec.verification.dense.forms import has_dense_form
+from treespec.verification import RULES, ArgmaxSource, GivenUniforms, supporting_rules, verify
+from treespec.verification.dense.forms import has_dense_form, verify_dense
 from treespec.verification.walks import likelihood_ratio, residual_weights
 
 TREE_RULES = ("target_walk", "recursive", "traversal")

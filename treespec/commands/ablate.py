@@ -15,7 +15,7 @@ from treespec.commands.bench import PROMPTS
 from treespec.commands.console import CONSOLE, check_out_folder, command_line, progress_bar
 from treespec.commands.models import PackOption
 from treespec.commands.models import load as load_model
-from treespec.hf.cpu.load import is_busy
+from treespec.hf.machine import is_busy
 from treespec.lab.measure.study.cells import FACTORS, Cell
 from treespec.lab.measure.study.runs import run_study
 from treespec.lab.measure.study.study import Study, read_study

@@ -36,7 +36,7 @@ from treespec.commands.models import (
 from treespec.commands.tables import prompt_table, summary_table
 from treespec.commands.writing import PromptsOption
 from treespec.errors import ConfigError
-from treespec.hf.cpu.load import OtherWork, is_busy
+from treespec.hf.machine import OtherWork, is_busy
 from treespec.lab.measure.paired import (
     PLAIN,
     Bench,

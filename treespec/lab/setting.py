@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from treespec.drafters import Merge, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
 from treespec.hf.cpu.linear_kernels import has_fast_linears
-from treespec.hf.cpu.native import processor
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.named import LOOKUPS, named_drafters
+from treespec.hf.machine import processor
 from treespec.policies import BestFirst, Chain, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy

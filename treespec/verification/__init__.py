@@ -6,7 +6,6 @@ tree by tree and all nodes at once (`dense/`).
 
 from treespec.checks import AUTO
 from treespec.verification.block import BlockVerification
-from treespec.verification.dense.forms import verify_dense
 from treespec.verification.dispatch import verify
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.registry import RULES, get_rule, resolve, supporting_rules
@@ -28,5 +27,4 @@ __all__ = [
     "resolve",
     "supporting_rules",
     "verify",
-    "verify_dense",
 ]

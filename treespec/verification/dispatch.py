@@ -6,7 +6,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -20,16 +21,14 @@ from treespec.protocols import RandomSource, VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.tree.transfer import download
 from treespec.verification.dead_ends import verify_cut
-from treespec.verification.dense.forms import (
+from treespec.verification.flags import (
+    Probs,
+    Uniforms,
     check_flags,
-    has_dense_form,
     has_known_tokens,
     is_verifiable,
     may_be_verified,
-    verify_dense,
-    verify_scores,
 )
-from treespec.verification.dense.scans import Probs, Uniforms
 from treespec.verification.registry import resolve
 from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
@@ -81,7 +80,7 @@ def verify_batch(
     `check_flags`. Coins and draws are on the host.
     """
     if _is_dense(rule, trees, target):
-        return verify_dense(rule, trees, target.dense(), coins, draws)
+        return _dense().verify_dense(rule, trees, target.dense(), coins, draws)
     sources = map(GivenUniforms, coins.tolist(), draws.tolist())
     return _verify_rows(rule, trees, target.probs, sources, target)
 
@@ -90,7 +89,7 @@ def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
     """Verify by the target walk that takes the highest score at every node; see `verify_batch`."""
     rule = TargetWalk()
     if _is_dense(rule, trees, target):
-        return verify_scores(trees, target.dense_scores())
+        return _dense().verify_scores(trees, target.dense_scores())
     if trees.max_nodes == 1:  # Nothing was drafted.
         return [Verdict((0,), int(target.scores(row, 0).argmax()), is_bonus=True) for row in range(trees.num_rows)]
     return _verify_rows(rule, trees, target.scores, (ArgmaxSource() for _ in trees.trees), target)
@@ -98,7 +97,12 @@ def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
 
 def _is_dense(rule: VerificationRule, trees: TreeBatch, target: BatchTable) -> bool:
     is_small = trees.max_nodes * target.vocab_size <= DENSE_ON_CPU
-    return has_dense_form(rule) and (is_small or target.device.type != "cpu")
+    return (is_small or target.device.type != "cpu") and _dense().has_dense_form(rule)
+
+
+def _dense() -> ModuleType:
+    """The batched forms, loaded where they are used: on accelerators and for small vocabularies."""
+    return import_module("treespec.verification.dense.forms")
 
 
 def _verify_rows(
@@ -183,7 +187,7 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
         else _check_uniforms(name, _as_tensor(name, values, is_single), trees)
         for name, values in (("coins", coins), ("draws", draws))
     )
-    if probs.device.type == "cpu" or not has_dense_form(chosen):
+    if probs.device.type == "cpu" or not _dense().has_dense_form(chosen):
         _check_values(trees, probs)  # Otherwise flags come with the verdicts, so that nothing waits for the device.
     table: Any = SimpleNamespace(
         vocab_size=probs.shape[-1],

@@ -8,7 +8,8 @@ from helpers.tiny import prompt, tiny_llama
 
 import treespec
 from treespec.hf import TreeScorer
-from treespec.hf.cpu.attention import NativeAttention, attention_of, native_attention
+from treespec.hf.attention.served import attention_of
+from treespec.hf.cpu.attention import NativeAttention, native_attention
 
 PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2, 0, 5]])
 

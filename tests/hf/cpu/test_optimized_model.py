@@ -24,7 +24,6 @@ from treespec.hf.cpu.linear_kernels import (
     Rounded,
     bfloat16_kernel,
     exact_kernels,
-    pack_linears,
 )
 from treespec.hf.cpu.native import (
     Bfloat16Linear,
@@ -36,6 +35,8 @@ from treespec.hf.cpu.native import (
     int8_linear,
     native_linear,
 )
+from treespec.hf.devices.weights import pack_weights
+from treespec.hf.machine import processor
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -79,7 +80,7 @@ def widths():
     """The compiler's flags for every vector width that this processor has."""
     flags, is_x86 = ["-march=native"], platform.machine() == "x86_64"
     flags += ["-march=x86-64"] if is_x86 else []
-    has_avx2 = {"avx2", "fma", "bmi2"} <= set(native.processor().split())
+    has_avx2 = {"avx2", "fma", "bmi2"} <= set(processor().split())
     return flags + (["-march=haswell"] if is_x86 and has_avx2 else [])
 
 
@@ -133,11 +134,11 @@ def test_graphs_of_torch_compile_hold_the_native_product(layers, library, produc
     use(layers, product(library))
     compiled = torch.compile(layers, backend=backend, fullgraph=True)
     assert compiled(inputs).equal(plain)
-    pack_linears(layers)
+    pack_weights(layers)
     assert compiled(inputs).equal(layers(inputs))
     assert operators[-1] == 2 * [torch.ops.treespec.linear]
     layers[0].weight.mul_(2)
-    pack_linears(layers)
+    pack_weights(layers)
     assert compiled(inputs).equal(layers(inputs))
     assert not compiled(inputs).allclose(plain)
     assert len(operators) == 2, "changed weights need no other graph"

@@ -23,9 +23,9 @@ from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
 from treespec.sampling import find_tokens
 from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
-from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify, verify_dense
+from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify
 from treespec.verification.dense import forms
-from treespec.verification.dense.forms import has_dense_form, verify_scores
+from treespec.verification.dense.forms import has_dense_form, verify_dense, verify_scores
 from treespec.verification.dispatch import verify_batch, verify_greedy
 
 TREE_RULES = ("target_walk", "recursive", "traversal")

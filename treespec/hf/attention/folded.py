@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from treespec.hf.cpu.attention import NativeAttention, attention_of
+from treespec.hf.attention.served import ServingAttention, attention_of
 from treespec.hf.introspect import CACHE_ARGUMENTS
 
 NAME = "treespec_folded"
@@ -32,7 +32,7 @@ _KNOWN_ARGUMENTS = frozenset({"position_ids", *CACHE_ARGUMENTS, "use_cache", "ou
 class _Pass:
     """What a pass keeps: its masks, and the native attention that serves its model."""
 
-    def __init__(self, native: NativeAttention | None = None) -> None:
+    def __init__(self, native: ServingAttention | None = None) -> None:
         self.native = native
         self.masks: dict[tuple[int, int, bool], tuple[Tensor, Tensor]] = {}
         """By a mask's id, the query heads per key head and who reads it: the mask, so that its id stays its own, and
@@ -143,7 +143,7 @@ def _made_of(
     num_groups: int,
     dtype: torch.dtype,
     current: _Pass,
-    native: NativeAttention | None = None,
+    native: ServingAttention | None = None,
 ) -> Float[Tensor, "B _ _ _"]:
     """A mask for folded queries, made once per pass, not per layer: [B, 1, g F, K], or as native attention reads it."""
     key = (id(mask), num_groups, native is not None)

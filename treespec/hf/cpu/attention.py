@@ -7,15 +7,12 @@ copies of keys and values nor sums across a vector.
 import ctypes
 import functools
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from treespec.hf.cpu.native import load_library
-
-_served: WeakKeyDictionary[nn.Module, "NativeAttention"] = WeakKeyDictionary()
 
 
 class NativeAttention:
@@ -78,18 +75,3 @@ class NativeAttention:
 def native_attention(folder: Path) -> NativeAttention:
     """The attention, compiled once per machine into `folder`. Raises `NativeError`: it cannot be compiled or loaded."""
     return NativeAttention(folder)
-
-
-def serve_attention(model: nn.Module, native: NativeAttention) -> None:
-    """Let tree passes of a model attend by the native function, until `leave_attention`."""
-    _served[model] = native
-
-
-def leave_attention(model: nn.Module) -> None:
-    """Undo `serve_attention`; a model that is not served stays as it is."""
-    _served.pop(model, None)
-
-
-def attention_of(model: nn.Module) -> NativeAttention | None:
-    """What serves a model."""
-    return _served.get(model)

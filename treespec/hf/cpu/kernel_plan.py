@@ -17,8 +17,7 @@ from torch import nn
 
 from treespec.errors import TreespecWarning
 from treespec.hf.cpu.linear_kernels import NUM_ROWS, PLAIN, Kernel
-from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
-from treespec.hf.cpu.native import processor
+from treespec.hf.machine import OtherWork, is_busy, is_quiet, processor
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 
 FORMAT = 3

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from treespec.hf.cpu.native import NativeError, NativeLinear, bfloat16_linear, native_linear, processor
+from treespec.hf.cpu.native import NativeError, NativeLinear, bfloat16_linear, native_linear
+from treespec.hf.devices.weights import own_forward
+from treespec.hf.machine import processor
 
 NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """Numbers of rows at which kernels are measured; others take the next larger one's choice."""
@@ -130,7 +132,7 @@ class FastForward:
     """Replaces the `forward` of one `nn.Linear`.
 
     Calls that want a gradient or have another dtype than the weights run as they would without it. In graphs of
-    `torch.compile` the native product is an operator, for weights that `pack_linears` packed; other kernels are left to
+    `torch.compile` the native product is an operator, for weights that `pack_weights` packed; other kernels are left to
     the compiler. Weights are packed at a kernel's first use and packed again after they were changed.
     """
 
@@ -214,22 +216,9 @@ def fast_linears(model: nn.Module) -> list[nn.Linear]:
     return [module for module in model.modules() if type(module) is nn.Linear and _is_served(module)]
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Pack the weights that compiled passes read, again where they were changed."""
-    for module in model.modules():
-        forward = vars(module).get(own_forward(module))
-        if isinstance(forward, FastForward):
-            forward.pack()
-
-
 def has_fast_linears(model: nn.Module) -> bool:
     """Whether kernels serve some of the layers."""
     return any(isinstance(vars(module).get(own_forward(module)), FastForward) for module in model.modules())
-
-
-def own_forward(module: nn.Module) -> str:
-    """The attribute with the module's own `forward`: accelerate's hooks, which move inputs, call it by another name."""
-    return "_old_forward" if "_old_forward" in vars(module) else "forward"
 
 
 def _is_served(module: nn.Linear) -> bool:

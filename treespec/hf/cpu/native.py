@@ -21,6 +21,7 @@ from jaxtyping import BFloat16, Float, Int8
 from torch import Tensor
 
 from treespec.errors import TreespecError
+from treespec.hf.machine import processor
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
@@ -238,12 +239,3 @@ def _digest(compiler: str) -> str:
     """A digest of everything that the library depends on, the processor included: -march=native serves no other."""
     facts = [SOURCE.read_text(), compiler, *FLAGS, processor(), torch.__version__]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-
-
-@functools.cache
-def processor() -> str:
-    """The processor's model and abilities."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().split("\n\n")[0].splitlines() if info.is_file() else []
-    known = [line for line in lines if line.split("\t")[0].strip() in ("model name", "stepping", "flags", "Features")]
-    return "\n".join([platform.machine(), *known]) if known else f"{platform.machine()} {platform.processor()}"

@@ -17,7 +17,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.cpu.attention import leave_attention, native_attention, serve_attention
+from treespec.hf.attention.served import leave_attention, serve_attention
+from treespec.hf.cpu.attention import native_attention
 from treespec.hf.cpu.kernel_plan import KernelPlan, kernel_folder, make_plan
 from treespec.hf.cpu.linear_kernels import (
     NUM_ROWS,
@@ -27,11 +28,10 @@ from treespec.hf.cpu.linear_kernels import (
     bfloat16_kernel,
     exact_kernels,
     fast_linears,
-    own_forward,
 )
 from treespec.hf.cpu.native import NativeError, int8_linear, native_linear, native_norm
 from treespec.hf.cpu.norms import FastNorm, serve_norms
-from treespec.hf.devices.weights import weight_counts
+from treespec.hf.devices.weights import own_forward, weight_counts
 
 _ROUNDED = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
 

@@ -53,3 +53,16 @@ def _offloaded_to(module: nn.Module, name: str) -> str:
     source = getattr(source, "dataset", source)
     in_memory = getattr(source, "state_dict", source)  # For weights on disk the loader has an index.
     return "memory" if isinstance(in_memory, dict) and f"{prefix}{name}" in in_memory else "disk"
+
+
+def own_forward(module: nn.Module) -> str:
+    """The attribute with the module's own `forward`: accelerate's hooks, which move inputs, call it by another name."""
+    return "_old_forward" if "_old_forward" in vars(module) else "forward"
+
+
+def pack_weights(model: nn.Module) -> None:
+    """Let forwards that run by packed weights, such as those of `optimize`, pack what compiled passes read."""
+    for module in model.modules():
+        forward = vars(module).get(own_forward(module))
+        if pack := getattr(forward, "pack", None):
+            pack()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ReferenceType
 
 from jaxtyping import Int64
@@ -14,9 +14,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.observer import Observer
 from treespec.errors import ConfigError
-from treespec.hf.models.compiled_target import CompiledTarget
 from treespec.hf.models.prompt import PromptInputs
 from treespec.protocols import Drafter, TreePolicy, VerificationRule
+
+if TYPE_CHECKING:
+    from treespec.hf.models.compiled_target import CompiledTarget
 
 
 class Watcher(Protocol):

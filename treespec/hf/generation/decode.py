@@ -15,9 +15,9 @@ from treespec.errors import TreespecError, UnsupportedModeError
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
+from treespec.hf.generation.add_ons import ADD_ONS
 from treespec.hf.generation.call import Options, Prepared, what_ranks_share
 from treespec.hf.generation.grammar import after_prompt
-from treespec.hf.generation.grammar_drafts import under_constraints
 from treespec.hf.generation.output import Output, final_cache, output
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.output_states import OutputStates
@@ -32,7 +32,7 @@ from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies.control.contract import StepControl
-from treespec.protocols import Capability, PathProcessors, TreePolicy
+from treespec.protocols import Capability, Drafter, PathProcessors, TreePolicy
 from treespec.sampling import NoProcessors
 
 
@@ -81,8 +81,7 @@ def _decode(
     )
     try:
         with after_prompt(constrained, call.input_ids.shape[1]):
-            drafter = under_constraints(options.drafter, constrained, options.tokenizer, call.end_tokens)
-            result = speculate(target, drafter, request)
+            result = speculate(target, _drafter(call, options, constrained), request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
         if call.num_rows == 1:
@@ -111,6 +110,13 @@ def _criteria(call: Prepared, options: Options) -> StoppingCriteriaList:
 def _pass_ms(facts: ModelFacts, policy: TreePolicy) -> Mapping[int, float] | None:
     """What a control predicts from: the times that it was given, else those of the model on this machine."""
     return pass_times(facts) if isinstance(policy, StepControl) and policy.needs_pass_times else None
+
+
+def _drafter(call: Prepared, options: Options, processors: Sequence[Any]) -> Drafter:
+    """The options' drafter, under the constraints among the processors, see `Constraint`."""
+    if not any(hasattr(processor, "allowed") for processor in processors):
+        return options.drafter
+    return ADD_ONS["constraints"](options.drafter, processors, options.tokenizer, call.end_tokens)
 
 
 def _observers(call: Prepared, options: Options, scores: OutputScores) -> list[Observer]:

@@ -29,8 +29,7 @@ from treespec.hf.generation.validate import (
     with_prompts,
 )
 from treespec.hf.introspect import cache_in, check_model, is_multimodal
-from treespec.hf.loading.drafters import AnyDrafter, as_drafter
-from treespec.hf.models.compiled_target import CompiledTarget
+from treespec.hf.loading.as_drafter import AnyDrafter, as_drafter
 from treespec.hf.models.prompt import prompt_inputs
 from treespec.policies import as_policy
 from treespec.protocols import TreePolicy, VerificationRule
@@ -99,7 +98,7 @@ class TreeSpeculation:
             record_steps=record_steps,
             progress=progress,
             trace=add_on("trace", trace),
-            compiled=CompiledTarget.of(compile),
+            compiled=None if compile is False else add_on("compile", compile),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []

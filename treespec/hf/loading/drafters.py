@@ -1,41 +1,23 @@
 """Causal language models as drafters: as they are, or with another tokenizer, a static cache or compiled passes."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from treespec.checks import check_count
-from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary
+from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
 from treespec.drafters.model.token_map import Translator, shared_tokens
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.loading.tokenizers import Spelling
 from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.protocols import CausalScorer, Drafter
-
-AnyDrafter = Drafter | PreTrainedModel
+from treespec.protocols import CausalScorer
 
 INTERSECTION, RE_ENCODING = "intersection", "re-encoding"
 SMALL_SHARE = 0.1
 """With a smaller share of the smaller vocabulary a draft model can propose few tokens, which a warning says."""
-
-
-def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
-    """A drafter from a drafter, a model, or a list of them, which are merged. Raises `ConfigError`: anything else."""
-    if isinstance(drafter, Drafter) and not isinstance(drafter, type):
-        return drafter
-    if isinstance(drafter, torch.nn.Module) and hasattr(drafter, "config"):  # Wrappers too: adapted, compiled.
-        return DraftModel(make_scorer(drafter))
-    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
-        parts = [as_drafter(part) for part in drafter]
-        return parts[0] if len(parts) == 1 else Merge(parts)
-    raise ConfigError(
-        f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
-        "disk load it first with AutoModelForCausalLM.from_pretrained"
-    )
 
 
 def make_draft_model(

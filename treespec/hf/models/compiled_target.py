@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.cpu.linear_kernels import pack_linears
+from treespec.hf.devices.weights import pack_weights
 from treespec.hf.introspect import active_adapters, model_facts
 from treespec.hf.models.compiled_times import is_faster_compiled, kept_times, measure_times
 from treespec.hf.models.make_scorer import make_scorer
@@ -88,7 +88,7 @@ class CompiledTarget:
     def _compiled(self, model: PreTrainedModel, num_slots: int, hidden_layers: Sequence[int]) -> StaticScorer:
         """The scorer of the last call, if it fits; it reads weights that were changed since."""
         key = (id(model), active_adapters(model), model.dtype, num_slots, tuple(hidden_layers))
-        pack_linears(model)
+        pack_weights(model)
         if self._scorer is None or self._key != key:
             self._scorer = None  # Its cache is freed before the next one is made.
             try:

@@ -16,9 +16,9 @@ from typing import Any
 
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import RuleMismatchError, UnsupportedModelError
-from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.loading.named import LOOKUPS, SHIPPED, default_drafters, has_shipped
+from treespec.hf.machine import OtherWork, is_busy, is_quiet
 from treespec.hf.models.pass_times import Profile, pass_profile
 from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, Way, is_faster, make_candidate, pick
 from treespec.lab.measure.paired import (

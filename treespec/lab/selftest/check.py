@@ -16,7 +16,7 @@ from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import evaluation_mode, model_facts
-from treespec.hf.loading.drafters import AnyDrafter
+from treespec.hf.loading.as_drafter import AnyDrafter
 from treespec.lab.selftest import texts
 from treespec.lab.selftest.passes import check_passes
 from treespec.lab.selftest.report import FAILED, OK, WARNING, CheckReport, Finding

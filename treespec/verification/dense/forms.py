@@ -12,16 +12,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.checks import are_totals
-from treespec.errors import InvalidTreeError, LogitsError
 from treespec.protocols import VerificationRule
 from treespec.sampling import draw_on_host, find_tokens
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, TokenTree, TreeBatch, Verdict
+from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
 from treespec.verification.block import BlockVerification
 from treespec.verification.dead_ends import before_end
 from treespec.verification.dense.cells import add_scaled
-from treespec.verification.dense.scans import Probs, Scan, Uniforms, outcomes, scan_rejection, scan_traversal
+from treespec.verification.dense.scans import Scan, outcomes, scan_rejection, scan_traversal
+from treespec.verification.flags import Probs, Uniforms, check_flags, has_known_tokens, may_be_verified
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
 from treespec.verification.traversal import Traversal
@@ -168,12 +168,6 @@ def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]
     return [totals[: layout.num_children], *numbers], are_totals(*target).tolist(), ahead
 
 
-def may_be_verified(trees: TreeBatch, least: Float[Tensor, "B N"], total: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """Whether nodes have a distribution or, other than roots, none at all: only zeros or NaN; True at padding."""
-    is_none = total.isnan() | ((least == 0) & (total == 0))
-    return are_totals(least, total) | (is_none & (trees.parents != ROOT_PARENT)) | (trees.parents == PADDING_PARENT)
-
-
 def _next_tokens(
     scan: Scan, last: Sequence[int], next_rows: Sequence[int], ahead: Sequence[int] | None, draws: Uniforms
 ) -> list[int]:
@@ -193,38 +187,7 @@ def _next_tokens(
     return found
 
 
-def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
-    """Whether the trees are drafted trees and every drafted token is in the vocabulary."""
-    return has_known_tokens(trees, vocab_size) and trees.is_valid
-
-
 def _is_walkable(trees: TreeBatch, vocab_size: int) -> bool:
     """`is_verifiable` for a walk, which reads no draft distributions: on a device they are not waited for."""
     is_away = trees.draft_probs is not None and trees.draft_probs.device.type != "cpu"
     return has_known_tokens(trees, vocab_size) and (is_well_formed(trees) if is_away else trees.is_valid)
-
-
-def has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
-    """Whether every drafted token is in the vocabulary; roots and padding are not looked at."""
-    tokens, parents = trees.tokens.numpy()[:, 1:], trees.parents.numpy()[:, 1:]
-    return bool(((tokens >= 0) & (tokens < vocab_size) | (parents < 0)).all())
-
-
-def check_flags(trees: TreeBatch, is_verifiable: int | bool, has_distributions: int | bool) -> None:
-    """Raise LogitsError or InvalidTreeError for flags that have come to the host and are false."""
-    if not has_distributions:
-        raise LogitsError(
-            "a target distribution holds NaN or infinity, does not sum to one, or allows no token where the text is "
-            "kept: check the logits, the model's weights and dtype, and the logits processors"
-        )
-    if is_verifiable:
-        return
-    if trees.draft_probs is not None and bool(trees.draft_probs.isnan().any()):
-        raise LogitsError(
-            "the drafter's distributions hold NaN: check the draft model's weights and the logits processors"
-        )
-    raise InvalidTreeError(
-        "the batch holds an invalid tree: a child before its parent, padding before a node, a draft distribution that "
-        "does not sum to one, a drawn token of probability zero, or a token outside the target's vocabulary "
-        "(TokenTree names the mistake when the tree is built row by row)"
-    )

@@ -23,9 +23,7 @@ from torch import Tensor
 from treespec.tree import TreeBatch
 from treespec.verification.dense.cells import Cells, add_scaled, fill_cells
 from treespec.verification.dense.plan import Plan, make_plan
-
-Uniforms = Float[Tensor, "B N"]
-Probs = Float[Tensor, "B N V"]
+from treespec.verification.flags import Probs, Uniforms
 
 
 class Scan(NamedTuple):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
-from treespec.hf.cpu.load import OtherWork
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.machine import OtherWork
 from treespec.lab.measure.paired import Run, timed_call
 from treespec.lab.measure.study.cells import PLAIN, Cell
 from treespec.lab.measure.study.study import Block, Study

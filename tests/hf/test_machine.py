@@ -2,8 +2,8 @@
 
 import pytest
 
-from treespec.hf.cpu import load
-from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
+from treespec.hf import machine
+from treespec.hf.machine import OtherWork, is_busy, is_quiet
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from treespec.hf.cpu.load import OtherWork, is_busy, is_quiet
 )
 def test_the_share_of_others(monkeypatch, start, end, share):
     times = iter([start, end])
-    monkeypatch.setattr(load, "_processor_seconds", lambda: next(times))
+    monkeypatch.setattr(machine, "_processor_seconds", lambda: next(times))
     assert OtherWork().share() == share
 
 
@@ -25,12 +25,12 @@ def test_busy_and_quiet(monkeypatch):
     assert not is_busy(None)
     assert not is_busy(0.01)
     assert is_busy(0.5)
-    monkeypatch.setattr(load, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(load, "_latest", None)
+    monkeypatch.setattr(machine, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "_latest", None)
     shares = iter([0.5, 0.0])
     monkeypatch.setattr(OtherWork, "share", lambda self: next(shares))
     assert [is_quiet(), is_quiet()] == [False, False], "watched once a minute"
-    monkeypatch.setattr(load, "VALID_SECONDS", -1.0)
+    monkeypatch.setattr(machine, "VALID_SECONDS", -1.0)
     assert is_quiet()
 
 
@@ -41,7 +41,7 @@ def test_this_systems_counters():
 
 def test_processors_that_this_process_may_not_use_do_not_count(monkeypatch):
     lines = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu0 100 0 0 300 100 0 0 0 0 0\ncpu1 900 0 0 0 0 0 0 0 0 0\nctxt 7\n"
-    monkeypatch.setattr(load.Path, "read_text", lambda path: lines)
-    monkeypatch.setattr(load.os, "sched_getaffinity", lambda process: {0}, raising=False)
-    monkeypatch.setattr(load.os, "sysconf", lambda name: 100, raising=False)
-    assert load._processor_seconds()[:2] == (5.0, 4.0)
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: lines)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0}, raising=False)
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100, raising=False)
+    assert machine._processor_seconds()[:2] == (5.0, 4.0)

@@ -1,8 +1,10 @@
-"""How busy a machine is with other work: what is measured on a busy machine misleads."""
+"""The machine that measurements are made on: its processor, and how busy it is with other work, which misleads."""
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 import time
 from pathlib import Path
 
@@ -59,3 +61,12 @@ def _processor_seconds() -> tuple[float, float, float] | None:
     ticks = os.sysconf("SC_CLK_TCK")
     all_, idle = sum(map(sum, fields)) / ticks, sum(times[3] + times[4] for times in fields) / ticks
     return all_, idle, time.process_time()
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's model and abilities."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.is_file() else []
+    known = [line for line in lines if line.split("\t")[0].strip() in ("model name", "stepping", "flags", "Features")]
+    return "\n".join([platform.machine(), *known]) if known else f"{platform.machine()} {platform.processor()}"

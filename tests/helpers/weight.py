@@ -1,0 +1,94 @@
+"""The library's import graph, read from the sources. `python tests/helpers/weight.py` prints today's numbers.
+
+An edge is an import that runs when a module is imported: not one inside a function, nor one for type checkers. Lines
+are all lines of a file.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+
+ROOT = Path(__file__).parents[2]
+CORE = set("errors checks registry protocols data sampling tree verification policies drafters heads engine hf".split())  # noqa: SIM905
+"""The rooms that decode. All others are add-ons: they import the core, and the core imports none of them."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Files by the module's name."""
+    files = sorted((ROOT / "treespec").rglob("*.py"))
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+@cache
+def graph() -> nx.DiGraph:
+    """Modules with their `lines`, and an edge from each to those that it imports."""
+    found = nx.DiGraph()
+    for name, file in modules().items():
+        text = file.read_text()
+        found.add_node(name, lines=text.count("\n"))
+        found.add_edges_from((name, other) for other in _imported(ast.parse(text)) if other in modules())
+    return found
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in _run_at_import(tree.body):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _run_at_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If):
+            is_typing = "TYPE_CHECKING" in ast.unparse(node.test)
+            yield from _run_at_import(node.orelse if is_typing else [*node.body, *node.orelse])
+        elif isinstance(node, (ast.Try, ast.With)):
+            parts = [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
+            yield from _run_at_import([*parts, *(s for h in getattr(node, "handlers", []) for s in h.body)])
+
+
+def closure(name: str) -> dict[str, int]:
+    """Everything that importing a module imports by name, itself too, with its lines; packages' own files as named."""
+    return {other: graph().nodes[other]["lines"] for other in {name} | nx.descendants(graph(), name)}
+
+
+def room(name: str) -> str:
+    """The entry of treespec/ that a module is in; `hf.cpu` is a room of its own."""
+    return "hf.cpu" if name.startswith("treespec.hf.cpu") else [*name.split("."), ""][1]
+
+
+def edges_to_add_ons() -> list[tuple[str, str]]:
+    """Imports of an add-on by a module of the core; `treespec.hf` itself lists what is public of all its rooms."""
+    return sorted(
+        (a, b) for a, b in graph().edges if room(a) in CORE and a != "treespec.hf" and room(b) not in CORE | {""}
+    )
+
+
+def num_imports(name: str) -> int:
+    """Modules of the library that a module imports itself, a package and what is in it counted once."""
+    imported = set(graph().successors(name))
+    return len([other for other in imported if not any(inner.startswith(f"{other}.") for inner in imported)])
+
+
+def report() -> str:
+    """All that is counted."""
+    lines = {name: sum(closure(f"treespec.{name}").values()) for name in ("engine.loop", "hf.generation.speculation")}
+    rows = [f"imported by treespec.{name}: {total:,} lines" for name, total in lines.items()]
+    rows.append(f"hf/generation/decode.py: {num_imports('treespec.hf.generation.decode')} imports")
+    rows.append(f"core to add-ons: {len(edges_to_add_ons())} imports")
+    rows += [f"  {a} -> {b}" for a, b in edges_to_add_ons()]
+    rows.append(f"library: {sum(lines for _, lines in graph().nodes(data='lines')):,} lines, {len(graph())} modules")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(report())

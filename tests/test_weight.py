@@ -1,0 +1,40 @@
+"""How much is imported: the loop and `TreeSpeculation` know little, and the core knows no add-on.
+
+The limits are today's numbers, rounded up: lower one when you have made it smaller. `python tests/helpers/weight.py`
+prints them.
+"""
+
+from helpers import weight
+
+LOOP = 3_100
+SPECULATION = 12_400
+DECODE = 26
+
+
+def test_the_loop_imports_little():
+    found = weight.closure("treespec.engine.loop")
+    assert sum(found.values()) <= LOOP, sorted(found)
+    assert {weight.room(name) for name in found} <= weight.CORE
+
+
+def test_speculation_imports_what_it_needs():
+    found = weight.closure("treespec.hf.generation.speculation")
+    assert sum(found.values()) <= SPECULATION, sorted(found)
+    assert {weight.room(name) for name in found} <= weight.CORE
+
+
+def test_decode_knows_few_modules():
+    assert weight.num_imports("treespec.hf.generation.decode") <= DECODE
+
+
+def test_the_core_imports_no_add_on():
+    assert weight.edges_to_add_ons() == []
+
+
+def test_the_count_sees_what_is_imported():
+    """Packages' own files, modules given as names, and imports under conditions; not those in functions."""
+    graph = weight.graph()
+    assert graph.has_edge("treespec.engine.loop", "treespec.tree")
+    assert graph.has_edge("treespec", "treespec.errors")
+    assert not graph.has_edge("treespec.engine.loop", "treespec.policies.wrapping")
+    assert sum(lines for _, lines in graph.nodes(data="lines")) > 20_000
