@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.common.prompts import DEMO, mixed
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm.engine import ENVIRONMENT, MODEL
+from benchmarks.vllm import ENVIRONMENT, MODEL
 
 NAME = "SmolLM2-135M-Instruct"
 METHODS: dict[str, dict[str, Any] | None] = {

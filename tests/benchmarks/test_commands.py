@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")]
-EARLIER = ("control/", "heads/", "studies/", "tree_vs_chain/")
+EARLIER = ("control/", "heads/", "matrix/", "studies/", "tree_vs_chain/", "vllm/")
 """Folders of results that name scripts of their time; docs/benchmarks.md says what does their work now."""
 RESULTS = sorted(path for path in (BENCHMARKS / "results").rglob("*") if path.suffix in (".md", ".json"))
 CURRENT = [path for path in RESULTS if not str(path.relative_to(BENCHMARKS / "results")).startswith(EARLIER)]
@@ -45,7 +45,7 @@ OPTIONS = named_options()
 
 
 def test_commands_that_are_named_exist() -> None:
-    assert len(OPTIONS) > 15
+    assert len(OPTIONS) > 8
     assert OPTIONS.keys() - SCRIPTS == set()
 
 
