@@ -42,7 +42,7 @@ help:
 	@echo "make tour      run the notebook examples/tour.ipynb and keep its outputs"
 	@echo "make demo      SmolLM2-135M on four prompts: plain, prompt lookup, chain, tree; two pictures in demo/"
 	@echo "               (ARGS=--full: nine prompts, more rounds, sizes chosen on this machine)"
-	@echo "make bench     measure again: pass times, greedy identity, trees against chains, speeds in pairs"
+	@echo "make bench     measure again: pass times, trees against chains, speeds in pairs"
 	@echo "               (hours; SPEC_BENCH=question.jsonl for its prompts)"
 	@echo "make bench-vllm plain vLLM, its n-gram and suffix methods, and trees at 1, 4 and 16 concurrent requests"
 	@echo "make bench-peers plain decoding, transformers, other libraries (each in an environment of its own) and trees"
@@ -88,7 +88,6 @@ demo: $(VENV)/.bench
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.pass_time
-	$(BIN)/python -m benchmarks.greedy_identity $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.tree_vs_chain acceptance --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.peers --drafters head+warm head warm --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -89,20 +89,6 @@ def spec_bench(path: str | Path) -> dict[str, list[Prompt]]:
     return prompts
 
 
-def mixed(num_prompts: int, spec_bench_path: str | Path | None, say: Callable[[str], object] = print) -> list[Prompt]:
-    """A deterministic mixture: a third from each of the three sources, half from each of two without Spec-Bench.
-
-    Spec-Bench gives the median of its categories by length, one category after the other; the others are spread evenly.
-    """
-    if spec_bench_path is None:
-        say("Spec-Bench is skipped: give --spec-bench PATH to its question.jsonl to include it.")
-        third: list[Prompt] = []
-    else:
-        third = _medians(spec_bench(spec_bench_path))[: num_prompts // 3]
-    rest = num_prompts - len(third)
-    return spread(human_eval(), rest - rest // 2) + spread(gsm8k(), rest // 2) + third
-
-
 class PromptSets(NamedTuple):
     """Prompts for different ends; none is in two of them."""
 
@@ -163,10 +149,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> dic
     turns = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     chats = [str(tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True)) for t in turns]
     return dict(tokenizer(chats, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"))
-
-
-def _medians(categories: dict[str, list[Prompt]]) -> list[Prompt]:
-    return [sorted(group, key=lambda prompt: len(prompt.text))[len(group) // 2] for group in categories.values()]
 
 
 def _package_file(package: str, name: str) -> Path:

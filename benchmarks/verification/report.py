@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,34 +165,9 @@ def _texts(results: dict[str, Any], case: str) -> list[int]:
     return results[f"contexts, {case}"]["text"]
 
 
-def time_table(measured: dict[str, Any]) -> str:
-    """Rows: tree and rule; for each number of threads median, 90th percentile, and shares of either kind of pass."""
-    threads = list(measured)
-    rows = []
-    for key in measured[threads[0]]["rules"]:
-        kind, name = key.rsplit(", ", 1)
-        is_default = name == ("target_walk" if kind == DETERMINISTIC else "traversal")
-        row = [kind, f"**{name}**" if is_default else name]
-        for samples in (measured[count]["rules"][key] for count in threads):
-            costs = [sample["ms"] for sample in samples]
-            high = quantiles(costs, n=10)[-1] if len(costs) > 1 else costs[0]
-            shares = [100 * median(sample[name] for sample in samples) for name in ("share", "packed_share")]
-            row += [f"{median(costs):.2f}", f"{high:.2f}", *(f"{share:.1f} %" for share in shares)]
-        rows.append(row)
-    about = ("90th percentile", "share of plain pass", "share of packed pass")
-    columns = [text for count in threads for text in (f"{count}: ms", *about)]
-    return markdown_table(["tree", "rule", *columns], rows)
-
-
-def pass_table(measured: dict[str, Any]) -> str:
-    kinds = list(next(iter(measured.values()))["passes_ms"])
-    rows = [[kind, *(f"{median(measured[count]['passes_ms'][kind]):.0f}" for count in measured)] for kind in kinds]
-    return markdown_table(["pass", *(f"{count}: ms" for count in measured)], rows)
-
-
 def report(data: dict[str, Any]) -> str:
     results = data["results"]
-    lines = ["# Verification rules: acceptance, share of the optimum, cost", ""]
+    lines = ["# Verification rules: acceptance, share of the optimum", ""]
     for case, found in results.items():
         kind, _, temperature = case.partition(", ")
         if kind == "distributions":
@@ -214,12 +189,8 @@ def report(data: dict[str, Any]) -> str:
                 title = f"## {prefix.removesuffix(', ').capitalize()}: {case.removeprefix(prefix)}, {count} contexts"
                 lines += [title, "", about, ""]
                 lines += [acceptance_table(part, letter, header)]
-    if "time" in results:
-        loads = "; ".join(f"{count} {m['load_average']}" for count, m in results["time"].items())
-        lines += ["## Time", "", f"{_TIME_TEXT} Load average (least, median, most): {loads}.", ""]
-        lines += [time_table(results["time"]), pass_table(results["time"])]
     for part, run in data["runs"].items():
-        sizes = ("positions", "contexts", "draws", "bound_paths", "new_tokens", "rounds", "seed")
+        sizes = ("positions", "contexts", "draws", "bound_paths", "new_tokens", "seed")
         sizes = ", ".join(f"{name.replace('_', ' ')} {run[name]}" for name in sizes)
         measured = f"{run['seconds']} s of this call, load {run['load_average']} to {run['load_average_after']}"
         load = run.get("note") or measured
@@ -247,11 +218,6 @@ _TREE_TEXT = (
     "Mean acceptance length ± standard error over contexts, all rules on the same trees; n counts the root. In "
     "brackets the share of the whole-tree bound in closed form, where there is one: the bound is not always attained, "
     "and is itself estimated from paths sampled from the target."
-)
-_TIME_TEXT = (
-    "Milliseconds of verification of one tree of 32 nodes over 49,152 tokens, temperature 0.8 and top-p 0.95 included, "
-    "and the medians of its shares of passes over this very tree: of the pass just before it, which runs from packed "
-    "weights (`prepack_linears`), and of one of plain float32 linear layers. Bold: the default rule of such trees."
 )
 
 

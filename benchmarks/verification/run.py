@@ -1,10 +1,10 @@
-"""Acceptance of every verification rule, its share of the optimum, and what verifying costs.
+"""Acceptance of every verification rule, and its share of the optimum.
 
-Three parts: `node` (one node with k children), `trees` (whole trees of 8, 16 and 32 nodes), both on synthetic
-distributions and on distributions of SmolLM2-135M and a draft of it (see `benchmarks.common.recorded`), and `time`
-(see `times.py`). Acceptance is exact in the rules' coins: every outcome of a rule on a drafted tree is
-enumerated, so all spread is that of contexts and drafted trees, the same for all rules. Finished contexts are kept in
-the user's cache folder, and a run that was stopped goes on where it was.
+Two parts: `node` (one node with k children) and `trees` (whole trees of 8, 16 and 32 nodes), both on synthetic
+distributions and on distributions of SmolLM2-135M and a draft of it (see `benchmarks.common.recorded`). Acceptance is
+exact in the rules' coins: every outcome of a rule on a drafted tree is enumerated, so all spread is that of contexts
+and drafted trees, the same for all rules. Finished contexts are kept in the user's cache folder, and a run that was
+stopped goes on where it was.
 
     OMP_NUM_THREADS=1 python -m benchmarks.verification
 """
@@ -48,7 +48,6 @@ from benchmarks.common.recorded import (
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.common.store import Store, digest
 from benchmarks.verification.report import BOUND, OPTIMUM, draw, report
-from benchmarks.verification.times import measure_times
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
@@ -254,14 +253,13 @@ def agreement(pairs: list[PairDistributions]) -> dict[str, float]:
 
 
 def options() -> argparse.ArgumentParser:
-    found = parser("Acceptance, share of the optimum and cost of every verification rule.", threads=1)
-    found.add_argument("--parts", nargs="+", choices=["node", "trees", "time"], default=["node", "trees", "time"])
+    found = parser("Acceptance and share of the optimum of every verification rule.", threads=1)
+    found.add_argument("--parts", nargs="+", choices=["node", "trees"], default=["node", "trees"])
     found.add_argument("--positions", type=int, default=120, help="pairs of distributions per temperature")
     found.add_argument("--contexts", type=int, default=104, help="contexts of whole trees per temperature")
     found.add_argument("--draws", type=int, default=2, help="drafted trees per context and kind")
     found.add_argument("--bound-paths", type=int, default=8, help="target paths per context for the whole-tree bound")
     found.add_argument("--new-tokens", type=int, default=64, help="tokens sampled after each prompt")
-    found.add_argument("--rounds", type=int, default=18, help="timed passes per number of threads")
     return found
 
 
@@ -276,10 +274,7 @@ def main() -> None:
     start = time.perf_counter()
     found = measure_synthetic(args, store)
     model, tokenizer = smollm2.load()
-    if {"node", "trees"} & set(args.parts):
-        found |= measure_real(args, store, model, tokenizer, cache)
-    if "time" in args.parts:
-        found["time"] = measure_times(model, tokenizer, args.rounds, args.seed, store.get)
+    found |= measure_real(args, store, model, tokenizer, cache)
     run |= {"load_average_after": load_average(), "seconds": round(time.perf_counter() - start)}
     # Parts may be measured one by one: each keeps the circumstances of its own run.
     known = json.loads(path.read_text()) if path.is_file() else {"runs": {}, "results": {}}

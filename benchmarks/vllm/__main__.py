@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.prompts import DEMO, mixed
+from benchmarks.common.prompts import DEMO, held_out
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm.engine import ENVIRONMENT, MODEL
+from benchmarks.vllm import ENVIRONMENT, MODEL
 
 NAME = "SmolLM2-135M-Instruct"
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -94,7 +94,7 @@ def serve(speculation: dict[str, Any] | None, num_prompts: int, tokens: int, con
 
     params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     llm.chat(chats(DEMO[:2]), vllm.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
-    prompts, load, began = chats(mixed(num_prompts, None, lambda _: None)), load_average(), time.perf_counter()
+    prompts, load, began = chats(held_out(None, num_prompts)), load_average(), time.perf_counter()
     outputs = [list(answer.outputs[0].token_ids) for answer in llm.chat(prompts, params, use_tqdm=False)]
     seconds = time.perf_counter() - began
     found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}

@@ -28,7 +28,6 @@ from benchmarks.common.acceptance import (
 from benchmarks.common.recorded import RecordedDistributions, Text, scorers, without_layers
 from benchmarks.common.store import Store
 from benchmarks.verification import run as verification
-from benchmarks.verification import times as verification_time
 from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
 from treespec.literature.optimum import shape_inclusion, tree_bound
 from treespec.sampling import draw_without_replacement
@@ -158,12 +157,9 @@ def test_halves_choose_for_each_other():
 def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     model = tiny_llama(vocab_size=97, num_layers=3)
     encoded = {"input_ids": prompt(2, vocab_size=97), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
-    for module in (verification, verification_time):
-        monkeypatch.setattr(module, "without_layers", lambda model: without_layers(model, (1,)))
+    monkeypatch.setattr(verification, "without_layers", lambda model: without_layers(model, (1,)))
     monkeypatch.setattr(recorded, "encode", lambda *_: encoded)
     monkeypatch.setattr(recorded, "prompts", list)
-    monkeypatch.setattr(verification_time, "encode", lambda *_: {"input_ids": prompt(vocab_size=97)})
-    monkeypatch.setattr(verification_time, "THREADS", (1,))
     monkeypatch.setattr(
         verification, "SyntheticDistributions", lambda seed, t: SyntheticDistributions(seed, t, vocab_size=30)
     )
@@ -177,7 +173,6 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     results = verification.measure_synthetic(args, store)
     results |= verification.measure_real(args, store, model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
     assert results["distributions, T=1.0"]["positions"] == 2
-    results["time"] = verification_time.measure_times(model, tokenizer, 1, 0)  # pyright: ignore[reportArgumentType]
     for part in (part for case, part in results.items() if case.startswith("node, ")):
         for cell, rules in part.items():
             for name in (name for name in rules if name in RULES and RULES[name].is_lossless):

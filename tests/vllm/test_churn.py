@@ -1,7 +1,4 @@
-"""Requests with random arrivals, lengths, aborts and preemptions: nothing leaks, nothing differs.
-
-`python -m benchmarks.vllm.churn` runs 2,000.
-"""
+"""Requests with random arrivals, lengths, aborts and preemptions: nothing leaks, nothing differs."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from benchmarks.vllm.churn import VOCAB, run_part
-from benchmarks.vllm.engine import ENVIRONMENT, SMALL, run_jobs
-from benchmarks.vllm.models import tiny_llama
+from helpers.engines.churn import VOCAB, run_part
+from helpers.engines.engine import ENVIRONMENT, SMALL, run_jobs
+from helpers.engines.models import tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow

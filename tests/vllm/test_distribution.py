@@ -1,24 +1,23 @@
 """Sampling with trees in a real vLLM: G-tests of the joint distribution of four tokens of a tiny random model.
 
-The model has five tokens, so that all 625 outputs have known probabilities. Planted mistakes must be found. The same
-with more samples: `python -m benchmarks.vllm.distribution`.
+The model has five tokens, so that all 625 outputs have known probabilities. Planted mistakes must be found.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from benchmarks.vllm.distribution import BUGS, CASES, NUM_NEW, PARAMS, Case, exact, run_case, sample
-from benchmarks.vllm.drafters import VOCAB
-from benchmarks.vllm.models import tiny_llama
+from helpers.engines.distribution import BUGS, CASES, NUM_NEW, PARAMS, Case, exact, run_case, sample
+from helpers.engines.drafters import VOCAB
+from helpers.engines.models import tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
 
-NUM_SAMPLES = 4000
+NUM_SAMPLES = int(os.environ.get("TREESPEC_VLLM_SAMPLES", "4000"))
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
-from benchmarks.vllm.models import random_adapters, tiny_smollm2
-from benchmarks.vllm.planted_bugs import STRUCTURAL
+from helpers.engines.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
+from helpers.engines.models import random_adapters, tiny_smollm2
+from helpers.engines.planted_bugs import STRUCTURAL
 
 pytest.importorskip("vllm.config")
 pytestmark = [

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import eagle3_files
+from helpers.engines.churn import random_requests
+from helpers.engines.engine import MODEL, PROMPTS, run_jobs
+from helpers.engines.models import random_adapters, tiny_llama
 from helpers.head_files import SPECULATORS
 
-from benchmarks.vllm.churn import random_requests
-from benchmarks.vllm.engine import MODEL, PROMPTS, run_jobs
-from benchmarks.vllm.models import random_adapters, tiny_llama
 from treespec import BestFirst, TokenTree, Verdict
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads import Eagle3

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-from benchmarks.vllm.engine import ENVIRONMENT, MODEL, PROMPTS
+from helpers.engines.engine import ENVIRONMENT, MODEL, PROMPTS
 
 pytest.importorskip("vllm.config")
 openai = pytest.importorskip("openai")

@@ -1,5 +1,8 @@
 """Sets of prompts."""
 
+import pytest
+import torch
+
 from benchmarks.common import prompts
 
 
@@ -8,19 +11,25 @@ def test_spread_is_even_and_deterministic():
     assert [p.name for p in prompts.spread(cases, 4)] == ["0", "2", "5", "7"]
 
 
-def test_spec_bench_is_skipped_by_name(monkeypatch):
-    monkeypatch.setattr(prompts, "human_eval", lambda: [prompts.Prompt("h", "")] * 10)
-    monkeypatch.setattr(prompts, "gsm8k", lambda: [prompts.Prompt("g", "")] * 10)
-    said: list[str] = []
-    assert len(prompts.mixed(7, None, said.append)) == 7
-    assert "Spec-Bench is skipped" in said[0]
+def test_prompts_are_of_all_sources_by_turns(tmp_path, monkeypatch):
+    for name, letter in (("human_eval", "h"), ("gsm8k", "g")):
+        found = [prompts.Prompt(f"{letter}{i}", "") for i in range(20)]
+        monkeypatch.setattr(prompts, name, lambda found=found: found)
+    lines = [f'{{"question_id": {i}, "category": "c{i % 2}", "turns": ["x"]}}' for i in range(10)]
+    path = tmp_path / "question.jsonl"
+    path.write_text("\n".join(lines))
+    assert [p.name[0] for p in prompts.held_out(path, 8)] == list("ShSgShSg")
+    assert [p.name for p in prompts.held_out(None, 5)] == ["h0", "g0", "h6", "g10", "h13"]
 
 
-def test_spec_bench_gives_one_prompt_per_category(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "human_eval", lambda: [prompts.Prompt("h", "")] * 10)
-    monkeypatch.setattr(prompts, "gsm8k", lambda: [prompts.Prompt("g", "")] * 10)
-    lines = [f'{{"question_id": {i}, "category": "c{i % 2}", "turns": ["{"x" * i}"]}}' for i in range(6)]
-    (tmp_path / "question.jsonl").write_text("\n".join(lines))
-    chosen = prompts.mixed(6, tmp_path / "question.jsonl")
-    assert [p.name for p in chosen[-2:]] == ["Spec-Bench/2 (c0)", "Spec-Bench/3 (c1)"]
-    assert len(chosen) == 6
+def test_long_prompts_stand_behind_others(monkeypatch):
+    monkeypatch.setattr(prompts, "encode", lambda _, given: {"input_ids": torch.tensor([[1, 2, int(given[0].text)]])})
+    some = [prompts.Prompt(name, name) for name in "345"]
+
+    def tokenizer(text, add_special_tokens):
+        return {"input_ids": [int(text)] * 4}
+
+    assert prompts.lengthened(tokenizer, some[0], some, 9) == [4, 4, 5, 5, 5, 5, 1, 2, 3]
+    assert prompts.lengthened(tokenizer, some[0], some, 2) == [2, 3]
+    with pytest.raises(ValueError, match="a context of 99"):
+        prompts.lengthened(tokenizer, some[0], some, 99)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from benchmarks.vllm.engine import MODEL
+from helpers.engines.engine import MODEL
 
 
 def tiny_llama(folder: Path, vocab: int, seed: int = 3) -> Any:

@@ -18,15 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-MODEL = Path.home() / ".cache" / "treespec" / "SmolLM2-135M-Instruct-float32"
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+from benchmarks.vllm import ENVIRONMENT, MODEL
+
+__all__ = ["ENVIRONMENT", "MODEL", "PROMPTS", "SMALL", "run_jobs"]
+ROOT = Path(__file__).parents[3]
 SMALL = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -79,7 +74,7 @@ def run_jobs(
         asked.write_text(json.dumps({"engine": {**SMALL, **engine}, "jobs": jobs, "planted": planted}))
         path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
         environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **(more or {})}
-        command = [sys.executable, "-c", "from benchmarks.vllm.engine import serve; serve()", str(asked), str(answered)]
+        command = [sys.executable, "-c", "from helpers.engines.engine import serve; serve()", str(asked), str(answered)]
         with errors.open("w") as file:
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
             timer = threading.Timer(seconds, process.kill)
@@ -100,7 +95,7 @@ def serve() -> None:
     """The process of `run_jobs`."""
     asked, answered = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     if asked["planted"]:
-        from benchmarks.vllm.planted_bugs import plant
+        from helpers.engines.planted_bugs import plant
 
         plant(asked["planted"])
     answers = json.loads(answered.read_text()) if answered.exists() else {"counts": {}}
@@ -126,7 +121,7 @@ def serve() -> None:
 
 def _run(llm: Any, job: Mapping[str, Any]) -> Any:
     if "churn" in job:
-        from benchmarks.vllm.churn import churn
+        from helpers.engines.churn import churn
 
         return churn(llm, job["churn"], job["has_aborts"])
     prompts = [p if isinstance(p, str) else {"prompt_token_ids": p} for p in job["prompts"]]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from helpers.matrix.axes import ADAPTERS, CONFIGS, CONSTRAINTS, PACKAGES, PROMPTS, adapt, save_model, takes
 from torch import Tensor, nn
 
-from benchmarks.matrix.axes import ADAPTERS, CONFIGS, CONSTRAINTS, PACKAGES, PROMPTS, adapt, save_model, takes
 from benchmarks.weights.schemes import SCHEMES
 from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculation
 

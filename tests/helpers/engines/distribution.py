@@ -4,31 +4,20 @@ The model is a tiny random one with five tokens, so that all 625 outputs have kn
 passes in transformers, under vLLM's order of processors. Every lossless rule is tried at T = 1 and with temperature,
 filters, penalties and logit bias, on selected children, on children drawn without replacement and independently, on
 trees and on chains; then every planted mistake, which must be found.
-
-    python -m benchmarks.vllm.distribution [--samples 8000]
-
-Runs in the environment of `make test-vllm`. Cases that are done are kept; started again with the same number of
-samples, the run goes on where it stopped. Results: benchmarks/results/vllm/distribution.{json,md}.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from helpers.engines.drafters import VOCAB
+from helpers.engines.engine import run_jobs
+from helpers.engines.planted_bugs import PLANTED_BUGS, STRUCTURAL
 
-from benchmarks.common.progress import progress_bar
-from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm.drafters import VOCAB
-from benchmarks.vllm.engine import run_jobs
-from benchmarks.vllm.models import tiny_llama
-from benchmarks.vllm.planted_bugs import PLANTED_BUGS, STRUCTURAL
 from treespec.testing import enumerate_continuations, g_test, uncached
 
 PROMPT, NUM_NEW = [1, 3, 0, 2, 4, 1], 4
@@ -37,11 +26,9 @@ PARAMS: dict[str, dict[str, Any]] = {
     "filtered": {"temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.8},
     "mixed": {"temperature": 1.3, "min_p": 0.1, "logit_bias": {"2": 0.7}, "top_k": 4},
 }
-BIGRAM, INDEPENDENT, LIAR = (f"benchmarks.vllm.drafters:{name}" for name in ("Bigram", "Independent", "Liar"))
+BIGRAM, INDEPENDENT, LIAR = (f"helpers.engines.drafters:{name}" for name in ("Bigram", "Independent", "Liar"))
 CHAIN = [[0], [0, 0], [0, 0, 0]]
 PAIRS = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
-BUG_SHARE = 2
-"""Samples of a planted mistake are one in so many."""
 
 
 @dataclass(frozen=True)
@@ -75,50 +62,17 @@ BUGS = [
 ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=8000)
-    parser.add_argument("--output", type=Path, default=RESULTS / "vllm" / "distribution.json")
-    args = parser.parse_args()
-    console, cache, rows = Console(), args.output.parent / ".distribution", []
-    cache.mkdir(parents=True, exist_ok=True)
-    model = tiny_llama(cache / "tiny", VOCAB)
-    total = sum(len(case.params) for case in CASES + BUGS)
-    with progress_bar(console) as progress:
-        task = progress.add_task("", total=total)
-        for case in CASES + BUGS:
-            number = args.samples if case.bug is None else args.samples // BUG_SHARE
-            progress.update(task, description=f"{case.name}, {case.bug or case.rule}")
-            rows += run_case(cache, model, case, number)
-            progress.advance(task, len(case.params))
-            data = settings(samples=args.samples, load_average=load_average(), of=total, rows=rows)
-            write_json(args.output, data)
-            args.output.with_suffix(".md").write_text(report(data))
-    console.print(args.output.with_suffix(".md").read_text())
-
-
-def run_case(cache: Path, model: Any, case: Case, number: int) -> list[dict[str, Any]]:
-    """The rows of one case's parameters, kept in a file."""
-    key = f"{case.name} {case.rule} {case.bug} {number}.json"
-    if (cache / key).exists():
-        return json.loads((cache / key).read_text())
+def run_case(folder: Path, model: Any, case: Case, number: int) -> list[dict[str, Any]]:
+    """By the case's parameters the G-test's p, and the accepted draft tokens."""
     params = {name: PARAMS[name] for name in case.params}
-    found = sample(cache / "tiny", case.speculation, params, number, case.bug if case.bug in PLANTED_BUGS else None)
-    rows = [
+    found = sample(folder / "tiny", case.speculation, params, number, case.bug if case.bug in PLANTED_BUGS else None)
+    return [
         {
-            "children": case.name,
-            "rule": case.rule or "target_walk",
-            "parameters": name,
-            "bug": case.bug,
-            "samples": number,
             "p": g_test(Counter(tuple(one["ids"]) for one in found[name]), exact(model, values)),
             "accepted": int(found["counts"][name]["num_accepted_tokens"]),
-            "trees": int(found["counts"][name]["num_trees"]),
         }
         for name, values in params.items()
     ]
-    write_json(cache / key, rows)  # pyright: ignore[reportArgumentType]
-    return rows
 
 
 def sample(
@@ -161,24 +115,3 @@ def filtered(probs: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
     kept[kept.cumsum(-1) <= 1 - params.get("top_p", 1.0)] = 0
     probs = kept.gather(-1, order.indices.argsort(-1))
     return probs / probs.sum(-1, keepdim=True)
-
-
-def report(data: dict[str, Any]) -> str:
-    """Markdown."""
-    header = ["children", "rule", "parameters", "samples", "trees", "accepted", "p"]
-    right, wrong = ([row for row in data["rows"] if (row["bug"] is None) == is_right] for is_right in (True, False))
-
-    def cells(rows: list[dict[str, Any]], names: list[str]) -> list[list[str]]:
-        return [[f"{row[name]:.3g}" if name == "p" else str(row[name]) for name in names] for row in rows]
-
-    text = (
-        "# Sampling with trees in vLLM\n\nG-tests of four tokens, 625 outcomes. `trees`: verified trees with a branch; "
-    )
-    text += f"`accepted`: draft tokens. {len(data['rows'])} of {data['of']} cases.\n\n"
-    text += markdown_table(header, cells(right, header)) + "\n## Planted mistakes\n\n"
-    header = ["bug", "parameters", "samples", "p"]
-    return text + markdown_table(header, cells(wrong, header)) + "\n" + settings_lines(data)
-
-
-if __name__ == "__main__":
-    main()

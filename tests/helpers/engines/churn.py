@@ -1,30 +1,20 @@
 """Do requests that come and go leave anything behind, and is every output that of plain vLLM?
 
-2,000 requests of a tiny random model arrive at random, with random lengths and prefixes that some of them share; one in
+Requests of a tiny random model arrive at random, with random lengths and prefixes that some of them share; one in
 five is aborted within six steps, and the cache is so small that requests are preempted. All outputs are compared with
 those of plain vLLM, where nothing is aborted; an aborted request's output must be a beginning. In the end no block of
 the cache, no request, draft or random stream may be left.
-
-    python -m benchmarks.vllm.churn [--requests 2000]
-
-Runs in the environment of `make test-vllm`. Requests run in parts, each an engine of its own with other random numbers;
-parts that are done are kept. Results: benchmarks/results/vllm/churn.{json,md}.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import random
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks.common.progress import progress_bar
-from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm.engine import run_jobs
-from benchmarks.vllm.models import tiny_llama
+from helpers.engines.engine import run_jobs
+from helpers.engines.models import tiny_llama
 
 VOCAB = 40
 ENGINE = {
@@ -36,54 +26,25 @@ ENGINE = {
 }
 TREES = {"method": "treespec", "tree": 8}
 NUM_BLOCKS, NUM_SCRATCH = 10, 3
-PART = 500
-"""Requests of one engine."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--output", type=Path, default=RESULTS / "vllm" / "churn.json")
-    args = parser.parse_args()
-    console, cache, rows = Console(), args.output.parent / ".churn", []
-    with progress_bar(console) as progress:
-        task = progress.add_task("requests that come and go", total=2 * args.requests)
-        for part in range(-(-args.requests // PART)):
-            size = min(PART, args.requests - part * PART)
-            rows.append(run_part(cache, size, part, lambda _, size=size: progress.advance(task, size)))
-            data = settings(requests=sum(row["requests"] for row in rows), load_average=load_average(), parts=rows)
-            write_json(args.output, data)
-            args.output.with_suffix(".md").write_text(report(data))
-    console.print(args.output.with_suffix(".md").read_text())
-
-
-def run_part(cache: Path, number: int, seed: int, on_done: Any = lambda name: None) -> dict[str, Any]:
+def run_part(folder: Path, number: int, seed: int) -> dict[str, Any]:
     """Some requests in plain vLLM and with trees: how many are the same, and what is left."""
-    folder = cache / "tiny"
-    if not (folder / "config.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        tiny_llama(folder, VOCAB)
+    tiny_llama(folder, VOCAB)
     requests, answers = random_requests(number, VOCAB, seed), {}
     for method in ("plain", "trees"):
         engine = {**ENGINE, "model": str(folder), "num_gpu_blocks_override": NUM_BLOCKS}
         if method == "trees":
             engine |= {"speculative_config": TREES, "num_gpu_blocks_override": NUM_BLOCKS + NUM_SCRATCH}
-        kept = cache / f"{method} {number} {seed}.json"
-        if kept.exists():
-            on_done(method)
         jobs = {"churn": {"churn": requests, "has_aborts": method == "trees"}}
-        answers[method] = run_jobs(engine, jobs, seconds=1200, kept=kept, on_done=on_done)
+        answers[method] = run_jobs(engine, jobs, seconds=1200)
     found, expected = dict(answers["trees"]["churn"]), answers["plain"]["churn"]
     pairs = list(zip(requests, found.pop("outputs"), expected["outputs"], strict=True))
-    stats, metrics = answers["trees"]["stats"], answers["trees"]["metrics"]
     return {
-        "requests": number,
         "aborted": sum(len(one) < request["max_tokens"] for request, one, _ in pairs),
         "identical": sum(is_right(*pair) for pair in pairs),
-        "preemptions": int(metrics["vllm:num_preemptions"]),
-        "from the cache": int(metrics["vllm:prefix_cache_hits"]),
-        "trees": int(stats["num_trees"]),
-        "accepted": int(stats["num_accepted_tokens"]),
+        "preemptions": int(answers["trees"]["metrics"]["vllm:num_preemptions"]),
+        "trees": int(answers["trees"]["stats"]["num_trees"]),
         "left": found,
     }
 
@@ -92,23 +53,6 @@ def is_right(request: dict[str, Any], found: list[int], expected: list[int]) -> 
     """Whether the output is plain vLLM's, or a beginning of it where the request was aborted."""
     is_whole = len(found) == request["max_tokens"]
     return found == expected[: len(found)] and (is_whole or request["abort_after"] is not None)
-
-
-def report(data: dict[str, Any]) -> str:
-    """Markdown."""
-    header = ["requests", "aborted", "identical", "preemptions", "from the cache", "trees", "accepted"]
-    cells = [
-        [str(row[name]) for name in header] + [", ".join(f"{v} {k}" for k, v in row["left"].items())]
-        for row in data["parts"]
-    ]
-    title = """# Requests that come and go in vLLM
-
-Identical to plain vLLM's output, or a beginning of it where the request was aborted. Preemptions, prompt tokens of the
-prefix cache, trees with a branch and accepted draft tokens are those of the runs with trees. `left`: what is there when
-all requests have gone.
-
-"""
-    return title + markdown_table([*header, "left"], cells) + "\n" + settings_lines(data)
 
 
 def random_requests(number: int, vocab: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -165,7 +109,3 @@ def _left(engine: Any) -> dict[str, Any]:
         found["drafts"] = len([name for name in runner._drafts if name in runner.requests])
         found["streams"] = len(runner._verifier.streams._own)
     return found
-
-
-if __name__ == "__main__":
-    main()

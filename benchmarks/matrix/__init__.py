@@ -1,1 +1,0 @@
-"""Models x prompts x adapters x weights x constraints: what is identical to plain `generate`, what is refused."""
