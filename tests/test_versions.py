@@ -74,3 +74,18 @@ def test_a_renamed_cache_is_an_import_error_with_the_versions():
     assert "no cache by a known name" in run.stdout
     assert f"transformers {OLDEST['transformers']} to {TESTED['transformers']} (here: " in run.stdout
     assert needed_versions() in run.stdout
+
+
+def test_the_oldest_environment_has_every_floor():
+    run = subprocess.run([sys.executable, ".ci/floors", "cli"], capture_output=True, text=True, cwd=ROOT, check=True)
+    wanted = {Requirement(line).name for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["cli"]}
+    floors = dict(line.split("==") for line in run.stdout.split())
+    assert set(floors) == wanted
+    assert {name: floors[name] for name in OLDEST} == OLDEST
+    assert all(specifier.contains(floors[name]) for name, specifier in REQUIRED.items())
+
+
+def test_extras_within_extras_have_floors_too():
+    run = subprocess.run([sys.executable, ".ci/floors", "study"], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert {"matplotlib", "typer", "pyarrow"} < {line.split("==")[0] for line in run.stdout.split()}
+    assert "treespec" not in run.stdout

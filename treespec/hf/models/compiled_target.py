@@ -6,7 +6,9 @@ sizes of the cache, and the same cache again: CUDA graphs have recorded its addr
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -37,8 +39,15 @@ def compiled_scorer(
     """
     options = {} if isinstance(compile, bool) else compile
     settings = {"dynamic": False, "recompile_limit": MAX_SHAPES, **options}
-    compiled: Any = model if compile is False else torch.compile(model, **settings)
+    compiled: Any = model if compile is False else _compiled_model(model, settings)
     return StaticScorer(make_scorer(compiled, max_cache_len=num_slots, hidden_layers=hidden_layers))
+
+
+def _compiled_model(model: PreTrainedModel, settings: dict[str, Any]) -> Any:
+    if "recompile_limit" not in inspect.signature(torch.compile).parameters:  # Before torch 2.12 all share one limit.
+        dynamo: Any = import_module("torch._dynamo.config")
+        dynamo.recompile_limit = max(dynamo.recompile_limit, settings.pop("recompile_limit"))
+    return torch.compile(model, **settings)
 
 
 class CompiledTarget:
