@@ -9,9 +9,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 from packaging.requirements import Requirement
 from packaging.version import Version
+from transformers.utils import logging
 
+import treespec
 from treespec.checks import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
 from treespec.errors import TreespecWarning
 from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, cache_name
@@ -89,3 +92,16 @@ def test_extras_within_extras_have_floors_too():
     run = subprocess.run([sys.executable, ".ci/floors", "study"], capture_output=True, text=True, cwd=ROOT, check=True)
     assert {"matplotlib", "typer", "pyarrow"} < {line.split("==")[0] for line in run.stdout.split()}
     assert "treespec" not in run.stdout
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_p": 0.9, "output_scores": True}])
+def test_no_deprecated_call_of_transformers(options, caplog):
+    """Also those that transformers only logs, once for each message."""
+    logging.warning_once.cache_clear()
+    target = tiny_llama()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        speculation = treespec.TreeSpeculation(noisy_copy(target), tree=8)
+        treespec.generate(target, prompt(2), speculation, max_new_tokens=12, return_dict_in_generate=True, **options)
+        treespec.generate(target, prompt(1), speculation, max_new_tokens=6, cache_implementation="static", **options)
+    assert [record.getMessage() for record in caplog.records if "deprecated" in record.getMessage()] == []
