@@ -17,10 +17,12 @@ class Registry(Mapping[str, Part], Generic[Part]):
     turns what an import path leads to into the part.
     """
 
-    def __init__(self, kind: str, paths: Mapping[str, str], made: Callable[[Any], Part] = lambda found: found) -> None:
+    def __init__(
+        self, kind: str, parts: Mapping[str, Part | str], made: Callable[[Any], Part] = lambda found: found
+    ) -> None:
         self.kind = kind
         self._made = made
-        self._parts: dict[str, Part | str] = dict(paths)
+        self._parts: dict[str, Part | str] = dict(parts)
 
     def register(self, name: str, part: Part | str) -> None:
         """Add a part, or its import path. Raises `ConfigError`: another one has the name."""

@@ -8,6 +8,7 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 import treespec
 from treespec import TreeSpeculation
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecWarning
 from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes, tree_policy
 from treespec.literature import LowConfidence
@@ -135,3 +136,23 @@ def test_unknown_trees():
         tree_policy("oak")
     with pytest.raises(ConfigError, match="positive int"):
         tree_policy("chain of 0")
+
+
+class Mine(treespec.SuffixLookup):
+    """A drafter of another file."""
+
+    def __repr__(self):
+        return "Mine()"
+
+
+def test_a_drafter_is_added_by_registering_it(tmp_path):
+    """Commands, studies and setting files know it by its name."""
+    DRAFTERS.register("mine", Mine)
+    try:
+        treespec.save_setting(TreeSpeculation([Mine(), treespec.TokenRecycling()], tree=4), tmp_path / "a.json", MODEL)
+        assert Setting.load(tmp_path / "a.json").drafters == ("mine", "recycling")
+        speculation = treespec.load_setting(tmp_path / "a.json", MODEL)
+        plain = MODEL.generate(prompt(), max_new_tokens=6)
+        assert MODEL.generate(prompt(), max_new_tokens=6, custom_generate=speculation).equal(plain)
+    finally:
+        DRAFTERS.forget("mine")

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from treespec.drafters import Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import Merge
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
 from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -164,9 +165,9 @@ def tree_name(policy: Any) -> dict[str, Any]:
 
 
 def drafter_names(drafter: Any) -> tuple[str, ...]:
-    """The names of lookups with their default options, merged ones too. Raises `ConfigError`: another drafter."""
+    """The names of registered drafters with their default options, merged ones too. Raises `ConfigError`: others."""
     parts = drafter.drafters if isinstance(drafter, Merge) else [drafter]
-    known = {repr(TokenRecycling()): LOOKUPS[0], repr(SuffixLookup()): LOOKUPS[1]}
+    known = {repr(make()): name for name, make in DRAFTERS.items()}
     unknown = [part for part in parts if repr(part) not in known]
     if unknown:
         raise ConfigError(

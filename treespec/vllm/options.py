@@ -13,6 +13,7 @@ from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
 from treespec.tree import parse_paths
 from treespec.verification.registry import RULES
+from treespec.verification.rule import Requirements
 from treespec.vllm.growth import WorthwhileTrees
 
 METHOD = "treespec"
@@ -62,7 +63,11 @@ class Options:
             raise ConfigError(
                 f"a head drafts with drafter='head' or 'merge', got {self.drafter!r}: leave out one of them"
             )
-        if self.verification != AUTO and RULES[self.verification].requirements.is_chain_only and not self._is_chain:
+        if (
+            self.verification != AUTO
+            and getattr(RULES[self.verification], "requirements", Requirements()).is_chain_only
+            and not self._is_chain
+        ):
             raise ConfigError(
                 f"rule {self.verification!r} verifies chains only: give a tree of one path, such as "
                 "[(0,), (0, 0), (0, 0, 0)], or another rule"

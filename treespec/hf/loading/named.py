@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
+from treespec.drafters.lookup.warm_start import WarmStart
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading import smollm2
@@ -17,7 +18,7 @@ from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
 
 LOOKUPS = ("recycling", "suffix")
-"""Drafters that any model can have."""
+"""What drafts for any model where nothing was chosen."""
 SHIPPED = ("head", "warm")
 """Drafters that come with treespec, for one model."""
 
@@ -38,8 +39,8 @@ def named_drafters(
     """The drafters that these names stand for, for `TreeSpeculation`, which merges them.
 
     Args:
-        names: "recycling"; "suffix"; a warm start, `*.safetensors`; a draft model or a trained head by hub name or
-            folder; "head" and "warm", which ship for SmolLM2-135M-Instruct.
+        names: "recycling", "suffix" and what else is in `DRAFTERS`; a warm start, `*.safetensors`; a draft model or a
+            trained head by hub name or folder; "head" and "warm", which ship for SmolLM2-135M-Instruct.
         model: the target.
         tokenizer: the target's, for draft models with another vocabulary.
         model_name: the target's name or folder.
@@ -54,8 +55,8 @@ def named_drafters(
 
 
 def _named(name: str, model: PreTrainedModel, tokenizer: Any, model_name: str, parts: dict[str, Any]) -> list[Any]:
-    if name in LOOKUPS:
-        return [TokenRecycling() if name == "recycling" else SuffixLookup()]
+    if name in DRAFTERS:
+        return [DRAFTERS[name]()]
     if name in SHIPPED and not has_shipped(model_name):
         raise ConfigError(
             f"the drafter {name!r} ships for {smollm2.NAME} only: give a file or a folder for your model, {model_name}"

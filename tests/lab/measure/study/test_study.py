@@ -5,6 +5,7 @@ import pytest
 from treespec.errors import ConfigError
 from treespec.lab.measure.study.cells import SHAPES, Cell
 from treespec.lab.measure.study.study import read_study
+from treespec.policies import Chain
 
 FULL = """
 name: Trees
@@ -91,3 +92,13 @@ def test_what_is_not_a_study_is_named(tmp_path, text, words):
     with pytest.raises(ConfigError) as found:
         read(tmp_path, text)
     assert words in str(found.value)
+
+
+def test_a_policy_is_added_by_registering_it():
+    SHAPES.register("mine", lambda budget, depth: Chain(budget))
+    try:
+        assert Cell("suffix", policy="mine", budget=3).policy_object().max_nodes == 4
+    finally:
+        SHAPES.forget("mine")
+    with pytest.raises(ConfigError, match="mine"):
+        Cell("suffix", policy="mine")

@@ -9,22 +9,25 @@ from typing import Any
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
-from treespec.literature import StochasticBeam
 from treespec.policies import BestFirst, Chain, Control, as_policy, dyspec, eagle2, opt_tree
 from treespec.protocols import TreePolicy
+from treespec.registry import Registry
 from treespec.verification import get_rule
 
 PLAIN, AUTO, CHAIN = "plain", "auto", "chain"
-SHAPES: dict[str, Callable[[int, int | None], TreePolicy]] = {
-    AUTO: lambda budget, depth: Control(budget),
-    CHAIN: lambda budget, depth: Chain(max(budget - 1, 1)),
-    "tree": lambda budget, depth: as_policy(budget) if depth is None else BestFirst(budget, depth=depth),
-    "selected": lambda budget, depth: BestFirst(budget, "selected", depth=depth),
-    "dyspec": lambda budget, depth: dyspec(budget, depth),
-    "eagle2": lambda budget, depth: eagle2(budget, depth=depth or 6),
-    "opt_tree": lambda budget, depth: opt_tree(budget, depth=depth or 10),
-    "stochastic_beam": lambda budget, depth: StochasticBeam(max((budget - 1) // (depth or 4), 1), depth or 4),
-}
+SHAPES: Registry[Callable[[int, int | None], TreePolicy]] = Registry(
+    "policy of studies",
+    {
+        AUTO: lambda budget, depth: Control(budget),
+        CHAIN: lambda budget, depth: Chain(max(budget - 1, 1)),
+        "tree": lambda budget, depth: as_policy(budget) if depth is None else BestFirst(budget, depth=depth),
+        "selected": lambda budget, depth: BestFirst(budget, "selected", depth=depth),
+        "dyspec": lambda budget, depth: dyspec(budget, depth),
+        "eagle2": lambda budget, depth: eagle2(budget, depth=depth or 6),
+        "opt_tree": lambda budget, depth: opt_tree(budget, depth=depth or 10),
+        "stochastic_beam": "treespec.literature.stochastic_beam:of_budget",
+    },
+)
 """Policies of a study by name: of a budget of nodes, root included, and a depth; None: the policy's own."""
 NO_DRAFTER = "none"
 
