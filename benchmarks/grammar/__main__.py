@@ -2,9 +2,8 @@
 
 Three schemas (a person, a tool call, an order with nested items) with four requests each, by xgrammar. Every request
 is answered freely and under its schema, by plain decoding and by trees, in rotating order; the objects with drafters
-serve all requests, as in use. Reading the prompt is left out; for plain decoding a call for one token is timed and
-subtracted. Free text is cut at 48 tokens. `forced tokens only`: without the tokenizer, so that a text which must follow
-is drafted only where its tokens must follow too.
+serve all requests, as in use. Reading the prompt is left out. Free text is cut at 48 tokens. `forced tokens only`:
+without the tokenizer, so that a text which must follow is drafted only where its tokens must follow too.
 
     python -m benchmarks.grammar
 """
@@ -13,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jsonschema
@@ -40,6 +39,7 @@ from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.estimates import bootstrap
+from treespec.lab.measure.paired import Bench, Contestant, Run, in_turn
 from treespec.viz import ACCEPTED, REFERENCE
 
 FREE, UNDER = "free text", "JSON schema"
@@ -49,66 +49,50 @@ TOKENS_ONLY = f"{LOOKUPS}, forced tokens only"
 CONTESTANTS = (PLAIN, LOOKUPS, HEAD, MERGED)
 
 
-class Bench:
-    """The model, its grammars, and one `TreeSpeculation` per kind of text and contestant."""
+@dataclass(frozen=True)
+class UnderSchema(Contestant):
+    """A contestant whose text is under the schema of the prompt's task; `processors` by task."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        grammars = compiler(tokenizer, model.config.vocab_size)
-        self._processors = {name: processor(grammars, task.schema) for name, task in TASKS.items()}
-        self._head = load_drafter(shipped_head(smollm2.NAME), model)
-        make: dict[str, Callable[[], Any]] = {
-            LOOKUPS: lambda: warm_start().drafters(),
-            HEAD: lambda: load_drafter(shipped_head(smollm2.NAME), model),
-            MERGED: lambda: [load_drafter(shipped_head(smollm2.NAME), model), *warm_start().drafters()],
+    processors: dict[str, Any] = field(default_factory=dict)
+
+    def start(self, bench: Bench) -> Callable[[str], Run]:
+        options = self.options()
+        return lambda prompt: bench.decode(prompt, options | {"logits_processor": [self.processors[task_of(prompt)]]})
+
+
+def task_of(prompt: str) -> str:
+    return prompt.split(": ")[0]
+
+
+def contestants(model: Any, tokenizer: Any) -> list[Contestant]:
+    """Every way of decoding freely and under a schema, an object each that serves all requests."""
+    grammars = compiler(tokenizer, model.config.vocab_size)
+    processors = {name: processor(grammars, task.schema) for name, task in TASKS.items()}
+
+    def ways(tokenizer: Any) -> dict[str, dict[str, Any]]:
+        made: dict[str, Any] = {
+            LOOKUPS: warm_start().drafters(),
+            HEAD: load_drafter(shipped_head(smollm2.NAME), model),
+            MERGED: [load_drafter(shipped_head(smollm2.NAME), model), *warm_start().drafters()],
         }
-        self.contestants: dict[tuple[str, str], TreeSpeculation | None] = {(UNDER, TOKENS_ONLY): None}
-        for kind in (FREE, UNDER):
-            self.contestants[kind, PLAIN] = None
-            for name, drafter in make.items():
-                self.contestants[kind, name] = TreeSpeculation(drafter(), tree=16, tokenizer=tokenizer)
-        self.contestants[UNDER, TOKENS_ONLY] = TreeSpeculation(make[LOOKUPS](), tree=16)
+        trees = {name: TreeSpeculation(drafters, tree=16, tokenizer=tokenizer) for name, drafters in made.items()}
+        return {PLAIN: {}} | {name: {"custom_generate": tree} for name, tree in trees.items()}
 
-    def round(self, task: str, request: str, temperature: float, seed: int) -> dict[str, dict[str, Any]]:
-        """Milliseconds, new tokens, passes and the text of every contestant."""
-        inputs = encode(self._tokenizer, [Prompt(task, request)])
-        names = list(self.contestants)
-        first = seed * 4 % len(names)
-        runs = {name: self._decode(*name, task, inputs, temperature, seed) for name in names[first:] + names[:first]}
-        return {", ".join(name): runs[name] for name in names}
+    under = ways(tokenizer) | {TOKENS_ONLY: ways(None)[LOOKUPS]}
+    longest = {"max_new_tokens": NEW_TOKENS}
+    free = [Contestant(f"{FREE}, {name}", lambda way=way: way) for name, way in ways(tokenizer).items()]
+    return free + [
+        UnderSchema(f"{UNDER}, {name}", lambda way=way: way | longest, processors=processors)
+        for name, way in under.items()
+    ]
 
-    def run(self, task: str, request: str, temperature: float, seed: int) -> dict[str, Any]:
-        runs = self.round(task, request, temperature, seed)
-        return {"task": task, "runs": runs, "load": load_average()}
 
-    def _decode(
-        self, kind: str, name: str, task: str, inputs: dict[str, Any], temperature: float, seed: int
-    ) -> dict[str, Any]:
-        options: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0}
-        if not temperature:
-            options = {"do_sample": False}
-        options["max_new_tokens"] = FREE_TOKENS
-        if kind == UNDER:
-            options |= {"max_new_tokens": NEW_TOKENS, "logits_processor": [self._processors[task]]}
-        speculation = self.contestants[kind, name]
-        prefill = 0.0
-        if speculation is None:
-            start = time.perf_counter()
-            self._model.generate(**inputs, **options | {"max_new_tokens": 1})
-            prefill = time.perf_counter() - start
-        else:
-            options["custom_generate"] = speculation
-        torch.manual_seed(seed)
-        start = time.perf_counter()
-        out = self._model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]
-        seconds = time.perf_counter() - start - prefill
-        passes, text = len(out) - 1, self._tokenizer.decode(out, skip_special_tokens=True)
-        tokens = len(out) - 1  # Plain decoding's first token belongs to the prefill.
-        if speculation is not None:
-            seconds -= speculation.stats.seconds["prefill"]
-            passes, tokens = speculation.stats.num_target_passes, len(out)
-        found = {"ms": 1e3 * seconds, "tokens": tokens, "passes": passes, "text": text}
-        return found | ({"is_valid": is_valid(text, TASKS[task].schema)} if kind == UNDER else {})
+def as_plain(run: Run, name: str, prompt: str, tokenizer: Any) -> dict[str, Any]:
+    """Milliseconds, tokens and passes without reading the prompt, and the text."""
+    text = tokenizer.decode(run.tokens, skip_special_tokens=True)
+    found = {"ms": 1e3 * (run.seconds - run.reading), "tokens": run.num_tokens - run.num_read}
+    found |= {"passes": run.num_passes - 1, "text": text}
+    return found | ({"is_valid": is_valid(text, TASKS[task_of(prompt)].schema)} if name.startswith(UNDER) else {})
 
 
 def is_valid(text: str, schema: dict[str, Any]) -> bool:
@@ -123,15 +107,19 @@ def is_valid(text: str, schema: dict[str, Any]) -> bool:
 def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Console) -> dict[str, Any]:
     """By temperature: rounds, one per request. Finished rounds are kept in the user's cache folder."""
     requests = [(task, TASKS[task].requests[n]) for n in range(4) for task in TASKS][: args.requests]
+    inputs = {f"{task}: {request}": encode(tokenizer, [Prompt(task, request)]) for task, request in requests}
     store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads)}.jsonl")
-    bench, found = Bench(model, tokenizer), {}
+    everyone, found = contestants(model, tokenizer), {}
     for temperature in args.temperatures:
-        rounds: list[dict[str, Any]] = []
-        for turn, (task, request) in enumerate(requests):
-            chosen = (task, request, temperature, args.seed + turn)
-            rounds.append(store.get(str(chosen), lambda chosen=chosen: bench.run(*chosen)))
-            console.print(f"T = {temperature:g}: {turn + 1} of {len(requests)}, {task}")
-        found[f"T = {temperature:g}"] = {"rounds": rounds}
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        bench = Bench(model, inputs, FREE_TOKENS, sampling, args.seed)
+        keys = {prompt: f"{temperature:g}, {prompt}" for prompt in inputs}
+        for prompt, runs in in_turn(everyone, bench, 1, [prompt for prompt in inputs if keys[prompt] not in store]):
+            plain = {name: as_plain(run, name, prompt, tokenizer) for name, run in runs.items()}
+            done = {"task": task_of(prompt), "runs": plain, "load": load_average()}
+            store.get(keys[prompt], lambda done=done: done)
+            console.print(f"T = {temperature:g}: {prompt}", markup=False)
+        found[f"T = {temperature:g}"] = {"rounds": [store.get(key, dict) for key in keys.values()]}
     return found
 
 

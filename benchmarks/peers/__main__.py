@@ -114,10 +114,13 @@ def batches(prompts: list[Prompt], cell: Cell, tokenizer: Any) -> Iterator[tuple
 
 
 def as_plain(run: Run, agreement: str | None) -> dict[str, Any]:
-    """A run as plain data, all rows' tokens behind each other; other libraries do not say how many passes they took."""
+    """A run as plain data, all rows' tokens behind each other.
+
+    `passes` are those that decided tokens: not a tree's reading of the prompt. Other libraries do not say how many.
+    """
     tokens = [token for row in run.rows for token in row]
     found = {"seconds": run.seconds, "tokens": tokens, "reading": run.reading, "num_read": run.num_read}
-    passes = {"passes": run.num_passes * len(run.rows)} if run.num_passes else {}
+    passes = {"passes": (run.num_passes - (run.num_read == 0)) * len(run.rows)} if run.num_passes else {}
     return found | passes | ({} if agreement is None else {"agreement": agreement})
 
 
