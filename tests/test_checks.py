@@ -4,6 +4,7 @@ import inspect
 import re
 
 import pytest
+from treespec.verification.comparison.kseq import KSeq
 
 from tests.helpers.tiny import tiny_llama
 from treespec import (
@@ -21,7 +22,6 @@ from treespec import (
 from treespec.errors import ConfigError
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Writing
-from treespec.verification.comparison.kseq import KSeq
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_numbers_are_found() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), NUMBERS)
-def test_a_bool_is_no_number(kind: str, name: str) -> None:
+def test_a_bool_is_not_a_number(kind: str, name: str) -> None:
     """True for a count, a share or a budget is a slip, as where two arguments were swapped."""
     with pytest.raises(ConfigError, match="True"):
         MADE[kind](**{name: True})
