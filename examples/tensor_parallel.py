@@ -40,7 +40,7 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         print(tokenizer.decode(out[0], skip_special_tokens=True))
         print(f"identical to plain generate: {torch.equal(out, plain)}")
-        print(speculation.stats.summary)
+        print(speculation.stats.summary())
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -1,9 +1,27 @@
 """Public objects show their options."""
 
+import inspect
+import re
+
 import pytest
 
 from tests.helpers.tiny import tiny_llama
-from treespec import BestFirst, Chain, Control, KAry, SuffixLookup, SuffixStore, TokenRecycling, TreeSpeculation
+from treespec import (
+    BestFirst,
+    Chain,
+    Control,
+    KAry,
+    Sequoia,
+    SuffixLookup,
+    SuffixStore,
+    TokenRecycling,
+    TraceFile,
+    TreeSpeculation,
+)
+from treespec.errors import ConfigError
+from treespec.training.options import TrainingConfig
+from treespec.training.text.batch import Writing
+from treespec.verification.comparison.kseq import KSeq
 
 
 @pytest.mark.parametrize(
@@ -23,6 +41,39 @@ from treespec import BestFirst, Chain, Control, KAry, SuffixLookup, SuffixStore,
 )
 def test_public_objects_show_their_options(shown: object, expected: str) -> None:
     assert repr(shown) == expected
+
+
+MADE = {
+    "BestFirst": lambda **options: BestFirst(**{"num_nodes": 8} | options),
+    "Chain": Chain,
+    "Control": Control,
+    "KSeq": KSeq,
+    "Sequoia": lambda **options: Sequoia(**{"probs": [0.5, 0.2], "num_nodes": 4} | options),
+    "SuffixLookup": SuffixLookup,
+    "TokenRecycling": TokenRecycling,
+    "TrainingConfig": TrainingConfig,
+    "TraceFile": lambda **options: TraceFile("x", **options),
+    "TreeSpeculation": lambda **options: TreeSpeculation(TokenRecycling(), **options),
+    "Writing": Writing,
+}
+NUMBERS = [
+    (kind, name)
+    for kind in MADE
+    for name, parameter in inspect.signature(globals()[kind]).parameters.items()
+    if re.search(r"\b(int|float)\b", str(parameter.annotation))
+    and not re.search(r"\b(bool|tuple)\b", str(parameter.annotation))
+]
+
+
+def test_numbers_are_found() -> None:
+    assert len(NUMBERS) > 30
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS)
+def test_a_bool_is_no_number(kind: str, name: str) -> None:
+    """True for a count, a share or a budget is a slip, as where two arguments were swapped."""
+    with pytest.raises(ConfigError, match="True"):
+        MADE[kind](**{name: True})
 
 
 def test_large_options_are_shown_by_their_class() -> None:

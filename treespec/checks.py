@@ -55,10 +55,10 @@ def check_children(children: str, allowed: tuple[str, ...] = CHILDREN) -> str:
     return children
 
 
-def check_count(name: str, value: int) -> int:
-    """Raises `ConfigError`: `value` is not a positive int."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a positive int, got {value!r}")
+def check_count(name: str, value: int, least: int = 1) -> int:
+    """Raises `ConfigError`: `value` is not an int of at least `least`, one or zero."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be {'a positive int' if least else 'an int >= 0'}, got {value!r}")
     return value
 
 

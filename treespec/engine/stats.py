@@ -87,7 +87,6 @@ class SpeculationStats(Observer):
             num_ranks[depth] = max(num_ranks[depth], rank + 1)
         return [[shares.get((depth, rank), 0.0) for rank in range(num_ranks[depth])] for depth in sorted(num_ranks)]
 
-    @property
     def summary(self) -> str:
         """One line: tokens, passes, acceptance, milliseconds by phase, and what was chosen how often."""
         times = ", ".join(f"{phase} {1e3 * seconds:.0f}" for phase, seconds in self.seconds.items())

@@ -6,7 +6,7 @@ Sun et al. 2023 (SpecTr, algorithm 2). It accepts at least 1 - 1/e of the optimu
 from dataclasses import dataclass
 from typing import Any
 
-from treespec.errors import ConfigError
+from treespec.checks import check_count
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import IID, Verdict
 from treespec.verification.rule import BaseRule, Requirements
@@ -33,8 +33,7 @@ class KSeq(BaseRule):
     requirements = Requirements(frozenset({IID}), needs_fixed_width=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_bisections, int) or self.num_bisections < 0:
-            raise ConfigError(f"num_bisections must be an int that is not negative, got {self.num_bisections!r}")
+        check_count("num_bisections", self.num_bisections, least=0)
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
         return walk_down(tree, target_probs, rng, self._verify_children)

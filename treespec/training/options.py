@@ -102,7 +102,9 @@ class TrainingConfig:
             check_count(name, getattr(self, name))
         for name in ["learning_rate", "depth_decay", *(["minutes"] if self.minutes is not None else [])]:
             check_number(name, getattr(self, name), lambda value: 0 < value < math.inf, "be positive and finite")
-        for name in ("max_cache_gb", "noise", "warmup_steps", "markov_rank"):
+        for name in ("warmup_steps", "markov_rank", "seed", *(["mask_token"] if self.mask_token is not None else [])):
+            check_count(name, getattr(self, name), least=0)
+        for name in ("max_cache_gb", "noise"):
             check_number(name, getattr(self, name), lambda value: value >= 0, "not be negative")
         for name in ("tv_weight", "tv_start", "depth_decay"):
             check_share(name, getattr(self, name))

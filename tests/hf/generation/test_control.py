@@ -36,8 +36,8 @@ def test_greedy_equals_plain_and_says_why(target, draft, num_rows):
         assert sum(speculation.stats.choices.values()) == len(choices) == speculation.stats.num_target_passes
         assert all(choice.name in choice.tokens_per_second and choice.reason for choice in choices)
         assert max(tree.num_nodes for step in speculation.steps for tree in step.trees) <= 8
-        assert speculation.stats.choices.most_common(1)[0][0] in speculation.stats.summary
-        assert "\n" not in speculation.stats.summary
+        assert speculation.stats.choices.most_common(1)[0][0] in speculation.stats.summary()
+        assert "\n" not in speculation.stats.summary()
 
 
 class HalfForced:

@@ -4,6 +4,7 @@ The model starts from the bare user turn of its own chat template, or from a mes
 message too, then the answer.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from treespec.checks import check_count
+from treespec.checks import check_count, check_number
 from treespec.drafters.model.token_map import left_padded
 from treespec.errors import ConfigError
 from treespec.protocols import CausalScorer
@@ -54,8 +55,11 @@ class Writing:
             check_count(name, getattr(self, name))
         if self.max_length < 2:
             raise ConfigError("max_length must be at least 2, as a text begins with a token of the template, got 1")
-        if not self.temperatures or not all(t >= 0 for t in (self.message_temperature, *self.temperatures)):
-            raise ConfigError(f"temperatures must not be negative, got {self.message_temperature}, {self.temperatures}")
+        check_count("seed", self.seed, least=0)
+        if not self.temperatures:
+            raise ConfigError("temperatures must hold at least one, got none")
+        for temperature in (self.message_temperature, *self.temperatures):
+            check_number("every temperature", temperature, lambda value: 0 <= value < math.inf, "be finite and >= 0")
 
 
 class Message(NamedTuple):
