@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
@@ -31,6 +32,8 @@ NUM_ROUNDS, NUM_MORE = 2, 6
 """Rounds over all numbers of nodes, and further ones over the small ones, which control compares most."""
 SMALL = 16
 MOST_SECONDS = 4.0
+SILENT_SECONDS = 1.0
+"""A measurement that takes longer says what it does."""
 
 
 class Profile(NamedTuple):
@@ -97,6 +100,8 @@ def measure(facts: ModelFacts) -> dict[int, float]:
     ids = torch.ones(1, room, dtype=torch.int64, device=scorer.device)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     times: dict[int, float] = {}
+    what = f"measure passes of {facts.name}, once on this machine"
+    bar = tqdm(desc=what, unit=" passes", delay=SILENT_SECONDS, leave=False, disable=facts.ranks.index > 0)
     end = time.perf_counter() + MOST_SECONDS
     # All sizes in turns, so that other load on the machine slows all alike; first passes may compile and do not count.
     for number in range(NUM_ROUNDS + NUM_MORE + 1):
@@ -109,8 +114,10 @@ def measure(facts: ModelFacts) -> dict[int, float]:
                 ms = round(1e3 * time_pass(scorer, count), 4)
             except TreespecError:
                 break  # A chain of this length does not fit into the model's positions.
+            bar.update()
             if number > 0:
                 times[count] = min(ms, times.get(count, ms))
+    bar.close()
     return {count: min(ms for other, ms in times.items() if other >= count) for count in sorted(times)}
 
 
