@@ -19,9 +19,9 @@ from treespec import (
     TreeSpeculation,
 )
 from treespec.errors import ConfigError
+from treespec.literature.kseq import KSeq
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Writing
-from treespec.verification.comparison.kseq import KSeq
 
 
 @pytest.mark.parametrize(
