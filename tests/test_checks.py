@@ -20,6 +20,7 @@ from treespec import (
     TreeSpeculation,
 )
 from treespec.errors import ConfigError
+from treespec.literature.kseq import KSeq
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Writing
 
@@ -70,7 +71,7 @@ def test_numbers_are_found() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), NUMBERS)
-def test_a_bool_is_not_a_number(kind: str, name: str) -> None:
+def test_bools_are_refused_as_numbers(kind: str, name: str) -> None:
     """True for a count, a share or a budget is a slip, as where two arguments were swapped."""
     with pytest.raises(ConfigError, match="True"):
         MADE[kind](**{name: True})

@@ -48,7 +48,7 @@ class PrefixProcessor(LogitsProcessor):
         return self._rows[row].mask(tuple(tokens))
 
     def follow(self, row: int, emitted: tuple[int, ...]) -> None:
-        """Say what a row has emitted, which the function may have forbidden; errors on the way are passed on."""
+        """Say what a row has emitted, also where the function forbade it; its errors on the way there come now."""
         for text, error in self._errors[row].items():
             if len(text) < len(emitted) and text == emitted[: len(text)]:
                 raise error
