@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers.continuations import exact_distribution
 from helpers.tiny import noisy_copy, padded, tiny_llama
 from scipy.stats import power_divergence
 from transformers import LogitsProcessorList
@@ -14,6 +13,7 @@ from transformers import LogitsProcessorList
 import treespec
 from treespec.errors import LogitsError
 from treespec.policies import BestFirst, Chain
+from treespec.testing import enumerate_continuations
 from treespec.verification import RULES, dispatch
 
 VOCAB_SIZE = 24
@@ -108,7 +108,13 @@ def test_nothing_is_allowed_after_the_end(target):
 def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, options):
     short = [text[:3] for text in texts()]
     options = {"do_sample": True, "logits_processor": LogitsProcessorList([Trie(short)]), **options}
-    exact = exact_distribution(lambda **kwargs: target.generate(**kwargs, **options), {"input_ids": PROMPT}, depth=3)
+    step = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True, **options}
+
+    def next_probs(contexts):
+        prompts = [torch.cat([PROMPT, torch.tensor([context], dtype=torch.int64)], 1) for context in contexts]
+        return torch.cat([target.generate(ids, **step).scores[0].softmax(-1) for ids in prompts])
+
+    exact = enumerate_continuations(next_probs, 3).joint
     assert sum(exact.values()) == pytest.approx(1)
     for drafter in (treespec.SuffixLookup(), noisy_copy(target)):
         counts = Counter()
