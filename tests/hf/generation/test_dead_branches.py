@@ -121,7 +121,7 @@ def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, options):
 
 
 def p_value(counts, exact):
-    """Of a G-test whose cells of fewer than five expected texts are one."""
+    """The p-value of a G-test whose cells of fewer than five expected texts are one."""
     cells = {text: prob for text, prob in exact.items() if prob * counts.total() >= 5}
     observed, expected = [counts[text] for text in cells], list(cells.values())
     observed, expected = np.array([*observed, counts.total() - sum(observed)]), np.array([*expected, 1 - sum(expected)])

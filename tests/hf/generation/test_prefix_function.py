@@ -95,12 +95,12 @@ def test_after_a_forbidden_token_that_is_forced_the_function_goes_on(target, dra
 def test_a_function_that_knows_no_text_with_the_forced_token(target, draft, do_sample):
     def function(row, text):
         if 20 in text[12:]:
-            raise KeyError("20 is no title")
+            raise KeyError("20 has no title")
         return [4, 6, 8]
 
     options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([Forced()])}
     for chosen in (None, TreeSpeculation(draft, tree=8, seed=0)):
-        with pytest.raises(KeyError, match="20 is no title"):
+        with pytest.raises(KeyError, match="20 has no title"):
             target.generate(prompt(1), **options, prefix_allowed_tokens_fn=function, custom_generate=chosen)
 
 

@@ -49,7 +49,7 @@ class Options:
     trace: Watcher | None = None
     compiled: CompiledTarget | None = None
     drafter_names: tuple[str, ...] | None = None
-    """Of the drafters, where a setting file named them."""
+    """The drafters' names, where a setting file gave them."""
 
     def __post_init__(self) -> None:
         seed = self.seed

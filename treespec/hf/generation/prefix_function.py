@@ -48,7 +48,7 @@ class PrefixProcessor(LogitsProcessor):
         return self._rows[row].mask(tuple(tokens))
 
     def follow(self, row: int, emitted: tuple[int, ...]) -> None:
-        """Say what a row has emitted, which the function may have forbidden. Raises what it raised on the way there."""
+        """Say what a row has emitted, which the function may have forbidden. It raises again what it raised on the way there."""
         for text, error in self._errors[row].items():
             if len(text) < len(emitted) and text == emitted[: len(text)]:
                 raise error

@@ -10,7 +10,7 @@ from treespec.lab.trace.reader import read_trace
 
 
 def evidence_of(speculation: TreeSpeculation) -> Evidence:
-    """Of the trace, where there is one, else of the last call's statistics.
+    """The evidence in the trace, where there is one, else in the last call's statistics.
 
     Raises:
         ConfigError: nothing was decoded yet.

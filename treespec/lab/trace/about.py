@@ -32,7 +32,7 @@ class Tracing:
     file: TraceFile
 
     def observer(self, call: Prepared, options: Options) -> Recorder | None:
-        """Of several processes the first one records; all measure passes for it."""
+        """The recorder of the first of several processes; all measure passes for it."""
         prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]
         names = [type(processor).__name__ for processor in call.processors]
         about = about_call(call.model, call.config, options, prompts, names)
