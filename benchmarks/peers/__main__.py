@@ -114,7 +114,7 @@ def batches(prompts: list[Prompt], cell: Cell, tokenizer: Any) -> Iterator[tuple
 
 
 def as_plain(run: Run, agreement: str | None) -> dict[str, Any]:
-    """A run as plain data, all rows' tokens behind each other.
+    """A run as plain data; the tokens of all rows are one list.
 
     `passes` are those that decided tokens: not a tree's reading of the prompt. Other libraries do not say how many.
     """
