@@ -52,7 +52,7 @@ TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", **OTHERS}
 
 
 def tree_name(shape: str, drafter: str) -> str:
-    """Of a contestant: the shape, and its drafter where that is not the head merged with warm lookups."""
+    """A contestant's name: the shape, and its drafter where that is not the head merged with warm lookups."""
     return shape if drafter == MERGED else f"{shape}-{drafter}"
 
 

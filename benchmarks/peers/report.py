@@ -58,12 +58,12 @@ def ms_per_token(prompts: Prompts, name: str) -> list[float]:
 
 
 def whole_ms_per_token(prompts: Prompts, name: str) -> list[float]:
-    """Of the whole call, reading the prompt included."""
+    """Milliseconds per token of whole calls, reading the prompt included."""
     return [1e3 * runs[name]["seconds"] / len(runs[name]["tokens"]) for runs in prompts.values()]
 
 
 def tokens_per_pass(prompts: Prompts, name: str) -> str:
-    """Of a row, over all prompts, where passes were counted."""
+    """Tokens per pass of a row, over all prompts, where passes were counted."""
     runs = [runs[name] for runs in prompts.values()]
     if not all("passes" in run for run in runs):
         return ""
@@ -97,7 +97,7 @@ def agreements(prompts: Prompts, name: str) -> str:
 
 
 def category(name: str) -> str:
-    """Of a prompt, by its name; a batch has prompts of several."""
+    """The category of a prompt, by its name; a batch has prompts of several."""
     if " | " in name:
         return "batches"
     if found := re.search(r"\((\w+)\)$", name):
