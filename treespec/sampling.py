@@ -162,7 +162,7 @@ def _exponential(like: Tensor, generator: torch.Generator) -> Tensor:
     """Standard exponentials float64, neither zero nor infinite."""
     if like.device.type != "cpu":  # One kernel; a CPU takes three times as long for it.
         return torch.empty(like.shape, dtype=torch.float64, device=like.device).exponential_(generator=generator)
-    uniform = torch.rand(like.shape, dtype=torch.float64, generator=generator)
+    uniform = torch.rand(like.shape, dtype=torch.float64, generator=generator, device="cpu")
     return uniform.clamp_(min=LEAST_UNIFORM).log_().neg_()
 
 
@@ -203,7 +203,7 @@ def path_scores(
     ids = [_stack_texts(show, [texts[number] for number in members]) for members in groups.values()]
     if len(groups) == 1:
         return processors(upload(logits.device, *ids)[0], flat, row_ids[0]).view(logits.shape)
-    order = torch.tensor([number for members in groups.values() for number in members])
+    order = torch.tensor([number for members in groups.values() for number in members], device="cpu")
     first, *uploaded = upload(logits.device, torch.stack([order, order.argsort()]), *ids)
     parts = zip(groups, first[0].split([len(part) for part in ids]), uploaded, strict=True)
     scores = [processors(part_ids, flat[numbers], row_id) for (row_id, _), numbers, part_ids in parts]

@@ -36,7 +36,7 @@ def device_of(name: str | None) -> torch.device:
 
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1, device=name).tolist()
+        torch.zeros(1, dtype=torch.float32, device=name).tolist()
     except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError.
         raise ConfigError(f"--device must be an existing cpu, cuda or cuda:NUMBER, got {name!r} ({error})") from error
     return torch.device(name)

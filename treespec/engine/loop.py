@@ -167,7 +167,11 @@ class _Run:
         """The first rank's trees, where several processes run the target."""
         own = trees.tokens.tolist(), trees.parents.tolist()
         first = self.request.ranks.agree("trees", own)
-        return trees if own == first else TreeBatch(torch.tensor(first[0]), torch.tensor(first[1]))
+        return (
+            trees
+            if own == first
+            else TreeBatch(torch.tensor(first[0], device="cpu"), torch.tensor(first[1], device="cpu"))
+        )
 
     def _room(self, index: int) -> int:
         history = self.history
@@ -184,7 +188,7 @@ class _Run:
             return verify_greedy(trees, probs)
         shape = trees.tokens.shape
         coins, draws = (
-            torch.rand(shape, dtype=torch.float64, generator=stream)
+            torch.rand(shape, dtype=torch.float64, generator=stream, device="cpu")
             for stream in (self.streams.coins, self.streams.draws)
         )
         self.uniforms = coins, draws

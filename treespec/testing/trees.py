@@ -61,13 +61,15 @@ class ToyTree:
         flags = [base is not None and self.draft_probs[i] is not base for i, base in enumerate(self.base_distributions)]
         # The first of several draws without replacement has the whole distribution, and is one of them all the same.
         flags = [flags[i] or any(flags[j] for j in self._group(i)) for i in range(self.num_nodes)]
-        probs = torch.tensor(np.array([row.astype(np.float64) for row in rows.values()])) if rows else None
+        probs = (
+            torch.tensor(np.array([row.astype(np.float64) for row in rows.values()]), device="cpu") if rows else None
+        )
         return TokenTree(
-            tokens=torch.tensor(self.tokens),
-            parents=torch.tensor(self.parents),
+            tokens=torch.tensor(self.tokens, device="cpu"),
+            parents=torch.tensor(self.parents, device="cpu"),
             draft_probs=probs,
-            draft_index=torch.tensor(index) if rows else None,
-            is_without_replacement=torch.tensor(flags) if rows else None,
+            draft_index=torch.tensor(index, device="cpu") if rows else None,
+            is_without_replacement=torch.tensor(flags, device="cpu") if rows else None,
             is_width_fixed=self.is_width_fixed,
         )
 

@@ -90,7 +90,10 @@ class DFlashLearner(HeadLearner[DFlashHead]):
 
 def draw_anchors(is_generated: Tensor, num_anchors: int, generator: torch.Generator) -> Tensor:
     """Distinct positions int64 [B, U] of every text, those with `is_generated` bool [B, T] before all others."""
-    draws = torch.rand(is_generated.shape, generator=generator, device=is_generated.device) + is_generated
+    draws = (
+        torch.rand(is_generated.shape, generator=generator, dtype=torch.float32, device=is_generated.device)
+        + is_generated
+    )
     return draws.topk(min(num_anchors, is_generated.shape[1])).indices.sort().values
 
 

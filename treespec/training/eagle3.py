@@ -62,7 +62,7 @@ def files_vocabulary(folder: Path, size: int) -> Tensor | None:
     if not (folder / "config.json").exists():
         return None
     offsets = plain_names(read_checkpoint(folder).tensors).get("d2t")
-    return None if offsets is None or offsets.shape != (size,) else offsets + torch.arange(size)
+    return None if offsets is None or offsets.shape != (size,) else offsets + torch.arange(size, device="cpu")
 
 
 def make_eagle3(

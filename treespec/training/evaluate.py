@@ -61,7 +61,9 @@ def evaluate(texts: Iterable[EvaluatedDrafts]) -> Evaluation:
     texts = list(texts)
     starts = [greedy_start(text.is_greedy) for text in texts]
     ranks, overlaps, counted, _ = map(torch.cat, zip(*texts, strict=True))
-    is_end = torch.cat([torch.arange(len(text.ranks)) >= start for text, start in zip(texts, starts, strict=True)])
+    is_end = torch.cat(
+        [torch.arange(len(text.ranks), device="cpu") >= start for text, start in zip(texts, starts, strict=True)]
+    )
     counted_greedy = counted & is_end.unsqueeze(1)
     num_depths = ranks.shape[1]
     has_greedy = bool(counted_greedy[:, 0].any())

@@ -84,7 +84,11 @@ class FeatureReader:
                 input_ids=ids.to(device), output_hidden_states=bool(self._hidden_layers), use_cache=False
             )
         layers = list(pick_layers(output, self._hidden_layers).values())
-        states = torch.cat(layers, -1).to(self._dtype) if layers else torch.empty(*ids.shape, 0, dtype=self._dtype)
+        states = (
+            torch.cat(layers, -1).to(self._dtype)
+            if layers
+            else torch.empty(*ids.shape, 0, dtype=self._dtype, device="cpu")
+        )
         top = output.logits.softmax(-1, dtype=torch.float32).topk(self._num_candidates)
         parts = zip(texts, states.cpu(), top.indices.int().cpu(), top.values.half().cpu(), strict=True)
         return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]

@@ -73,7 +73,7 @@ def fresh_head(
         size = len(head.fc.weight)
         if head.fc.in_features % size == 0:
             head.fc.weight.mul_(SMALL)
-            head.fc.weight[:, -size:] += torch.eye(size)
+            head.fc.weight[:, -size:] += torch.eye(size, dtype=torch.float32, device="cpu")
         for layer, weights in zip(head.layers, layer_weights(model, len(head.layers)), strict=False):
             _copy_fitting(layer, weights)
         norm = getattr(getattr(model.base_model, "norm", None), "weight", None)

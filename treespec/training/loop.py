@@ -177,7 +177,7 @@ def with_noise(batch: Batch, noise: float, generator: torch.Generator) -> Batch:
     if not noise:
         return batch
     size = batch.states.float().square().mean(-1, keepdim=True).sqrt()
-    draws = torch.randn(batch.states.shape, generator=generator, device=batch.states.device)
+    draws = torch.randn(batch.states.shape, generator=generator, dtype=torch.float32, device=batch.states.device)
     return batch._replace(states=batch.states + (noise * size * draws).to(batch.states.dtype))
 
 

@@ -62,7 +62,7 @@ class Objective(nn.Module):
     def __init__(self, learner: Learner, vocab_size: int, depth_decay: float) -> None:
         super().__init__()
         self.learner = learner
-        decays = depth_decay ** torch.arange(learner.num_depths)
+        decays = depth_decay ** torch.arange(learner.num_depths, device="cpu")
         self._decays = (decays / decays.sum()).tolist()
         ids = torch.full((vocab_size,), OUTSIDE, device=learner.target_ids.device)
         ids[learner.target_ids] = torch.arange(len(learner.target_ids), device=ids.device)
@@ -70,7 +70,7 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, tv_weight: float, generator: torch.Generator) -> Tensor:
         """The loss of a batch: the weighted mean over depths of the mean over drafts."""
-        total = torch.zeros((), device=batch.tokens.device)
+        total = torch.zeros((), dtype=torch.float32, device=batch.tokens.device)
         for depth, draft in enumerate(self.learner.drafts(batch, generator)):
             count = len(draft.texts)
             if count:
@@ -84,7 +84,7 @@ class Objective(nn.Module):
         """Compare drafts from every anchor with the texts."""
         shape = (*batch.tokens.shape, self.learner.num_depths)
         ranks = torch.full(shape, LAST_RANK, device=batch.tokens.device)
-        overlaps = torch.zeros(shape, device=ranks.device)
+        overlaps = torch.zeros(shape, dtype=torch.float32, device=ranks.device)
         is_evaluated = torch.zeros(shape, dtype=torch.bool, device=ranks.device)
         for depth, draft in enumerate(self.learner.drafts(batch, None)):
             at = (draft.texts, draft.anchors, torch.full_like(draft.texts, depth))
@@ -145,7 +145,7 @@ class _DistributionLoss(torch.autograd.Function):
         ctx: Any, outputs: Tensor, weight: Tensor, ids: Tensor, probs: Tensor, row_weights: Tensor, tv_weight: float
     ) -> Tensor:
         to_outputs = torch.empty_like(outputs)
-        loss = torch.zeros((), device=outputs.device)
+        loss = torch.zeros((), dtype=torch.float32, device=outputs.device)
         for part in _chunks(len(outputs), len(weight)):
             logits = nn.functional.linear(outputs[part], weight)
             value, slopes, scale = _chunk(logits, ids[part], probs[part], row_weights[part], tv_weight)

@@ -165,7 +165,7 @@ def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -
     Ties go to those that are more often among the probable next tokens.
     """
     if size >= vocab_size:
-        return torch.arange(vocab_size)
+        return torch.arange(vocab_size, device="cpu")
     counts = tokens.bincount(minlength=vocab_size)
     probable = top[top >= 0].long().bincount(minlength=vocab_size)
     # Two stable sorts, the second criterion first.

@@ -76,10 +76,10 @@ class TreeBatch(TreeArrays):
         offset = 0
         draft_rows = []
         for tree in trees:
-            row = torch.tensor(tree.draft_index_list)
+            row = torch.tensor(tree.draft_index_list, device="cpu")
             draft_rows.append(torch.where(row >= 0, row + offset, row))
             offset += 0 if tree.draft_probs is None else tree.draft_probs.shape[0]
-        flags = [torch.tensor(tree.is_without_replacement_list) for tree in trees]
+        flags = [torch.tensor(tree.is_without_replacement_list, device="cpu") for tree in trees]
 
         def pad(rows: list[Tensor], value: int) -> Tensor:
             return torch.stack([torch.nn.functional.pad(r.cpu(), (0, width - len(r)), value=value) for r in rows])
@@ -97,9 +97,9 @@ class TreeBatch(TreeArrays):
     def from_host_trees(cls, trees: Sequence[HostTree]) -> TreeBatch:
         """Pad trees of selected children, all with values, to one batch."""
         return cls(
-            tokens=torch.tensor(pad_rows([tree.tokens for tree in trees], 0)),
-            parents=torch.tensor(pad_rows([tree.parents for tree in trees], PADDING_PARENT)),
-            values=torch.tensor(pad_rows([tree.values for tree in trees], 0.0), dtype=torch.float32),
+            tokens=torch.tensor(pad_rows([tree.tokens for tree in trees], 0), device="cpu"),
+            parents=torch.tensor(pad_rows([tree.parents for tree in trees], PADDING_PARENT), device="cpu"),
+            values=torch.tensor(pad_rows([tree.values for tree in trees], 0.0), dtype=torch.float32, device="cpu"),
         )
 
     def host_trees(self) -> list[HostTree]:
@@ -165,7 +165,7 @@ class TreeBatch(TreeArrays):
 
     def limit_depth(self, max_depths: Sequence[int]) -> TreeBatch:
         """Drop nodes of row b deeper than `max_depths[b]`, but no root. Lossless: depth depends on no drawn token."""
-        limit = torch.tensor(max_depths).clamp(min=0).unsqueeze(1)
+        limit = torch.tensor(max_depths, device="cpu").clamp(min=0).unsqueeze(1)
         return self.keep_nodes((self.parents != PADDING_PARENT) & (self.depths <= limit))
 
     def best_chains(self) -> TreeBatch:

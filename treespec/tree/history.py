@@ -29,7 +29,7 @@ class History:
     @property
     def last_tokens(self) -> Int[Tensor, "B"]:
         """The roots of the next trees."""
-        index = torch.tensor(self.lengths) - 1
+        index = torch.tensor(self.lengths, device="cpu") - 1
         return self._buffer.gather(1, index.unsqueeze(1)).squeeze(1)
 
     def row(self, row: int) -> Int[Tensor, "L"]:
@@ -46,7 +46,7 @@ class History:
         if end > self._buffer.shape[1]:
             room = max(end, 2 * self._buffer.shape[1])
             self._buffer = torch.nn.functional.pad(self._buffer, (0, room - self._buffer.shape[1]))
-        self._buffer[row, self.lengths[row] : end] = torch.tensor(tokens, dtype=torch.int64)
+        self._buffer[row, self.lengths[row] : end] = torch.tensor(tokens, dtype=torch.int64, device="cpu")
         self.lengths[row] = end
 
     def truncate(self, row: int, length: int) -> None:

@@ -55,14 +55,14 @@ class TokenTree(TreeArrays):
     @classmethod
     def from_paths(cls, paths: str | Sequence[Sequence[int]], tokens: Sequence[int] | Int[Tensor, "N"]) -> TokenTree:
         """A tree of point masses: the root's token, then one per rank path, see `parse_paths`."""
-        return cls(_as_tokens(tokens), torch.tensor(parents_of_paths(parse_paths(paths))))
+        return cls(_as_tokens(tokens), torch.tensor(parents_of_paths(parse_paths(paths)), device="cpu"))
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | Int[Tensor, "N"], probs: Float[Tensor, "D V"] | None = None) -> TokenTree:
         """A tree of width one: tokens, the root's first, and the distributions that the D = N - 1 others were drawn
         from."""
         ids = _as_tokens(tokens)
-        steps = torch.arange(-1, len(ids) - 1)
+        steps = torch.arange(-1, len(ids) - 1, device="cpu")
         return cls(ids, steps, probs, None if probs is None else steps.clone())
 
     @property
@@ -203,7 +203,7 @@ class TokenTree(TreeArrays):
 def _as_tokens(tokens: Sequence[int] | Shaped[Tensor, "..."]) -> Int[Tensor, "N"]:
     """Raises `InvalidTreeError`: `tokens` is not a flat list of integers."""
     try:
-        ids = torch.as_tensor(tokens)
+        ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(tokens, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidTreeError(f"tokens must be a flat list of integers: {error}") from error
     if ids.ndim != 1 or (ids.dtype.is_floating_point and len(ids)):

@@ -92,7 +92,7 @@ class GivenUniforms:
 
     def pick(self, node: int, weights: Any) -> int:
         """The token at which the draw of `node` falls in the cumulative sum of `weights` [V]."""
-        weights = torch.as_tensor(weights)
+        weights = weights if isinstance(weights, Tensor) else torch.as_tensor(weights, device="cpu")
         total = float(weights.sum())
         if not 0 < total < math.inf:
             raise LogitsError(f"cannot draw the token after node {node}: the weights sum to {total}")

@@ -77,7 +77,7 @@ def with_segments(backend: Any) -> Any:
 def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
     """vLLM's `CommonAttentionMetadata` with one row per segment in place of one per request."""
     starts = torch.from_numpy(plan.first_tokens).to(torch.int32)
-    starts = torch.cat([starts, torch.tensor([num_tokens], dtype=torch.int32)])
+    starts = torch.cat([starts, torch.tensor([num_tokens], dtype=torch.int32, device="cpu")])
     lengths = torch.from_numpy(plan.lengths).to(torch.int32)
     table = metadata.block_table_tensor
     requests = torch.from_numpy(plan.requests).to(table.device)

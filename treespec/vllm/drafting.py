@@ -67,12 +67,16 @@ class Drafting:
         self.drafter, self._head, self._policy = make_drafter(options, head), head, options.policy
         self._is_own, self._num_methods = ":" in options.drafter, options.num_methods
         self.requests: list[str] = []
-        self._history = History(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.bool))
+        self._history = History(
+            torch.zeros(0, 1, dtype=torch.int64, device="cpu"), torch.zeros(0, 1, dtype=torch.bool, device="cpu")
+        )
         session = Session(
             history=self._history,
             is_sampling=self._is_own,  # Trees of drawn children could not be cut to sizes.
             processors=_NO_PROCESSORS,
-            generator=torch.Generator().manual_seed(seed),  # Shares nothing with verification; the same on all ranks.
+            generator=torch.Generator("cpu").manual_seed(
+                seed
+            ),  # Shares nothing with verification; the same on all ranks.
             device=torch.device("cpu"),
             vocab_size=vocab_size,
             row_ids=[],
@@ -121,7 +125,7 @@ class Drafting:
         """
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
-            roots = torch.tensor([[row.emitted[-1]] for row in rows])
+            roots = torch.tensor([[row.emitted[-1]] for row in rows], device="cpu")
             return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
         number = {request: row for row, request in enumerate(self.requests)}
         if self._head is not None and tables is not None:
@@ -185,9 +189,12 @@ def _flat_step(
     chosen = trees.select_rows([row.tree_row for row in rows])
     sizes = chosen.num_nodes.tolist()
     nodes = torch.cat(
-        [torch.arange(starts[row.tree_row], starts[row.tree_row] + size) for row, size in zip(rows, sizes, strict=True)]
+        [
+            torch.arange(starts[row.tree_row], starts[row.tree_row] + size, device="cpu")
+            for row, size in zip(rows, sizes, strict=True)
+        ]
     )
-    is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes))).all())
+    is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes), device="cpu")).all())
     return FlatStep(
         trees=chosen,
         verdicts=[row.verdict for row in rows],

@@ -53,8 +53,8 @@ def as_drafts(trees: TreeBatch) -> list[Draft]:
 
 def first_chains(trees: TreeBatch, rows: Sequence[bool]) -> TreeBatch:
     """The trees with the chosen rows, in depth-first order, cut to the chain of first children."""
-    is_first = (trees.parents == torch.arange(trees.max_nodes) - 1).cumprod(1).bool()
-    chosen = torch.tensor(rows).unsqueeze(1)
+    is_first = (trees.parents == torch.arange(trees.max_nodes, device="cpu") - 1).cumprod(1).bool()
+    chosen = torch.tensor(rows, device="cpu").unsqueeze(1)
     return trees.keep_nodes((trees.parents != PADDING_PARENT) & (is_first | ~chosen))
 
 
@@ -93,20 +93,22 @@ def _beginnings(trees: TreeBatch, sizes: Sequence[int]) -> TreeBatch:
     """The first nodes of every row."""
     if trees.num_nodes.tolist() == list(sizes):
         return trees
-    return trees.keep_nodes(torch.arange(trees.max_nodes) < torch.tensor(sizes).unsqueeze(1))
+    return trees.keep_nodes(
+        torch.arange(trees.max_nodes, device="cpu") < torch.tensor(sizes, device="cpu").unsqueeze(1)
+    )
 
 
 def _stack(chosen: Sequence[tuple[Draft | None, int, list[int]]]) -> TreeBatch:
     """Rows of several batches, and chains."""
     width, offset = max(size for _, size, _ in chosen), 0
-    tokens = torch.zeros(len(chosen), width, dtype=torch.int64)
-    parents = torch.full((len(chosen), width), PADDING_PARENT)
-    index, flags = torch.full_like(parents, POINT_MASS), torch.zeros(parents.shape, dtype=torch.bool)
+    tokens = torch.zeros(len(chosen), width, dtype=torch.int64, device="cpu")
+    parents = torch.full((len(chosen), width), PADDING_PARENT, device="cpu")
+    index, flags = torch.full_like(parents, POINT_MASS), torch.zeros(parents.shape, dtype=torch.bool, device="cpu")
     tables: dict[int, tuple[int, Tensor]] = {}
     is_fixed = True
     for row, (draft, size, nodes) in enumerate(chosen):
-        tokens[row, :size] = torch.tensor(nodes)
-        parents[row, :size] = torch.arange(ROOT_PARENT, size - 1)
+        tokens[row, :size] = torch.tensor(nodes, device="cpu")
+        parents[row, :size] = torch.arange(ROOT_PARENT, size - 1, device="cpu")
         if draft is None:
             continue
         trees = draft.trees

@@ -114,7 +114,7 @@ class PagedFeatures(UnreadFeatures):
         states = pad_sequence(self._pages.read(rows, firsts, ends), batch_first=True)
         texts = [self._session.history.row(row) for row in rows]
         tokens = [text[a + 1 : b + 1].tolist() for text, a, b in zip(texts, firsts, ends, strict=True)]
-        padded = torch.tensor(pad_rows(tokens, 0))
+        padded = torch.tensor(pad_rows(tokens, 0), device="cpu")
         for row, end in zip(rows, ends, strict=True):
             self._next[row] = end
         parts = []

@@ -73,5 +73,5 @@ def lay_out(
     plan, sizes = plan_segments(flat, table.get_numpy_array(), table.block_size, scratch, most_drafts)
     num_cut = int((sizes < trees.num_nodes.numpy()).sum())
     if num_cut:
-        trees = trees.keep_nodes(torch.arange(trees.max_nodes) < torch.from_numpy(sizes).unsqueeze(1))
+        trees = trees.keep_nodes(torch.arange(trees.max_nodes, device="cpu") < torch.from_numpy(sizes).unsqueeze(1))
     return Step(trees, plan, flat, num_prompt, num_cut)

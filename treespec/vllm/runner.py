@@ -197,7 +197,9 @@ class TreeRunner:
         if self._sizes is not None:
             trees = self._sizes.cut(trees)
         if trees.max_nodes > most_nodes:
-            trees = trees.keep_nodes((trees.parents != PADDING_PARENT) & (torch.arange(trees.max_nodes) < most_nodes))
+            trees = trees.keep_nodes(
+                (trees.parents != PADDING_PARENT) & (torch.arange(trees.max_nodes, device="cpu") < most_nodes)
+            )
         return trees
 
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:

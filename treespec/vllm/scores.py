@@ -119,7 +119,7 @@ class _MinTokensAndBias:
         for row, (params, _) in enumerate(self._rows):
             if params.logit_bias:
                 tokens, values = zip(*params.logit_bias.items(), strict=True)
-                scores[row, list(tokens)] += torch.tensor(values, device=scores.device)
+                scores[row, list(tokens)] += torch.tensor(values, dtype=torch.float32, device=scores.device)
         return scores
 
 

@@ -70,7 +70,7 @@ class StepVerifier:
         params = [requests.params[row] for row in rows]
         device = scores.device
         min_p = [param.min_p for param in requests.params]
-        least = torch.tensor(min_p, device=device) if any(min_p) else None
+        least = torch.tensor(min_p, dtype=torch.float32, device=device) if any(min_p) else None
         target = FlatProbs(
             scores=scores,
             numbers=torch.from_numpy(numbers).to(device),
@@ -112,5 +112,9 @@ def gather_output(
 
 def _gather_logprobs(logprobs: Tensor, emitted: Tensor, sampler: Any, number: int) -> LogprobsTensors:
     if number == -1:  # Those of the whole vocabulary.
-        return LogprobsTensors(torch.empty(0), logprobs, torch.empty(0))
+        return LogprobsTensors(
+            torch.empty(0, dtype=torch.float32, device="cpu"),
+            logprobs,
+            torch.empty(0, dtype=torch.float32, device="cpu"),
+        )
     return sampler.gather_logprobs(logprobs, number, emitted.flatten().clamp(min=0).long())

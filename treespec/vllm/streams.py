@@ -24,7 +24,7 @@ class Streams:
     """
 
     def __init__(self, seed: int) -> None:
-        self._shared = torch.Generator().manual_seed(seed)
+        self._shared = torch.Generator("cpu").manual_seed(seed)
         self._own: dict[str, tuple[torch.Generator, Tensor]] = {}
 
     def uniforms(
@@ -39,11 +39,13 @@ class Streams:
 
         `is_by_depth`: the rule draws at most one token per depth, see `DRAWS_BY_DEPTH`.
         """
-        coins, draws = torch.rand(2, *trees.tokens.shape, dtype=torch.float64, generator=self._shared)
+        coins, draws = torch.rand(2, *trees.tokens.shape, dtype=torch.float64, generator=self._shared, device="cpu")
         for row, (request, seed, length) in enumerate(zip(requests, seeds, lengths, strict=True)):
             if seed is not None:
-                step = torch.Generator().manual_seed(hash_seed(seed, length))
-                coins[row], draws[row] = torch.rand(2, trees.max_nodes, dtype=torch.float64, generator=step)
+                step = torch.Generator("cpu").manual_seed(hash_seed(seed, length))
+                coins[row], draws[row] = torch.rand(
+                    2, trees.max_nodes, dtype=torch.float64, generator=step, device="cpu"
+                )
                 if is_by_depth:
                     draws[row] = self._draws(request, seed, length, trees.depths[row])
         return coins, draws
@@ -54,10 +56,13 @@ class Streams:
 
     def _draws(self, request: str, seed: int, length: int, depths: Int[Tensor, "N"]) -> Tensor:
         if request not in self._own:
-            self._own[request] = torch.Generator().manual_seed(seed), torch.zeros(0, dtype=torch.float64)
+            self._own[request] = (
+                torch.Generator("cpu").manual_seed(seed),
+                torch.zeros(0, dtype=torch.float64, device="cpu"),
+            )
         generator, numbers = self._own[request]
         while len(numbers) <= length + int(depths.max()):
-            numbers = torch.cat([numbers, torch.rand(MORE, dtype=torch.float64, generator=generator)])
+            numbers = torch.cat([numbers, torch.rand(MORE, dtype=torch.float64, generator=generator, device="cpu")])
             self._own[request] = generator, numbers
         return numbers[length + depths]
 

@@ -38,7 +38,7 @@ class TokenRecycling(SessionSource):
     def __init__(self, num_candidates: int = 8, table: Table | None = None) -> None:
         self.num_candidates = check_count("num_candidates", num_candidates)
         self._table: Tensor | None = None
-        self._hits = torch.zeros(0)
+        self._hits = torch.zeros(0, dtype=torch.float32, device="cpu")
         if table is not None:
             check_table(table)
             self.num_candidates = table.candidates.shape[1]
@@ -50,8 +50,8 @@ class TokenRecycling(SessionSource):
         self._session = session
         if self._table is None:
             width = min(self.num_candidates, session.vocab_size)
-            self._table = torch.full((session.vocab_size, width), -1)
-            self._hits = torch.zeros(width + 1)
+            self._table = torch.full((session.vocab_size, width), -1, device="cpu")
+            self._hits = torch.zeros(width + 1, dtype=torch.float32, device="cpu")
         if len(self.table) != session.vocab_size:
             raise VocabularyMismatchError(
                 f"this table was made for a vocabulary of {len(self.table)} tokens and the model has "
@@ -109,7 +109,7 @@ class TokenRecycling(SessionSource):
     @property
     def rank_probs(self) -> Tensor:
         """float32 [k]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
-        ranks = torch.arange(len(self._hits) - 1)
+        ranks = torch.arange(len(self._hits) - 1, device="cpu")
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values
 

@@ -49,17 +49,17 @@ def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
     is_known = top[:, 0] >= 0
     tokens, top = tokens[is_known], top[is_known]
     width = top.shape[1]
-    weights = (RANK_DECAY ** torch.arange(width)).expand(top.shape).flatten().double()
+    weights = (RANK_DECAY ** torch.arange(width, device="cpu")).expand(top.shape).flatten().double()
     pairs, inverse = (tokens.unsqueeze(1) * vocab_size + top).flatten().unique(return_inverse=True)
-    totals = torch.zeros(len(pairs), dtype=torch.float64).index_add(0, inverse, weights)
+    totals = torch.zeros(len(pairs), dtype=torch.float64, device="cpu").index_add(0, inverse, weights)
     order = totals.sort(descending=True, stable=True).indices
     order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
     owners = pairs[order] // vocab_size
-    ranks = torch.arange(len(order)) - torch.searchsorted(owners, owners)
+    ranks = torch.arange(len(order), device="cpu") - torch.searchsorted(owners, owners)
     is_kept = ranks < width
-    candidates = torch.full((vocab_size, width), -1)
+    candidates = torch.full((vocab_size, width), -1, device="cpu")
     candidates[owners[is_kept], ranks[is_kept]] = (pairs[order] % vocab_size)[is_kept]
-    hits = torch.cat([(candidates[tokens] == top[:, :1]).sum(0), torch.tensor([len(tokens)])]).float()
+    hits = torch.cat([(candidates[tokens] == top[:, :1]).sum(0), torch.tensor([len(tokens)], device="cpu")]).float()
     return Table(candidates, hits * min(1.0, WARM_TRIALS / max(len(tokens), 1)))
 
 
@@ -112,7 +112,7 @@ def unpack_table(tensors: dict[str, Tensor], metadata: dict[str, str], path: str
         )
     if vocab_size * candidates.shape[1] > MAX_ENTRIES:
         raise CheckpointError(f"{path}: vocab_size is {vocab_size}, more than any model has: it is damaged")
-    table = Table(torch.full((vocab_size, candidates.shape[1]), -1), tensors["hits"])
+    table = Table(torch.full((vocab_size, candidates.shape[1]), -1, device="cpu"), tensors["hits"])
     table.candidates[known] = candidates
     try:
         check_table(table)

@@ -163,9 +163,9 @@ class TrieSource:
     def __init__(
         self, roots: Sequence[int], starts: Sequence[TrieNode | None], min_prob: float, is_sampling: bool
     ) -> None:
-        self.root_tokens = torch.tensor(roots)
+        self.root_tokens = torch.tensor(roots, device="cpu")
         self.is_sampling = is_sampling
-        self.generator = torch.Generator()
+        self.generator = torch.Generator("cpu")
         self._starts = starts
         self._min_prob = min_prob
         self._expanded: list[list[Children]] = [[] for _ in starts]
@@ -175,8 +175,8 @@ class TrieSource:
         rows = zip(tokens.tolist(), frontier.parents.tolist(), strict=True)
         levels = [self._expand_row(row, *nodes) for row, nodes in enumerate(rows)]
         width = max(1, *(len(children) for level in levels for children in level))
-        probs = torch.zeros(*tokens.shape, width)
-        candidates = torch.zeros(*tokens.shape, width, dtype=torch.int64)
+        probs = torch.zeros(*tokens.shape, width, dtype=torch.float32, device="cpu")
+        candidates = torch.zeros(*tokens.shape, width, dtype=torch.int64, device="cpu")
         for row, level in enumerate(levels):
             for column, children in enumerate(level):
                 for rank, (token, (prob, _, _)) in enumerate(children.items()):

@@ -86,7 +86,7 @@ class WarmStart:
         """Write a safetensors file, whole or not at all. Raises `CheckpointError`: it cannot be written."""
         tensors = pack_table(self.table) | {
             "tokens": pack_ids(torch.cat(list(self.texts)), self.vocab_size),
-            "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32),
+            "lengths": torch.tensor([len(text) for text in self.texts], dtype=torch.int32, device="cpu"),
         }
         metadata = {"vocab_size": str(self.vocab_size), "about": json.dumps(dict(self.about))}
         write_tensors(path, FORMAT, tensors, metadata)

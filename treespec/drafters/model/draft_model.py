@@ -123,9 +123,11 @@ class DraftModel(SessionSource):
         rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
         width = max(len(row) for row in rows)
         ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
-        first = torch.tensor([width - len(row) for row in rows]).unsqueeze(1)
+        first = torch.tensor([width - len(row) for row in rows], device="cpu").unsqueeze(1)
         self._num_cached = [len(row) for row in rows]
-        self._scorer.prefill(ids.to(self._scorer.device), (torch.arange(width) >= first).to(self._scorer.device))
+        self._scorer.prefill(
+            ids.to(self._scorer.device), (torch.arange(width, device="cpu") >= first).to(self._scorer.device)
+        )
 
     def _catch_up(self) -> Tensor:
         """Logits after the roots, [B, 1, W], from one pass over the committed tokens that are not cached yet."""

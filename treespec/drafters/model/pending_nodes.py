@@ -26,8 +26,8 @@ class PendingNodes:
         """m, per row."""
         self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, self._width - len(chain))) for chain in chains])
         steps = [[i - 1 if i < m else PADDING_PARENT for i in range(self._width)] for m in lengths]
-        self.parents = torch.tensor(steps, dtype=torch.int64).view(len(chains), self._width)
-        self._roots = torch.tensor(lengths).unsqueeze(1) - 1
+        self.parents = torch.tensor(steps, dtype=torch.int64, device="cpu").view(len(chains), self._width)
+        self._roots = torch.tensor(lengths, device="cpu").unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
         self._read_nodes: Callable[[], Tensor] | None = None
 

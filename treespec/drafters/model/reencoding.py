@@ -59,7 +59,7 @@ class ReEncoding(ShowsOptions):
         self._draft = draft
         self._target = target
         self._lookback = check_count("lookback", lookback)
-        is_kept = torch.tensor([is_special(target, token) for token in range(len(target.pieces))])
+        is_kept = torch.tensor([is_special(target, token) for token in range(len(target.pieces))], device="cpu")
         special = torch.where(is_kept, shared_tokens(target, draft), NOT_SHARED)
         self._translate = Translator(target, draft, special)
         self._special_of = {own: token for token, own in enumerate(special.tolist()) if own != NOT_SHARED}

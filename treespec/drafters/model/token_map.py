@@ -47,7 +47,7 @@ def shared_tokens(target: TextCodec, draft: TextCodec) -> Tensor:
         if ids[token] == NOT_SHARED and draft.roles.get(role, NOT_SHARED) not in taken:
             ids[token] = draft.roles[role]
             taken.add(ids[token])
-    return torch.tensor(ids, dtype=torch.int64)
+    return torch.tensor(ids, dtype=torch.int64, device="cpu")
 
 
 def _by_piece(codec: TextCodec) -> dict[bytes | str, int]:

@@ -87,7 +87,7 @@ class SharedVocabulary(ShowsOptions):
     @classmethod
     def of_one_tokenizer(cls, num_logits: int) -> SharedVocabulary:
         """For a draft model with the target's tokenizer and a padded head: ids that both have mean the same."""
-        return cls(torch.arange(num_logits))
+        return cls(torch.arange(num_logits, device="cpu"))
 
     def read(self, session: Session, num_logits: int) -> DraftText:
         """Raises `VocabularyMismatchError`: all shared tokens lie beyond one of the heads."""

@@ -64,8 +64,8 @@ class DFlash(HeadDrafter[DFlashHead]):
         keys = self._keys
         for states, _, counts in self._unread.take():
             self._read_context(states.to(keys.device), counts)
-        lengths = torch.tensor([keys.lengths, self._unread.offsets]).unsqueeze(-1)
-        positions = lengths.sum(0) + torch.arange(head.config.block_size)
+        lengths = torch.tensor([keys.lengths, self._unread.offsets], device="cpu").unsqueeze(-1)
+        positions = lengths.sum(0) + torch.arange(head.config.block_size, device="cpu")
         tokens = head.block_tokens(self.root_tokens)
         spans = head.config.spans
         masks = {span: mask for span in spans if (mask := self._mask(span, lengths[0])) is not None}
@@ -80,8 +80,10 @@ class DFlash(HeadDrafter[DFlashHead]):
         """Keep the keys of committed tokens' states for good."""
         keys = self._keys
         num_columns = states.shape[1]
-        firsts = torch.tensor([keys.lengths, self._unread.offsets]).sum(0)
-        (positions,) = keys.begin_commit(counts, num_columns, firsts.unsqueeze(1) + torch.arange(num_columns))
+        firsts = torch.tensor([keys.lengths, self._unread.offsets], device="cpu").sum(0)
+        (positions,) = keys.begin_commit(
+            counts, num_columns, firsts.unsqueeze(1) + torch.arange(num_columns, device="cpu")
+        )
         self.head.add_context(self.head.fuse(states), positions, keys)
 
     def _mask(self, span: Span, ends: Int[Tensor, "B 1"]) -> Bool[Tensor, "B 1 Q S"] | None:
@@ -92,11 +94,11 @@ class DFlash(HeadDrafter[DFlashHead]):
         window = num_committed if span.window is None else span.window
         if not is_ragged and not span.is_causal and window >= num_committed:
             return None
-        slots = torch.arange(num_committed)
+        slots = torch.arange(num_committed, device="cpu")
         context = slots < ends
         if span.window is not None:
             context = context & (slots >= ends - span.window)
-        block = torch.ones(size, size, dtype=torch.bool)
+        block = torch.ones(size, size, dtype=torch.bool, device="cpu")
         block = (block.tril() if span.is_causal else block).expand(len(ends), 1, -1, -1)
         return torch.cat([context[:, None, None].expand(-1, -1, size, -1), block], -1)
 
@@ -174,7 +176,7 @@ def _at_depths(of_depths: Shaped[Tensor, "B D W"], depths: Int[Tensor, "B F"]) -
     first = int(depths[0, 0])
     if bool((depths == first).all()):
         return of_depths[:, first : first + 1].expand(-1, depths.shape[1], -1)
-    rows, depths = upload(of_depths.device, torch.arange(len(depths)).unsqueeze(1), depths)
+    rows, depths = upload(of_depths.device, torch.arange(len(depths), device="cpu").unsqueeze(1), depths)
     return of_depths[rows, depths]
 
 

@@ -50,9 +50,9 @@ class UnreadFeatures:
         """Keep the emitted tokens and the states before them."""
         counts = [len(tokens) for tokens in step.emitted]
         paths = [verdict.path[:count] for verdict, count in zip(step.verdicts, counts, strict=True)]
-        (index,) = upload(self._session.device, torch.tensor(pad_rows(paths, 0)))
+        (index,) = upload(self._session.device, torch.tensor(pad_rows(paths, 0), device="cpu"))
         states = take_columns(self._join_layers(step.scores.hidden_states), index)
-        self._unread.append(Pairs(states, torch.tensor(pad_rows(step.emitted, 0)), counts))
+        self._unread.append(Pairs(states, torch.tensor(pad_rows(step.emitted, 0), device="cpu"), counts))
 
     def take(self) -> list[Pairs]:
         """All pairs that were not taken yet, in order, in parts of at most `MAX_COLUMNS` columns."""
@@ -67,7 +67,7 @@ class UnreadFeatures:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(list(rows))
+        index = torch.tensor(list(rows), device="cpu")
         (states_index,) = upload(self._session.device, index)
         self.offsets = [self.offsets[b] for b in rows]
         self._unread = [
@@ -84,8 +84,8 @@ class UnreadFeatures:
         self.offsets = [first - padding for first, padding in zip(firsts, history.num_padding, strict=True)]
         tokens = torch.stack([history.row(b) for b in range(history.num_rows)])[:, start + 1 :]
         if len(set(firsts)) > 1 or firsts[0] > start:
-            shift = torch.tensor(firsts).unsqueeze(1) - start
-            index = (shift + torch.arange(tokens.shape[1])).clamp(max=tokens.shape[1] - 1)
+            shift = torch.tensor(firsts, device="cpu").unsqueeze(1) - start
+            index = (shift + torch.arange(tokens.shape[1], device="cpu")).clamp(max=tokens.shape[1] - 1)
             joined, tokens = take_columns(joined, *upload(joined.device, index)), tokens.gather(1, index)
         return Pairs(joined, tokens, [last - first for first in firsts])
 
@@ -99,7 +99,7 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
     rows = zip(*(part.counts for part in parts), strict=True)
     columns = [[s + i for s, n in zip(starts, counts, strict=False) for i in range(n)] for counts in rows]
     counts = list(map(len, columns))
-    index = torch.tensor(pad_rows(columns, 0))
+    index = torch.tensor(pad_rows(columns, 0), device="cpu")
     states = torch.cat([part.states for part in parts], 1)
     tokens = torch.cat([part.tokens for part in parts], 1)
     return Pairs(take_columns(states, *upload(states.device, index)), tokens.gather(1, index), counts)

@@ -60,7 +60,7 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         for pairs in self._unread.take():
             ends = self._read_committed(pairs, self._keys, self._unread.offsets)
             if roots is not None and min(pairs.counts) == 0:
-                (has_pairs,) = upload(ends.device, torch.tensor(pairs.counts)[:, None, None] > 0)
+                (has_pairs,) = upload(ends.device, torch.tensor(pairs.counts, device="cpu")[:, None, None] > 0)
                 ends = torch.where(has_pairs, ends, roots)
             roots = ends
         assert roots is not None

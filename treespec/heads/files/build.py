@@ -68,11 +68,11 @@ def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoi
     vocab_size = config.vocab_size
     if offsets is None:
         if size == vocab_size:
-            return torch.arange(size)
+            return torch.arange(size, device="cpu")
         raise CheckpointError(f"{path} lacks d2t, which maps the {size} draft ids to {vocab_size} target ids")
     if list(offsets.shape) != [size] or offsets.dtype not in ID_DTYPES:
         raise CheckpointError(f"{path}: d2t must be int64 [{size}], got {offsets.dtype} {list(offsets.shape)}")
-    ids = torch.arange(size) + offsets.long()
+    ids = torch.arange(size, device="cpu") + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
         raise CheckpointError(f"{path}: d2t must map the draft ids to {size} different ids in [0, {vocab_size})")
     return ids
@@ -96,7 +96,7 @@ def _head_rows(config: HeadConfig, lm_head: Tensor | None, ids: Tensor, checkpoi
     if lm_head is None or lm_head.shape[1] != config.layer.hidden_size or lm_head.shape[0] <= int(ids.max()):
         expected = [config.vocab_size, config.layer.hidden_size]
         raise _of_another_model(checkpoint.path, "its lm_head for rows of", expected, lm_head)
-    if torch.equal(ids, torch.arange(lm_head.shape[0])):
+    if torch.equal(ids, torch.arange(lm_head.shape[0], device="cpu")):
         return lm_head.detach()
     return lm_head.detach()[ids.to(lm_head.device)]
 

@@ -50,9 +50,9 @@ def save_head(
     if has_embedding:
         state["embed_tokens.weight"] = head.embedding
     ids = head.target_ids.cpu()
-    if not torch.equal(ids, torch.arange(head.config.vocab_size)):
-        is_used = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        state |= {"d2t": ids - torch.arange(len(ids)), "t2d": is_used}
+    if not torch.equal(ids, torch.arange(head.config.vocab_size, device="cpu")):
+        is_used = torch.zeros(head.config.vocab_size, dtype=torch.bool, device="cpu").index_fill(0, ids, True)
+        state |= {"d2t": ids - torch.arange(len(ids), device="cpu"), "t2d": is_used}
     tensors = {name: _file_tensor(name, tensor, dtype) for name, tensor in state.items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -93,18 +93,18 @@ class Medusa(SessionSource):
         """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
         states = step.scores.hidden_states[LAST]
         nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
-        index = upload(states.device, torch.arange(len(nodes)), torch.tensor(nodes))
+        index = upload(states.device, torch.arange(len(nodes), device="cpu"), torch.tensor(nodes, device="cpu"))
         self._features = self._take(states[index[0], index[1]])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows' features, in this order."""
         if self._features is not None:
-            (index,) = upload(self._features.device, torch.tensor(list(rows)))
+            (index,) = upload(self._features.device, torch.tensor(list(rows), device="cpu"))
             self._features = self._features[index]
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`: the distribution of every node's depth."""
-        rows = torch.arange(len(frontier.depths)).unsqueeze(1)
+        rows = torch.arange(len(frontier.depths), device="cpu").unsqueeze(1)
         if self._candidates is not None:
             return Proposal(*(values[rows, frontier.depths] for values in self._candidates))
         rows, depths = upload(self._session.device, rows, frontier.depths)

@@ -62,7 +62,7 @@ class DraftingCache:
             copies = upload(self.device, *inputs)
         else:
             triples = [(b, c, self.lengths[b] + c) for b, count in enumerate(counts) for c in range(count)]
-            index = torch.tensor(triples, dtype=torch.int64).view(-1, 3).T
+            index = torch.tensor(triples, dtype=torch.int64, device="cpu").view(-1, 3).T
             *copies, (rows, columns, slots) = upload(self.device, *inputs, index)
             self._start, self._scattered = None, (rows, columns, slots)
         self.lengths = ends
@@ -93,7 +93,7 @@ class DraftingCache:
         return stored_keys[:, :, : self._end], stored_values[:, :, : self._end]
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        (index,) = upload(self.device, torch.tensor(list(rows), dtype=torch.int64))
+        (index,) = upload(self.device, torch.tensor(list(rows), dtype=torch.int64, device="cpu"))
         self._buffers = [(keys[index], values[index]) for keys, values in self._buffers]
         self.lengths = [self.lengths[row] for row in rows]
 

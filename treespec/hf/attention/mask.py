@@ -154,7 +154,7 @@ def tree_attention_mask(
     given = [trees] if isinstance(trees, TokenTree) else trees
     batch = given if isinstance(given, TreeBatch) else TreeBatch.from_trees(given)
     if isinstance(cached, int):
-        cached = torch.ones(batch.num_rows, cached, dtype=torch.bool)
+        cached = torch.ones(batch.num_rows, cached, dtype=torch.bool, device="cpu")
     slots = CachedSlots(cached.cpu(), bool(cached.all()), num_slots, cached.device)
     if slots.mask.ndim != 2 or slots.mask.dtype != torch.bool or slots.mask.shape[0] != batch.num_rows:
         got = f"{slots.mask.dtype} {list(slots.mask.shape)}"
@@ -174,7 +174,7 @@ def pending_attention(
     num_pending = parents.shape[1]
     if slots.is_contiguous and is_known_chain(parents):
         first = slots.mask.shape[1] + num_pending - num_new
-        positions = torch.arange(first, first + num_new).expand(parents.shape[0], -1)
+        positions = torch.arange(first, first + num_new, device="cpu").expand(parents.shape[0], -1)
         return TreeAttention(None, positions)
     num_keys = slots.num_slots or slots.mask.shape[1] + num_pending
     if layout.implementation != "flex_attention" and parents.shape[0] * num_new * num_keys <= MOST_ON_HOST:
@@ -182,7 +182,7 @@ def pending_attention(
     ancestors = ancestor_mask(parents)
     depths = (ancestors.sum(-1) - 1).clamp(min=0)
     # Padding nodes have no ancestors, but a query without a key would be NaN in some attention kernels.
-    ancestors = ancestors | torch.eye(num_pending, dtype=torch.bool)
+    ancestors = ancestors | torch.eye(num_pending, dtype=torch.bool, device="cpu")
     pending_positions, ancestors = slots.upload(slots.lengths.unsqueeze(1) + depths, ancestors)
     allowed = _attended_keys(slots, ancestors, num_new)
     positions = pending_positions[:, -num_new:]
@@ -198,7 +198,7 @@ def pending_attention(
 
 def is_known_chain(parents: Int[Tensor, "B N"]) -> bool:
     """Whether all rows are chains, padding at the end."""
-    steps = torch.arange(-1, parents.shape[1] - 1)
+    steps = torch.arange(-1, parents.shape[1] - 1, device="cpu")
     return bool(((parents == steps) | (parents == PADDING_PARENT)).all())
 
 

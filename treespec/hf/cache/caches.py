@@ -128,7 +128,7 @@ def row_cache(cache: Cache, row: int, num_tokens: int) -> Cache:
     twin = copy(cache)
     twin.layers = [copy(layer) for layer in cache.layers]
     restore(twin, snapshot(cache))
-    twin.reorder_cache(torch.tensor([row]))  # pyright: ignore[reportArgumentType]
+    twin.reorder_cache(torch.tensor([row], device="cpu"))  # pyright: ignore[reportArgumentType]
     layers: list[Any] = [layer for layer in twin.layers if getattr(layer, "keys", None) is not None]
     for layer in layers:
         if hasattr(layer, "cumulative_length") and int(layer.get_seq_length()) != num_tokens:

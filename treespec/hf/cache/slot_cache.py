@@ -84,7 +84,7 @@ class SlotCache:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        index, layers = torch.tensor(list(rows)), filled_layers(self.cache)
+        index, layers = torch.tensor(list(rows), device="cpu"), filled_layers(self.cache)
         select_rows(layers, _copies(index, layers))
         for layer in layers:
             if isinstance(layer, StaticLayer):
@@ -108,7 +108,7 @@ class SlotCache:
         mask = self.slots.mask
         end = self.num_slots
         order = mask.long().argsort(dim=1, stable=True)[:, self.num_holes :]
-        pending = torch.arange(end, end + self.num_pending).expand(mask.shape[0], -1)
+        pending = torch.arange(end, end + self.num_pending, device="cpu").expand(mask.shape[0], -1)
         _move_to_front(filled_layers(self.cache), 0, torch.cat([order, pending], dim=1))
         self._set_slots(mask.gather(1, order))
 
@@ -157,7 +157,7 @@ def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> N
     if all(list(path) == list(range(len(path))) for path in paths):  # All are there already.
         _cut(layers, num_slots + max(len(path) for path in paths))
         return
-    _move_to_front(layers, num_slots, torch.tensor(pad_rows(paths, 0)) + num_slots)
+    _move_to_front(layers, num_slots, torch.tensor(pad_rows(paths, 0), device="cpu") + num_slots)
 
 
 def _move_to_front(layers: Sequence[FilledLayer], start: int, index: Int[Tensor, "B L"]) -> None:

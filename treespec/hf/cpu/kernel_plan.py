@@ -77,7 +77,7 @@ def measure(modules: Sequence[nn.Linear], kernels: Mapping[str, Kernel]) -> dict
     packed = {name: [kernel.pack(m.weight.detach()) for m in modules] for name, kernel in kernels.items()}
     times = {name: dict.fromkeys(NUM_ROWS, float("inf")) for name in (PLAIN, *kernels)}
     for count in NUM_ROWS:
-        inputs = {m.in_features: torch.randn(count, m.in_features, dtype=m.weight.dtype) for m in modules}
+        inputs = {m.in_features: torch.randn(count, m.in_features, dtype=m.weight.dtype, device="cpu") for m in modules}
         for _ in range(NUM_ROUNDS):
             for name in times:
                 start = time.perf_counter()
@@ -117,10 +117,10 @@ def _first(modules: Sequence[nn.Linear], most_bytes: int) -> list[nn.Linear]:
 def _drop_wrong(modules: Sequence[nn.Linear], kernels: dict[str, Kernel]) -> dict[str, str]:
     """Remove kernels whose results are not the plain layers' on one layer of every shape; returns the reasons."""
     wrong: dict[str, str] = {}
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for module in {(m.weight.shape, m.bias is None): m for m in modules}.values():
         dtype = module.weight.dtype
-        inputs = torch.randn(5, module.in_features, generator=generator).to(dtype)
+        inputs = torch.randn(5, module.in_features, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
         expected = nn.functional.linear(inputs, module.weight, module.bias)
         for name, kernel in kernels.items():
             outputs = kernel.run(inputs, kernel.pack(module.weight.detach()), module.bias, module.out_features)

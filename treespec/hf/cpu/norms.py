@@ -58,7 +58,9 @@ def _eps(module: nn.Module) -> float:
 def _is_equal(module: nn.Module, native: NativeNorm) -> bool:
     """Whether the module is this norm: others center, or add one to the weight."""
     weight: Any = module.weight
-    inputs = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    inputs = torch.randn(
+        3, len(weight), generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(weight.dtype)
     try:
         expected = module.forward(inputs)
     except (TypeError, RuntimeError):

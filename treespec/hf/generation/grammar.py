@@ -126,7 +126,7 @@ class GrammarProcessor(LogitsProcessor):
 def resized(mask: Tensor | None, size: int) -> Bool[Tensor, " V"]:
     """A mask filled with False or cut to `size`; without one everything, for no verified text gets there."""
     if mask is None:
-        return torch.ones(size, dtype=torch.bool)
+        return torch.ones(size, dtype=torch.bool, device="cpu")
     return torch.nn.functional.pad(mask, (0, size - len(mask)))
 
 

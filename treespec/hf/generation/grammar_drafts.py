@@ -62,7 +62,7 @@ class GrammarDrafts:
             return self._batch(self._with_forced_text(trees.host_trees(), texts, max_depth))
         rows = list(zip(trees.trees, self._session.row_ids, texts, strict=True))
         keep = [self._are_allowed(*row, trees.max_nodes) for row in rows]
-        trees = trees if all(map(all, keep)) else trees.keep_nodes(torch.tensor(keep))
+        trees = trees if all(map(all, keep)) else trees.keep_nodes(torch.tensor(keep, device="cpu"))
         runs = [chain.tokens[1:] if is_enough else [] for chain, is_enough in zip(chains, are_enough, strict=True)]
         return _with_chains(trees, runs)
 
@@ -126,7 +126,7 @@ def _with_chains(trees: TreeBatch, runs: Sequence[Sequence[int]]) -> TreeBatch:
         for row, run in enumerate(runs):
             if run:
                 array[row, 1:] = padding
-                array[row, 1 : 1 + len(run)] = torch.tensor(of_run(run))
+                array[row, 1 : 1 + len(run)] = torch.tensor(of_run(run), device="cpu")
         return array
 
     return replace(

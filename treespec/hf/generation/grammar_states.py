@@ -68,8 +68,8 @@ class XGrammarState:
 
     def mask(self) -> Tensor:
         if self.matcher.is_terminated():
-            return torch.ones(self.vocab_size, dtype=torch.bool)
-        words = torch.full((1, (self.vocab_size + 31) // 32), -1, dtype=torch.int32)
+            return torch.ones(self.vocab_size, dtype=torch.bool, device="cpu")
+        words = torch.full((1, (self.vocab_size + 31) // 32), -1, dtype=torch.int32, device="cpu")
         self.matcher.fill_next_token_bitmask(words)
         return _unpacked(words[0])[: self.vocab_size]
 
@@ -179,7 +179,7 @@ def mask_of(allowed: Iterable[int]) -> Tensor:
     ids = allowed if isinstance(allowed, Tensor) else list(allowed)
     tokens = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
     size = int(tokens.max()) + 1 if len(tokens) else 0
-    return torch.zeros(size, dtype=torch.bool).index_fill_(0, tokens, True)
+    return torch.zeros(size, dtype=torch.bool, device="cpu").index_fill_(0, tokens, True)
 
 
 def _unpacked(words: Tensor) -> Tensor:

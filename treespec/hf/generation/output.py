@@ -51,7 +51,7 @@ def output(
     states: tuple[tuple[Tensor, ...], ...] | None,
 ) -> Output:
     """What `generate` returns for the tokens that every row emitted."""
-    rows = [torch.tensor(tokens, dtype=torch.int64) for tokens in emitted]
+    rows = [torch.tensor(tokens, dtype=torch.int64, device="cpu") for tokens in emitted]
     pad = getattr(call.config, "_pad_token_tensor", None)
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
     sequences = torch.cat([call.input_ids, padded.to(call.input_ids)], dim=1)

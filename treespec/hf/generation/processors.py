@@ -151,7 +151,7 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
 
     def ask(*tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         text: Any = torch.cat([ids, *(token.unsqueeze(1) for token in tokens)], dim=1)
-        scores: Any = torch.zeros(len(ids), vocab_size, device=ids.device)
+        scores: Any = torch.zeros(len(ids), vocab_size, dtype=torch.float32, device=ids.device)
         return processor(text, scores).nan_to_num()
 
     first = ask()

@@ -39,4 +39,4 @@ class Streaming(Observer):
         self._streamer = streamer
 
     def on_tokens(self, row: int, tokens: list[int]) -> None:
-        self._streamer.put(torch.tensor([tokens]))
+        self._streamer.put(torch.tensor([tokens], device="cpu"))

@@ -83,7 +83,7 @@ class TreeStopping:
             return False
         scores = self._scores_of(row, length) if self._scores_of else None
         batch = ids.unsqueeze(0)
-        stops = any(bool(torch.as_tensor(c(batch, scores)).any()) for c in self._others)  # pyright: ignore[reportArgumentType]
+        stops = any(bool(torch.as_tensor(c(batch, scores), device="cpu").any()) for c in self._others)  # pyright: ignore[reportArgumentType]
         return self._ranks.agree("stopping criterion", stops)
 
     def _is_full(self, row: int, length: int) -> bool:

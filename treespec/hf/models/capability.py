@@ -236,7 +236,7 @@ def _score(facts: ModelFacts, ids: Int[Tensor, "2 16"], capability: Capability) 
     scorer = RecurrentScorer(facts, capability=capability)
     prompt, chain = ids.split((_NUM_PROMPT, _NUM_CHAIN), dim=1)
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    parents = torch.arange(-1, _NUM_CHAIN - 1).expand(len(ids), -1)
+    parents = torch.arange(-1, _NUM_CHAIN - 1, device="cpu").expand(len(ids), -1)
     width = 1 if capability == Capability.PLAIN else _NUM_CHAIN
     parts = zip(chain.split(width, dim=1), parents.split(width, dim=1), strict=True)
     return torch.cat([scorer.extend(tokens, above).logits for tokens, above in parts], dim=1).float()

@@ -174,7 +174,7 @@ def _scored(
 
 def _chain(tokens: Int[Tensor, "B L"]) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], list[int]]:
     length = tokens.shape[1]
-    return tokens, torch.arange(-1, length - 1).expand(len(tokens), -1), list(range(length))
+    return tokens, torch.arange(-1, length - 1, device="cpu").expand(len(tokens), -1), list(range(length))
 
 
 def _with_siblings(
@@ -184,4 +184,4 @@ def _with_siblings(
     siblings = (tokens + 1) % facts.config.vocab_size
     nodes = torch.stack([siblings, tokens], dim=2).flatten(1)[:, 1:]
     parents = [-1, *(2 * (node // 2) for node in range(nodes.shape[1] - 1))]
-    return nodes, torch.tensor(parents).expand(len(nodes), -1), list(range(0, nodes.shape[1], 2))
+    return nodes, torch.tensor(parents, device="cpu").expand(len(nodes), -1), list(range(0, nodes.shape[1], 2))

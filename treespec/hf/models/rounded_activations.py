@@ -42,8 +42,8 @@ def _is_quantised(layer: Any) -> bool:
 
 def _sum_error(layer: Any, facts: ModelFacts) -> float:
     """By how much a layer's output for a sum differs from the sum of its outputs, relative to it; 1 where it fails."""
-    generator = torch.Generator().manual_seed(0)
-    first, second = torch.randn(2, layer.in_features, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    first, second = torch.randn(2, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
     rows = torch.stack([first + second, first, second, -first - second])
     try:
         total, *parts, negative = layer(rows.to(facts.device, facts.dtype)).float()

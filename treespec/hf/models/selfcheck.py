@@ -108,8 +108,8 @@ def check_prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
 def check_tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"]:
     """Random ids from the middle of the vocabulary: special tokens lie at its ends."""
     size = facts.config.vocab_size
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator).to(facts.device)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator, device="cpu").to(facts.device)
 
 
 def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
@@ -144,14 +144,14 @@ def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[
     """
     if facts.dtype not in (torch.float32, torch.float64) and not getattr(facts.model, "quantization_method", None):
         return 0.0  # The least tolerance of half precision covers more than this.
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     embedding = facts.model.get_input_embeddings()
     embed = current(embedding, "forward")
 
     def perturbed(*args: Any, **kwargs: Any) -> Tensor:
         output = embed(*args, **kwargs)
-        noise = torch.randn(output.shape, generator=generator).to(output.device)
+        noise = torch.randn(output.shape, generator=generator, dtype=torch.float32, device="cpu").to(output.device)
         return (output * (1 + torch.finfo(output.dtype).eps * noise)).to(output.dtype)
 
     with replaced(embedding, "forward", perturbed):
@@ -165,10 +165,10 @@ def _largest_error(
     """Run the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     committed = prompt
-    worst = torch.zeros(())
+    worst = torch.zeros((), dtype=torch.float32, device="cpu")
     for seed, (parents, path) in enumerate(rounds):
         tokens = check_tokens(facts, len(parents), seed + 2)
-        logits = scorer.extend(tokens, torch.tensor([parents])).logits[0]
+        logits = scorer.extend(tokens, torch.tensor([parents], device="cpu")).logits[0]
         for row_path, plain in path_logits(facts, prompt.shape[1], committed, tokens, parents):
             worst = torch.maximum(worst, largest_difference(logits[row_path], plain).cpu())
         scorer.commit([path])
@@ -209,7 +209,7 @@ def path_logits(
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
         paths.append(path)
-    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths)]], dim=1)
+    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths, device="cpu")]], dim=1)
     logits = _plain_logits(facts, ids, num_prompt)[:, committed.shape[1] - num_prompt :]
     return list(zip(paths, logits, strict=True))
 

@@ -63,7 +63,7 @@ class StaticScorer:
     def _renumber(self, parents: Int[Tensor, "B F"]) -> Int[Tensor, "B F"]:
         """The padded scorer's ids; parents may be of this pass, whose nodes follow all earlier ones and padding."""
         known = [*self._inner_ids, *range(self._num_inner, self._num_inner + parents.shape[1])]
-        inner_ids = torch.tensor(known)
+        inner_ids = torch.tensor(known, device="cpu")
         return torch.where(parents >= 0, inner_ids[parents.clamp(min=0)], parents)
 
     def _drop_pending(self) -> None:

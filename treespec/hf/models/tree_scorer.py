@@ -117,7 +117,7 @@ class TreeScorer(ModelScorer):
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
-        self._rope.start(torch.tensor(lengths).unsqueeze(1))
+        self._rope.start(torch.tensor(lengths, device="cpu").unsqueeze(1))
         cache = self._empty_cache(num_rows) if given is None else given
         self._drop_pending(num_rows)
         self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
@@ -194,7 +194,7 @@ class TreeScorer(ModelScorer):
         return cache
 
     def _drop_pending(self, num_rows: int) -> None:
-        self._parents = torch.empty(num_rows, 0, dtype=torch.int64)
+        self._parents = torch.empty(num_rows, 0, dtype=torch.int64, device="cpu")
 
     def _attend(self, slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int) -> TreeAttention:
         """Mask and positions of the last `num_new` of the N pending nodes."""
@@ -206,7 +206,7 @@ class TreeScorer(ModelScorer):
             attention = pending_attention(slots, parents, num_new, self._layout, self.facts.dtype)
             return replace(attention, position_ids=attention.position_ids.clone(memory_format=torch.contiguous_format))
         num_pending = parents.shape[1]
-        positions = slots.lengths.unsqueeze(1) + torch.arange(num_pending - num_new, num_pending)
+        positions = slots.lengths.unsqueeze(1) + torch.arange(num_pending - num_new, num_pending, device="cpu")
         mask = torch.nn.functional.pad(slots.mask.long(), (0, num_pending), value=1)
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 

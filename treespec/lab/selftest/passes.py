@@ -49,7 +49,7 @@ AFTER_COMMIT = "after a commit the cache does not hold the accepted path"
 
 def _error(subject: Subject, scorer: TreeScorer, committed: Tensor, seed: int) -> float:
     tokens = _tokens(subject, seed)
-    logits = scorer.extend(tokens, torch.tensor([PARENTS])).logits[0]
+    logits = scorer.extend(tokens, torch.tensor([PARENTS], device="cpu")).logits[0]
     paths = path_logits(subject.facts, len(subject.prompts[0]) - 1, committed, tokens, PARENTS)
     return float(torch.stack([largest_difference(logits[path], plain) for path, plain in paths]).max())
 
@@ -75,12 +75,14 @@ def _score(subject: Subject, tokens: Tensor, parents: Sequence[int]) -> Tensor:
     prompt = subject.prompts[0][None, :-1]
     scorer = TreeScorer(subject.facts)
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    return scorer.extend(tokens, torch.tensor([list(parents)])).logits[0]
+    return scorer.extend(tokens, torch.tensor([list(parents)], device="cpu")).logits[0]
 
 
 def _tokens(subject: Subject, seed: int) -> Tensor:
     """Different tokens for all nodes, int64 [1, N], from the middle of the vocabulary."""
     size = subject.facts.num_logits
-    generator = torch.Generator().manual_seed(seed)
-    middle = torch.arange(size)[size // 8 :]
-    return middle[torch.randperm(len(middle), generator=generator)[: len(PARENTS)]][None].to(subject.facts.device)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    middle = torch.arange(size, device="cpu")[size // 8 :]
+    return middle[torch.randperm(len(middle), generator=generator, device="cpu")[: len(PARENTS)]][None].to(
+        subject.facts.device
+    )

@@ -67,7 +67,7 @@ class Planted:
             # Some levels grow below a wrong token: rejecting it must reject them too.
             is_planted = token in level and self._random.random() > self._miss_rate / 2
             parent = first + (level.index(token) if is_planted else self._random.randrange(len(level)))
-        return TokenTree(torch.tensor(tokens), torch.tensor(parents))
+        return TokenTree(torch.tensor(tokens, device="cpu"), torch.tensor(parents, device="cpu"))
 
     def _level(self, token: int) -> list[int]:
         """Sibling tokens, all different, with or without the true one."""

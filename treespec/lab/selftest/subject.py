@@ -72,9 +72,9 @@ def make_prompts(facts: ModelFacts, tokenizer: Any, prompts: Sequence[str | Tens
     """
     if prompts is None and tokenizer is None:
         size = facts.num_logits
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         low, high = size // 8, max(size // 2, size // 8 + 2)
-        rows = [torch.randint(low, high, (length,), generator=generator) for length in LENGTHS]
+        rows = [torch.randint(low, high, (length,), generator=generator, device="cpu") for length in LENGTHS]
     else:
         rows = [_as_ids(prompt, tokenizer) for prompt in (TEXTS if prompts is None else prompts)]
     if len(rows) < 2 or not all(len(row) > 1 for row in rows):
@@ -86,5 +86,5 @@ def _as_ids(prompt: str | Tensor, tokenizer: Any) -> Tensor:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ConfigError("the prompts are strings: give tokenizer=tokenizer too, or token ids")
-        return torch.tensor(tokenizer(prompt)["input_ids"], dtype=torch.int64)
-    return torch.as_tensor(prompt, dtype=torch.int64).flatten()
+        return torch.tensor(tokenizer(prompt)["input_ids"], dtype=torch.int64, device="cpu")
+    return torch.as_tensor(prompt, dtype=torch.int64, device="cpu").flatten()

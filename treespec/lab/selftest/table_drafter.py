@@ -46,9 +46,14 @@ class TableDrafter(SessionSource):
         """The draft distribution [V] after a context; any where the table ends."""
         if context not in self._rows:
             exact = self._table.probs.get(context, {0: 1.0, 1: 1.0})
-            noise = torch.rand(len(exact), generator=torch.Generator().manual_seed(zlib.crc32(repr(context).encode())))
-            weights = torch.tensor(list(exact.values())).sqrt() * (6 * noise - 3).exp()
-            row = torch.zeros(self._vocab_size)
+            noise = torch.rand(
+                len(exact),
+                generator=torch.Generator("cpu").manual_seed(zlib.crc32(repr(context).encode())),
+                dtype=torch.float32,
+                device="cpu",
+            )
+            weights = torch.tensor(list(exact.values()), device="cpu").sqrt() * (6 * noise - 3).exp()
+            row = torch.zeros(self._vocab_size, dtype=torch.float32, device="cpu")
             row[list(exact)] = weights / weights.sum()
             self._rows[context] = row
         return self._rows[context]

@@ -167,7 +167,12 @@ class Fingerprint(LogitsProcessor):
         rows = [tuple(row) for row in input_ids.tolist()]
         self.asked.update(rows)
         seeds = [zlib.crc32(repr(row).encode()) for row in rows]
-        noise = [torch.rand(scores.shape[-1], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        noise = [
+            torch.rand(
+                scores.shape[-1], generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
+            )
+            for seed in seeds
+        ]
         return scores + 8 * torch.stack(noise).to(scores)
 
 

@@ -21,7 +21,7 @@ def to_networkx(step: TracedStep, texts: Mapping[int, str] | None = None) -> net
     Nodes have `token`, `depth`, `is_accepted`, and where known `text` (by `texts`), `draft_prob`, `target_prob` and
     `drafters` (names, separated by commas). The graph has `step`, `row`, `context`, `rule` and `next_token`.
     """
-    graph = TokenTree(torch.tensor(step.tokens), torch.tensor(step.parents)).to_networkx()
+    graph = TokenTree(torch.tensor(step.tokens, device="cpu"), torch.tensor(step.parents, device="cpu")).to_networkx()
     graph.graph.update(step=step.step, row=step.row, context=step.context, rule=step.rule, next_token=step.next_token)
     for node, token in enumerate(step.tokens):
         drafters = [name for name, nodes in step.drafters.items() if node in nodes]

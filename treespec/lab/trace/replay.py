@@ -125,11 +125,11 @@ def _load(
 def _tree(step: TracedStep, table: Tensor | None) -> TokenTree:
     is_drawn = step.draft_index is not None and table is not None
     return TokenTree(
-        torch.tensor(step.tokens),
-        torch.tensor(step.parents),
+        torch.tensor(step.tokens, device="cpu"),
+        torch.tensor(step.parents, device="cpu"),
         table if is_drawn else None,
-        torch.tensor(step.draft_index) if is_drawn else None,
-        torch.tensor(step.is_without_replacement) if is_drawn else None,
+        torch.tensor(step.draft_index, device="cpu") if is_drawn else None,
+        torch.tensor(step.is_without_replacement, device="cpu") if is_drawn else None,
         step.is_width_fixed,
     )
 
@@ -169,8 +169,10 @@ def _verify(
 def _uniforms(rows: Sequence[TracedStep], trees: TreeBatch, kept: Sequence[Sequence[int]]) -> Iterator[Tensor]:
     """Coins and draws of the kept nodes, float64 [B, N]."""
     for name in ("coins", "draws"):
-        numbers = torch.zeros(trees.tokens.shape, dtype=torch.float64)
+        numbers = torch.zeros(trees.tokens.shape, dtype=torch.float64, device="cpu")
         for row, (step, nodes) in enumerate(zip(rows, kept, strict=True)):
             given = getattr(step, name) or [0.0] * step.num_nodes
-            numbers[row, : len(nodes)] = torch.tensor([given[node] for node in nodes], dtype=torch.float64)
+            numbers[row, : len(nodes)] = torch.tensor(
+                [given[node] for node in nodes], dtype=torch.float64, device="cpu"
+            )
         yield numbers

@@ -182,8 +182,8 @@ def _chance(chain: Chain, generator: Generator | None) -> _Chance:
     if isinstance(generator, torch.Generator) or (generator is None and isinstance(chain.target, Tensor)):
         device = generator.device if generator is not None else "cpu"
         return _Chance(
-            lambda: torch.rand(1, generator=generator, device=device).item(),
-            lambda weights: int(torch.multinomial(torch.as_tensor(weights).to(device), 1, generator=generator)),
+            lambda: torch.rand(1, generator=generator, dtype=torch.float32, device=device).item(),
+            lambda weights: int(torch.multinomial(torch.as_tensor(weights, device=device), 1, generator=generator)),
         )
     if generator is None:
         return _Chance(np.random.random_sample, lambda weights: _inverse_cdf(weights, np.random.random_sample()))

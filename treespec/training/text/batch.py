@@ -124,7 +124,7 @@ def write_batch(
     _prefill(scorer, rows)
     while rows:
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
-        logits = scorer.extend(last, torch.full((len(rows), 1), ROOT_PARENT)).logits[:, 0].float()
+        logits = scorer.extend(last, torch.full((len(rows), 1), ROOT_PARENT, device="cpu")).logits[:, 0].float()
         scorer.commit([[0]] * len(rows))
         now = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
         drawn = draw(logits, torch.tensor(now, device=logits.device), generator).tolist()
@@ -140,7 +140,7 @@ def write_batch(
     tokens = [token for row in texts for token in row.tokens]
     lengths = [len(row.tokens) for row in texts]
     top = [each for row in texts for each in (*row.top, _unknown(writing))]
-    return Texts(torch.tensor(tokens), torch.tensor(lengths), torch.stack(top))
+    return Texts(torch.tensor(tokens, device="cpu"), torch.tensor(lengths, device="cpu"), torch.stack(top))
 
 
 def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
@@ -165,7 +165,7 @@ def _start(message: Message, turns: Turns, temperature: float, writing: Writing)
 
 def _unknown(writing: Writing) -> Tensor:
     """What stands for the most probable next tokens where the model did not generate the next one."""
-    return torch.full((writing.num_candidates,), -1)
+    return torch.full((writing.num_candidates,), -1, device="cpu")
 
 
 def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:

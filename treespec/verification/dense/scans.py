@@ -110,7 +110,7 @@ def _scan(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None, has_mas
     dtype = target_probs.dtype
     if trees.draft_probs is not None:  # What the rule's `verify` would end up in.
         dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
-    uniforms = torch.zeros(trees.tokens.shape) if draws is None else draws
+    uniforms = torch.zeros(trees.tokens.shape, dtype=torch.float32, device="cpu") if draws is None else draws
     cells = fill_cells(trees, plan, target_probs.detach().flatten(0, 1), dtype, uniforms.double().flatten())
     layout, has_waves = cells.layout, len(plan.ends) > 2
     is_deep = has_masses and (plan.lines.shape[1] > 1 or bool((plan.heads < len(plan.nodes)).any()))
