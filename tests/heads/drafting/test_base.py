@@ -9,12 +9,13 @@ from helpers.doc_snippets import run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
 from helpers.head_runs import check_distributions, left_padded, make, run
+from helpers.medusa_files import random_heads
 from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
-from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
+from treespec import BestFirst, Chain, KAry, Medusa, Merge, Paths, TokenRecycling, load_drafter
 from treespec.hf.introspect import CACHE_NAME
 from treespec.literature import StochasticBeam
 from treespec.policies import SpecExec
@@ -231,3 +232,35 @@ def test_the_snippets_of_the_docs_run(capsys, section, printed):
     assert names["speculation"].stats.num_draft_tokens > 0
     run_snippet("Settings in config.json", names, page="heads.md")
     assert "heads: rope_wobble." in capsys.readouterr().out
+
+
+DTYPES = [
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float64),
+]
+"""Of the target and of the head: the target was cast after the head was loaded, or the head is another target's."""
+
+
+@pytest.mark.parametrize(("target_dtype", "head_dtype"), DTYPES, ids=str)
+@every_kind
+def test_heads_run_in_their_own_dtype(tmp_path, made, target_dtype, head_dtype):
+    model, inputs = tiny_llama(num_layers=3), left_padded([6, 3])
+    drafter, _ = make(tmp_path, model, made)
+    drafter.head.to(head_dtype)
+    model.to(target_dtype)
+    plain = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    out, stats = run(model, drafter, inputs, 8, tree=BestFirst(6))
+    assert torch.equal(out, plain)
+    assert stats.num_draft_tokens > 0
+    assert run(model, drafter, inputs, 8, do_sample=True, tree=KAry((2, 1)))[1].num_draft_tokens > 0
+    assert drafter.head.fc.weight.dtype == head_dtype
+
+
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_medusa_heads_follow_the_target(target_dtype):
+    model, inputs = tiny_llama().to(target_dtype), left_padded([6, 3])
+    out, stats = run(model, Medusa(random_heads()), inputs, 8, tree=BestFirst(6))
+    assert torch.equal(out, model.generate(**inputs, max_new_tokens=8, do_sample=False))
+    assert stats.num_draft_tokens > 0

@@ -63,7 +63,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         head = self.head
         keys = self._keys
         for states, _, counts in self._unread.take():
-            self._read_context(states.to(keys.device), counts)
+            self._read_context(states.to(self.head.embedding), counts)
         lengths = torch.tensor([keys.lengths, self._unread.offsets], device="cpu").unsqueeze(-1)
         positions = lengths.sum(0) + torch.arange(head.config.block_size, device="cpu")
         tokens = head.block_tokens(self.root_tokens)

@@ -25,7 +25,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
     caller's processors, zero outside the draft vocabulary.
 
     Args:
-        head: on any device; the target's hidden states are copied to it.
+        head: on any device, in any one dtype; the target's hidden states are copied to it and cast.
         hidden_layers: the target's hidden states that the head fuses, see `HiddenStates`.
         max_length: the longest text that the head reads, in tokens, after which the target decodes alone; None: no end,
             since its positions are computed.
@@ -61,7 +61,7 @@ class HeadDrafter(SessionSource, Generic[Head]):
                 f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
             )
         self._session = session
-        self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.fc.weight)
+        self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.embedding)
         self._unread = UnreadFeatures(session, self.hidden_layers)
         self._forget_tree()
 

@@ -80,7 +80,7 @@ class Eagle3(HeadDrafter[Eagle3Head]):
         mask = self._sees(slots[..., None], np.arange(num_slots))[:, None]
         arrays = map(torch.from_numpy, (positions, last, mask))
         tokens, positions, last, mask = keys.begin_commit(counts, num_columns, tokens, *arrays)
-        features = self._fuse(states.to(keys.device))
+        features = self._fuse(states.to(self.head.embedding))
         return take_columns(self.head.run(tokens, features, positions, mask, keys), last)
 
     def _fuse(self, states: Float[Tensor, "B M Y"]) -> Float[Tensor, "B M H"]:
