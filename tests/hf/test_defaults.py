@@ -11,7 +11,8 @@ from helpers.medusa_files import random_heads
 from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 
 import treespec
-from treespec.drafters import DFlash, Medusa, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import Merge, SuffixLookup, TokenRecycling
+from treespec.heads import DFlash, Medusa
 from treespec.policies import BestFirst, Chain, Control, KAry
 from treespec.verification import dispatch
 

@@ -16,9 +16,9 @@ from treespec.errors import LogitsError
 from treespec.protocols import VerificationRule
 from treespec.testing import TOY_SCHEMES, Case, ConditionalProbs, assert_lossless, supported_cases
 from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import RULES, ArgmaxSource, GivenUniforms, TargetWalk, verify, verify_dense
+from treespec.verification import RULES, ArgmaxSource, GivenUniforms, TargetWalk, verify
 from treespec.verification.dead_ends import verify_cut
-from treespec.verification.dense.forms import has_dense_form, verify_scores
+from treespec.verification.dense.forms import has_dense_form, verify_dense, verify_scores
 
 END = 0
 """After this token the text has ended; plain decoding repeats it as padding."""
@@ -41,7 +41,7 @@ class Cut:
             assert is_alive[node], "a distribution that there is not is asked for"
             return target_probs(node)
 
-        return verify_cut(self.rule, tree, living, is_alive.__getitem__, rng)
+        return verify_cut(self.rule, tree, living, is_alive.tolist().__getitem__, rng)
 
     def _is_reached(self, context: tuple[int, ...]) -> bool:
         return END not in context and all(self.target(context[:i])[token] > 0 for i, token in enumerate(context))
