@@ -41,7 +41,7 @@ class Cut:
             assert is_alive[node], "a distribution that there is not is asked for"
             return target_probs(node)
 
-        return verify_cut(self.rule, tree, living, is_alive.tolist().__getitem__, rng)
+        return verify_cut(self.rule, tree, living, is_alive.__getitem__, rng)
 
     def _is_reached(self, context: tuple[int, ...]) -> bool:
         return END not in context and all(self.target(context[:i])[token] > 0 for i, token in enumerate(context))
