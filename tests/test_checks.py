@@ -4,7 +4,6 @@ import inspect
 import re
 
 import pytest
-from treespec.verification.comparison.kseq import KSeq
 
 from tests.helpers.tiny import tiny_llama
 from treespec import (

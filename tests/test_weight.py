@@ -7,7 +7,7 @@ prints them.
 from helpers import weight
 
 LOOP = 3_200
-SPECULATION = 13_100
+SPECULATION = 13_200
 DECODE = 27
 
 

@@ -11,7 +11,8 @@ from helpers.medusa_files import random_heads
 from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 
 import treespec
-from treespec.drafters import DFlash, Medusa, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import Merge, SuffixLookup, TokenRecycling
+from treespec.heads import DFlash, Medusa
 from treespec.policies import BestFirst, Chain, Control, KAry
 from treespec.verification import dispatch
 
@@ -106,7 +107,7 @@ PROMPTS = {"one row": {"input_ids": prompt(1)}, "a batch": padded(prompt(3), [0,
 
 
 def outputs(target, make, tree, options):
-    """Of one row and of a batch."""
+    """Texts of one row and of a batch."""
     speculation = treespec.TreeSpeculation(make(), tree=tree(), seed=0)
     return [
         target.generate(**inputs, max_new_tokens=10, custom_generate=speculation, **options).tolist()

@@ -16,9 +16,9 @@ from treespec.errors import LogitsError
 from treespec.protocols import VerificationRule
 from treespec.testing import TOY_SCHEMES, Case, ConditionalProbs, assert_lossless, supported_cases
 from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import RULES, ArgmaxSource, GivenUniforms, TargetWalk, verify, verify_dense
+from treespec.verification import RULES, ArgmaxSource, GivenUniforms, TargetWalk, verify
 from treespec.verification.dead_ends import verify_cut
-from treespec.verification.dense.forms import has_dense_form, verify_scores
+from treespec.verification.dense.forms import has_dense_form, verify_dense, verify_scores
 
 END = 0
 """After this token the text has ended; plain decoding repeats it as padding."""

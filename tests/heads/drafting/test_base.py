@@ -16,7 +16,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
-from treespec.drafters import Medusa
+from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME
 from treespec.literature import StochasticBeam
 from treespec.policies import SpecExec
@@ -241,7 +241,7 @@ DTYPES = [
     (torch.float32, torch.bfloat16),
     (torch.float32, torch.float64),
 ]
-"""Of the target and of the head: the target was cast after the head was loaded, or the head is another target's."""
+"""Dtypes of the target and of the head: the target was cast after the head was loaded, or the head is another target's."""
 
 
 @pytest.mark.parametrize(("target_dtype", "head_dtype"), DTYPES, ids=str)
