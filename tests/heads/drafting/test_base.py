@@ -241,7 +241,7 @@ DTYPES = [
     (torch.float32, torch.bfloat16),
     (torch.float32, torch.float64),
 ]
-"""Dtypes of the target and of the head: the target was cast after the head was loaded, or the head is another target's."""
+"""Dtypes of the target and of the head: one was cast after the other was loaded, or made for another."""
 
 
 @pytest.mark.parametrize(("target_dtype", "head_dtype"), DTYPES, ids=str)
