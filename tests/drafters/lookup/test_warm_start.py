@@ -133,7 +133,9 @@ def test_a_file_that_says_a_huge_vocabulary_is_refused_before_memory_is_asked_fo
     start, path = warm_start(70_000), tmp_path / "file.safetensors"
     start.save(path)
     full = torch.full
-    monkeypatch.setattr(torch, "full", lambda shape, *rest: full(shape, *rest) if shape[0] < 1 << 20 else 1 / 0)
+    monkeypatch.setattr(
+        torch, "full", lambda shape, *rest, **at: full(shape, *rest, **at) if shape[0] < 1 << 20 else 1 / 0
+    )
     assert WarmStart.load(path).vocab_size == 70_000
     for found, words in {"2000000000": "more than any model has", "9" * 5000: "vocab_size, got '999"}.items():
         rewrite(path, vocab_size=found)

@@ -102,5 +102,5 @@ def test_options_out_of_range_are_refused():
         with pytest.raises(ConfigError, match=next(iter(options))):
             Writing(**options)
     for options in ({"temperatures": ()}, {"temperatures": (-1.0,)}, {"message_temperature": -0.1}):
-        with pytest.raises(ConfigError, match="temperatures"):
+        with pytest.raises(ConfigError, match="temperature"):
             Writing(**options)

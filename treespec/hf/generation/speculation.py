@@ -199,11 +199,11 @@ def generate(
             f"speculation must be a TreeSpeculation, got {type(speculation).__name__}: "
             "generate(model, inputs, TreeSpeculation(drafter))"
         )
-    check_fields(given_fields(model, generation_kwargs))
-    configured, generation_kwargs = own_stop_strings(model, generation_kwargs)
-    stop_strings = stop_strings or configured
-    own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
     with ending(speculation.options.streamer if streamer is None else streamer):
+        check_fields(given_fields(model, generation_kwargs))
+        configured, generation_kwargs = own_stop_strings(model, generation_kwargs)
+        stop_strings = stop_strings or configured
+        own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
         options = replace(speculation.options, **{name: value for name, value in own.items() if value is not None})
         arguments = with_prompts(model, inputs, options.tokenizer, generation_kwargs)
         check_ids(model, arguments.get("inputs", arguments.get("input_ids")))

@@ -52,7 +52,9 @@ class TableDrafter(SessionSource):
                 dtype=torch.float32,
                 device="cpu",
             )
-            weights = torch.tensor(list(exact.values()), device="cpu").sqrt() * (6 * noise - 3).exp()
+            weights = (
+                torch.tensor(list(exact.values()), dtype=torch.float32, device="cpu").sqrt() * (6 * noise - 3).exp()
+            )
             row = torch.zeros(self._vocab_size, dtype=torch.float32, device="cpu")
             row[list(exact)] = weights / weights.sum()
             self._rows[context] = row

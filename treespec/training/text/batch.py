@@ -127,7 +127,7 @@ def write_batch(
         logits = scorer.extend(last, torch.full((len(rows), 1), ROOT_PARENT, device="cpu")).logits[:, 0].float()
         scorer.commit([[0]] * len(rows))
         now = [row.temperature if row.num_message is None else writing.message_temperature for row in rows]
-        drawn = draw(logits, torch.tensor(now, device=logits.device), generator).tolist()
+        drawn = draw(logits, torch.tensor(now, dtype=torch.float32, device=logits.device), generator).tolist()
         top = logits.topk(writing.num_candidates).indices.cpu()
         on_tokens(sum(not row.is_done for row in rows))
         for row, token, candidates in zip(rows, drawn, top, strict=True):
