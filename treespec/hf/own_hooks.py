@@ -10,24 +10,31 @@ from torch import nn
 
 HARMLESS = frozenset({"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers", "treespec"})
 """Packages whose hooks treat all tokens of a pass alike."""
+MARK = "serves_trees"
+"""A caller's hook that has this attribute, and it is true, is known to be harmless too."""
 
 
 def own_hooks(model: nn.Module) -> dict[tuple[str, Hashable], str]:
     """Hooks that are of no package known to be harmless: module and a reference to the hook, and both in words.
 
-    Those that were registered for all modules count too.
+    Those that were registered for all modules count too, and so do accelerate's with a class of the caller's and a
+    `forward` that stands on a module in place of its class's.
     """
     shared: Any = nn.modules.module
     tables = [("all modules", shared._global_forward_pre_hooks), ("all modules", shared._global_forward_hooks)]
     for name, module in model.named_modules():
         where = name or type(model).__name__
         tables += [(where, module._forward_pre_hooks), (where, module._forward_hooks)]
+        replaced = (vars(module).get(attribute) for attribute in ("_hf_hook", "forward"))
+        tables.append((where, {number: found for number, found in enumerate(replaced) if found is not None}))
     hooks = [(where, hook) for where, table in tables for hook in list(table.values())]
     return {(where, _reference(hook)): f"{_name(hook)} on {where}" for where, hook in hooks if not _is_harmless(hook)}
 
 
 def _is_harmless(hook: Any) -> bool:
     function = _function(hook)
+    if getattr(hook, MARK, False) or getattr(function, MARK, False):
+        return True
     source = getattr(function, "__module__", None) or type(function).__module__
     return source.partition(".")[0] in HARMLESS
 

@@ -29,7 +29,14 @@ def test_ids_in_every_form(target, draft):
     ids = prompt(2)
     plain = target.generate(ids, **OPTIONS)
     lists = ids.tolist()
-    for inputs in (ids, lists, {"input_ids": ids}, BatchEncoding({"input_ids": ids}), {"input_ids": lists}):
+    for inputs in (
+        ids,
+        lists,
+        {"input_ids": ids},
+        BatchEncoding({"input_ids": ids}),
+        {"input_ids": lists},
+        {"input_ids": ids.numpy()},
+    ):
         assert torch.equal(decode(target, draft, inputs), plain)
     assert torch.equal(decode(target, draft, lists[0]), plain[:1])
     assert torch.equal(treespec.generate(target, ids, treespec.TreeSpeculation(draft), **OPTIONS), plain)

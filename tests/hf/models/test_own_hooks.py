@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from helpers.tiny import tiny_llama
 from torch import nn
 
@@ -149,3 +150,46 @@ def test_hooks_for_all_modules_count_and_those_of_libraries_do_not():
         assert list(own_hooks(model).values()) == ["<lambda> on all modules"]
     finally:
         handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+@pytest.mark.parametrize("kind", ["last_position", "single_tokens", "everywhere"])
+def test_half_precision_decodes_plainly_unless_the_hook_says_that_it_serves_trees(kind):
+    """Rounding hides what a hook does: nothing is compared."""
+    model = tiny_llama().bfloat16()
+    hook = getattr(Steering(model.config.hidden_size), kind)
+    vector = hook.__self__.vector = hook.__self__.vector.bfloat16() * 0.1
+    model.model.layers[0].register_forward_hook(hook)
+    speculation = trees()
+    assert torch.equal(decoded(model, speculation), decoded(model))
+    assert speculation.stats.num_draft_tokens == 0
+
+    def declared(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + vector
+
+    vars(declared)["serves_trees"] = True
+    other = tiny_llama().bfloat16()
+    other.model.layers[0].register_forward_hook(declared)
+    assert own_hooks(other) == {}
+    decoded(other, speculation)
+    assert speculation.stats.num_draft_tokens > 0
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+@pytest.mark.parametrize("kind", ["accelerate", "forward"])
+def test_hooks_beyond_the_tables_are_seen(kind):
+    model = tiny_llama()
+    layer, steering = model.model.layers[0], Steering(model.config.hidden_size)
+
+    class Own(ModelHook):
+        def post_forward(self, module: nn.Module, output: Any) -> Any:
+            return steering.last_position(module, (), output)
+
+    if kind == "accelerate":
+        add_hook_to_module(layer, Own())
+    else:
+        own = layer.forward
+        layer.forward = lambda *args, **kwargs: steering.last_position(layer, args, own(*args, **kwargs))
+    speculation = trees()
+    assert torch.equal(decoded(model, speculation), decoded(model))
+    assert speculation.stats.num_draft_tokens == 0

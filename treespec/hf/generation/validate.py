@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -20,7 +21,7 @@ _TOKENIZED = {
     "attention_mask": "zeros and ones",
     "token_type_ids": "types",
 }
-"""What a tokenizer returns, or the caller passes on, as lists."""
+"""What a tokenizer returns, or the caller passes on, as lists or arrays."""
 _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
 
 
@@ -30,7 +31,7 @@ def with_prompts(
     """The keyword arguments of `model.generate` with the prompts of `treespec.generate`, on the model's device.
 
     `spread` are the caller's other keyword arguments, `input_ids=` perhaps among them. What a tokenizer returns as
-    lists becomes tensors.
+    lists or arrays becomes tensors.
 
     Raises `ConfigError`: no prompts or prompts given twice, strings without a tokenizer, rows of different lengths.
     """
@@ -77,6 +78,7 @@ def _encoded(model: PreTrainedModel, encoded: Any) -> dict[str, Any]:
 
 def _as_ids(ids: Any, model: PreTrainedModel, name: str) -> Any:
     """Lists of ints, one for every token, as a tensor [B, P]; anything else unchanged, for the later checks."""
+    ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
     if not isinstance(ids, (list, tuple)):
         return ids
     rows = ids if ids and all(isinstance(row, (list, tuple)) for row in ids) else [ids]

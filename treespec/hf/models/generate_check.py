@@ -20,7 +20,7 @@ from treespec.hf.models.capability import undisturbed, variant, warn
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
 from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, least_tolerance, root_tolerance
-from treespec.hf.own_hooks import own_hooks
+from treespec.hf.own_hooks import MARK, own_hooks
 from treespec.protocols import Capability
 
 NUM_NEW, NUM_PADDING = 6, 3
@@ -92,7 +92,9 @@ def why_plain_by_hooks(facts: ModelFacts) -> str | None:
 
 
 def _hooks_effect(facts: ModelFacts) -> str | None:
-    """What goes wrong in passes over trees under the hooks."""
+    """What goes wrong in passes over trees under the hooks, or that nothing can be seen of it."""
+    if facts.dtype not in (torch.float32, torch.float64):
+        return f"rounding to {str(facts.dtype).removeprefix('torch.')} hides what they do, and none has `{MARK} = True`"
     try:
         difference = _difference(facts, False, Capability.TREE)
     except torch.OutOfMemoryError:
