@@ -6,7 +6,7 @@ prints them.
 
 from helpers import weight
 
-LOOP = 3_200
+LOOP = 3_250
 SPECULATION = 13_200
 DECODE = 27
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from treespec.errors import TreespecError
 from treespec.protocols import History, PathProcessors
 from treespec.tree import Path
 from treespec.tree.transfer import download, upload
@@ -201,13 +202,38 @@ def path_scores(
         groups.setdefault((0 if processors.is_row_free else row_ids[row], length), []).append(number)
     show = history.tokens if processors.ignores_padding else history.row
     ids = [_stack_texts(show, [texts[number] for number in members]) for members in groups.values()]
+    are_roots = [[not texts[number][1] for number in members] for members in groups.values()]
     if len(groups) == 1:
-        return processors(upload(logits.device, *ids)[0], flat, row_ids[0]).view(logits.shape)
+        (part_ids,) = upload(logits.device, *ids)
+        return process_texts(processors, part_ids, flat, row_ids[0], are_roots[0]).view(logits.shape)
     order = torch.tensor([number for members in groups.values() for number in members], device="cpu")
     first, *uploaded = upload(logits.device, torch.stack([order, order.argsort()]), *ids)
-    parts = zip(groups, first[0].split([len(part) for part in ids]), uploaded, strict=True)
-    scores = [processors(part_ids, flat[numbers], row_id) for (row_id, _), numbers, part_ids in parts]
+    parts = zip(groups, first[0].split([len(part) for part in ids]), uploaded, are_roots, strict=True)
+    scores = [process_texts(processors, part, flat[numbers], row, roots) for (row, _), numbers, part, roots in parts]
     return torch.cat(scores)[first[1]].view(logits.shape)
+
+
+def process_texts(
+    processors: PathProcessors,
+    ids: Int[Tensor, "M L"],
+    logits: Float[Tensor, "M V"],
+    row: int,
+    are_roots: Sequence[bool],
+) -> Float[Tensor, "M V"]:
+    """Processed scores in float32, NaN after drafted branches on which a processor raises: plain decoding may never
+    reach them. What it raises after a root, which is in the text, is raised here too, and so are treespec's own errors.
+    """
+    try:
+        return processors(ids, logits, row)
+    except (TreespecError, torch.OutOfMemoryError):
+        raise
+    except Exception:
+        if len(are_roots) == 1 and not are_roots[0]:
+            return torch.full_like(logits, torch.nan, dtype=torch.float32, device=logits.device)
+        if len(are_roots) == 1:
+            raise
+    one_by_one = zip(ids.split(1), logits.split(1), are_roots, strict=True)
+    return torch.cat([process_texts(processors, text, raw, row, [is_root]) for text, raw, is_root in one_by_one])
 
 
 def _stack_texts(show: Callable[[int], Tensor], texts: Sequence[tuple[int, Path]]) -> Int[Tensor, "M L"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treespec.errors import LogitsError
 from treespec.protocols import History, PathProcessors
-from treespec.sampling import path_scores
+from treespec.sampling import path_scores, process_texts
 from treespec.tree import Path, TreeBatch
 from treespec.tree.transfer import upload
 
@@ -67,7 +67,7 @@ class TargetProbs:
         key = (row, node)
         if key not in self._scores:
             raw = self.logits[row, node].unsqueeze(0)
-            scores = self._processors(self._ids(row, node), raw, self._row_ids[row])[0]
+            scores = process_texts(self._processors, self._ids(row, node), raw, self._row_ids[row], [node == 0])[0]
             self._scores[key] = scores, float(scores.amax())
         return self._scores[key]
 

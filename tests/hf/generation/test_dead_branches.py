@@ -38,6 +38,15 @@ class Trie:
         return allowed
 
 
+class Table(Trie):
+    """Knows the texts of a list only: after all others it raises."""
+
+    def __call__(self, ids, scores):
+        for text in ids[:, PROMPT.shape[1] :].tolist():
+            self.next[tuple(text)]
+        return super().__call__(ids, scores)
+
+
 class NothingAfterTheEnd:
     def __call__(self, ids, scores):
         has_ended = (ids[:, PROMPT.shape[1] :] == END).any(1, keepdim=True)
@@ -69,10 +78,11 @@ WARPED = {"top_p": 0.9, "temperature": 0.8, "renormalize_logits": True}
 
 
 @pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("kind", [Trie, Table])
 @pytest.mark.parametrize("warpers", [{}, {"renormalize_logits": True}], ids=["plain", "renormalised"])
-def test_greedy_texts_of_a_trie(target, warpers):
+def test_greedy_texts_of_a_trie(target, warpers, kind):
     batch = padded(PROMPT.repeat(3, 1), [0, 2, 5])
-    options = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([Trie(texts())]), **warpers}
+    options = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([kind(texts())]), **warpers}
     for inputs in ({"input_ids": PROMPT}, batch):
         expected = target.generate(**inputs, do_sample=False, **options)
         for drafter in drafters(target):
@@ -104,10 +114,11 @@ def test_nothing_is_allowed_after_the_end(target):
 
 
 @pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("kind", [Trie, Table])
 @pytest.mark.parametrize("options", [{"top_k": 0}, WARPED], ids=["plain", "warped"])
-def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, options):
+def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, options, kind):
     short = [text[:3] for text in texts()]
-    options = {"do_sample": True, "logits_processor": LogitsProcessorList([Trie(short)]), **options}
+    options = {"do_sample": True, "logits_processor": LogitsProcessorList([kind(short)]), **options}
     step = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True, **options}
 
     def next_probs(contexts):
@@ -141,6 +152,16 @@ def test_a_kept_text_without_a_distribution_is_an_error(target, do_sample):
     options = {"max_new_tokens": 8, "do_sample": do_sample, "logits_processor": processors}
     for drafter in (treespec.SuffixLookup(), target):
         with pytest.raises(LogitsError, match=r"no token above -inf|allows no token"):
+            target.generate(PROMPT, custom_generate=treespec.TreeSpeculation(drafter, tree=8), **options)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_what_a_processor_raises_after_a_kept_text_is_raised(target, do_sample):
+    processors = LogitsProcessorList([Table([text[:4] for text in texts()])])
+    options = {"max_new_tokens": 8, "do_sample": do_sample, "logits_processor": processors}
+    for drafter in (treespec.SuffixLookup(), target):
+        with pytest.raises(KeyError):
             target.generate(PROMPT, custom_generate=treespec.TreeSpeculation(drafter, tree=8), **options)
 
 
