@@ -27,7 +27,7 @@ from treespec.hf.cache import slot_cache as slot_cache_module
 from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
 from treespec.protocols import DraftSource, Frontier, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
-from treespec.tree import PADDING_PARENT, Path, TokenTree, TreeBatch, Verdict
+from treespec.tree import PADDING_PARENT, Path, TreeBatch, Verdict
 from treespec.verification.walks import likelihood_ratio, residual_weights
 
 UNLIKELY = 0.15
@@ -70,6 +70,12 @@ class MistakenRejection:
             parent_rest = rest
 
 
+def _leaf_paths(tree: VerifiableTree, path: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The paths that begin with this one and end in a leaf."""
+    children = tree.children(path[-1])
+    return [whole for child in children for whole in _leaf_paths(tree, (*path, child))] if children else [path]
+
+
 class FreshSamplePerPath:
     """A target walk that matches every leaf path with samples of its own and keeps the longest match."""
 
@@ -83,11 +89,10 @@ class FreshSamplePerPath:
         """None: it verifies every tree."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        assert isinstance(tree, TokenTree), "the engine verifies token trees"
-        verdicts = [self._match(tree, path, target_probs) for path in tree.leaf_paths()]
+        verdicts = [self._match(tree, path, target_probs) for path in _leaf_paths(tree, (0,))]
         return max(verdicts, key=lambda verdict: verdict.num_accepted)
 
-    def _match(self, tree: TokenTree, leaf_path: tuple[int, ...], target_probs: NodeProbs) -> Verdict:
+    def _match(self, tree: VerifiableTree, leaf_path: tuple[int, ...], target_probs: NodeProbs) -> Verdict:
         path = [0]
         while True:
             node = path[-1]
