@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import eagle3_files
-from helpers.engines.churn import random_requests
+from helpers.engines.churn import ENGINE, random_requests
 from helpers.engines.engine import MODEL, PROMPTS, run_jobs
 from helpers.engines.models import random_adapters, tiny_llama
 from helpers.head_files import SPECULATORS
@@ -127,13 +127,6 @@ def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(server.head._keys.lengths) < 10 + 3 * 5
 
 
-ENGINE = {
-    "skip_tokenizer_init": True,
-    "max_model_len": 64,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "enable_prefix_caching": True,
-}
 SMALL = 40
 """The vocabulary of the tiny model: a random head is right now and then."""
 

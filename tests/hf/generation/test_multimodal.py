@@ -51,7 +51,9 @@ def images(*num_images, name="qwen2_vl", **options):
 def test_greedy_equals_plain(kind):
     """Text alone, then a left-padded batch of several images, none and one; the images matter."""
     if kind.model_type == "llama4" and transformers.__version__ == "5.24.0":
-        pytest.skip("no pass of Llama4ForConditionalGeneration works in this version")
+        with pytest.raises(AttributeError, match="image_outputs"):  # No pass of it works in this version.
+            build(kind)
+        return
     model, speculation = build(kind), lookups()
     text, mixed = prompts(kind, [0]), prompts(kind, [2, 0, 1] if kind.can_batch else [1])
     for inputs in (text, mixed, mixed):

@@ -1,5 +1,6 @@
 """What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +19,7 @@ from treespec.tree import TreeBatch
 Head = TypeVar("Head", bound=DraftHead[Any])
 
 
-class HeadDrafter(SessionSource, Generic[Head]):
+class HeadDrafter(SessionSource, ABC, Generic[Head]):
     """Everything of `Eagle3` and `DFlash` except their passes.
 
     Sampled children are drawn from the exact distribution that is stored: the softmax of the head's logits after the
@@ -81,9 +82,9 @@ class HeadDrafter(SessionSource, Generic[Head]):
         policy = self._policy
         return None if needs_full_probs(self._session, policy) else policy.max_nodes - 1
 
+    @abstractmethod
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`."""
-        raise NotImplementedError
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
         return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)

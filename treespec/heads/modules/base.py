@@ -1,5 +1,6 @@
 """What all draft heads on a target's hidden states share: `fc` that fuses those, layers, a norm and an output layer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -10,7 +11,7 @@ from treespec.heads.modules.layers import LayerConfig
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(ABC):
     """The part of a head's shape that all kinds have."""
 
     layer: LayerConfig
@@ -22,9 +23,9 @@ class HeadConfig:
     """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 
     @property
+    @abstractmethod
     def algorithm(self) -> str:
         """The name of such a head in the speculators library and in vLLM."""
-        raise NotImplementedError
 
 
 Config = TypeVar("Config", bound=HeadConfig)
