@@ -228,10 +228,10 @@ def process_texts(
     except (TreespecError, torch.OutOfMemoryError):
         raise
     except Exception:
-        if len(are_roots) == 1 and not are_roots[0]:
-            return torch.full_like(logits, torch.nan, dtype=torch.float32, device=logits.device)
-        if len(are_roots) == 1:
+        if list(are_roots) == [True]:
             raise
+        if list(are_roots) == [False]:
+            return torch.full_like(logits, torch.nan, dtype=torch.float32, device=logits.device)
     one_by_one = zip(ids.split(1), logits.split(1), are_roots, strict=True)
     return torch.cat([process_texts(processors, text, raw, row, [is_root]) for text, raw, is_root in one_by_one])
 
