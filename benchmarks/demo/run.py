@@ -31,7 +31,7 @@ from benchmarks.demo.picture import most_instructive_step, node_probs, terminal_
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
 from treespec.commands.bench import measured_of
 from treespec.commands.tables import prompt_table, summary_table
-from treespec.hf.cpu import prepack_linears
+from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import (
     PLAIN,

@@ -48,7 +48,7 @@ from benchmarks.common.recorded import (
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.common.store import Store, digest
 from benchmarks.verification.report import BOUND, OPTIMUM, draw, report
-from treespec.hf.cpu import prepack_linears
+from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 from treespec.literature.transport import MAX_SUPPORT

@@ -18,13 +18,13 @@ from helpers.head_files import SPECULATORS
 from helpers.medusa_files import random_heads
 
 from treespec import TreeSpeculation, load_drafter, optimize
+from treespec.cpu import optimized_model
+from treespec.cpu.linear_kernels import Packed
 from treespec.engine.target_probs import TargetProbs
 from treespec.heads import Medusa
 from treespec.hf import TreeScorer
-from treespec.hf.cpu import optimized_model
-from treespec.hf.cpu.linear_kernels import Packed
-from treespec.hf.devices.weights import weight_counts
 from treespec.hf.introspect import CACHE_NAME
+from treespec.hf.weights import weight_counts
 
 slow = pytest.mark.slow
 CPU = torch.device("cpu")

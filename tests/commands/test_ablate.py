@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from treespec.commands import app
 from treespec.commands.ablate import load_subject
+from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.errors import CheckpointError, ConfigError
-from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.lab.measure.study.study import read_study
 from treespec.lab.measure.study.table import read_table
 

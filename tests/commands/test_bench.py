@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from treespec.commands import app, bench
 from treespec.commands.models import load
+from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.errors import ConfigError
-from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.lab.selftest.agreement import Agreement
 
 SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.

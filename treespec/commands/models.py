@@ -92,7 +92,7 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None, 
 
 def _pack(module: Any) -> None:
     """Pack the weights of what has any to pack; a module packed before stays as it is."""
-    from treespec.hf.cpu import prepack_linears
+    from treespec.cpu import prepack_linears
 
     try:
         prepack_linears(module)

@@ -133,7 +133,7 @@ def _let_write(
 
 def _packed(model, batch_size: int):
     """Packed linear layers where the model has any, which halve the time of small batches on a CPU."""
-    from treespec.hf.cpu import prepack_linears
+    from treespec.cpu import prepack_linears
 
     try:
         return prepack_linears(model, batch_size)

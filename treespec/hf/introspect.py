@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from treespec.engine.ranks import Alone
+from treespec.engine.ranks import Alone, Ranks
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.devices.ranks import AnyRanks, ranks_of
-from treespec.hf.devices.weights import weight_counts
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.own_hooks import own_hooks
+from treespec.hf.weights import weight_counts
 from treespec.protocols import HiddenStates
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
@@ -69,7 +69,7 @@ class ModelFacts:
     max_positions: int | None
     arguments: frozenset[str]
     adapters: Hashable = None
-    ranks: AnyRanks = field(default_factory=Alone)
+    ranks: Ranks = field(default_factory=Alone)
     weights: frozenset[tuple[str, ...]] = frozenset()
 
     @cached_property
@@ -122,6 +122,12 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
     # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
+
+
+def ranks_of(model: PreTrainedModel) -> Ranks:
+    """The processes that run a model together. Raises `UnsupportedModelError`: not by tensor parallelism."""
+    mesh = getattr(model, "_device_mesh", None)
+    return Alone() if mesh is None or mesh.size() == 1 else ADD_ONS["ranks"](model)
 
 
 def unwrapped(model: PreTrainedModel) -> PreTrainedModel:

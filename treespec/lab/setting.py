@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.drafters import Merge
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
-from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.named import LOOKUPS, named_drafters

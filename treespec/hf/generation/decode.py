@@ -1,10 +1,11 @@
 """One call of `generate`, from what transformers has prepared to the returned sequences."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from transformers import StoppingCriteriaList
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from treespec.engine.checks import hidden_layers
@@ -12,17 +13,15 @@ from treespec.engine.loop import speculate
 from treespec.engine.observer import Observer
 from treespec.engine.request import Request, Result
 from treespec.errors import TreespecError, UnsupportedModeError
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import is_filled, twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
-from treespec.hf.generation.add_ons import ADD_ONS
 from treespec.hf.generation.call import Options, Prepared, what_ranks_share
-from treespec.hf.generation.grammar import after_prompt
 from treespec.hf.generation.output import Output, final_cache, output
 from treespec.hf.generation.output_scores import OutputScores
 from treespec.hf.generation.output_states import OutputStates
-from treespec.hf.generation.prefix_function import along_branches
-from treespec.hf.generation.processors import TreeProcessors, check_follows_text
+from treespec.hf.generation.processors import BranchProcessor, TreeProcessors, check_follows_text
 from treespec.hf.generation.progress import Progress, Streaming
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.introspect import ModelFacts, model_facts
@@ -32,7 +31,7 @@ from treespec.hf.models.pass_times import pass_times
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies.control.contract import StepControl
-from treespec.protocols import Capability, Drafter, PathProcessors, TreePolicy
+from treespec.protocols import Capability, PathProcessors, TreePolicy
 from treespec.sampling import NoProcessors
 
 
@@ -61,8 +60,8 @@ def _decode(
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)
     stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
-    constrained = along_branches(call.processors, call.input_ids)
-    processors = _path_processors(call, constrained, target.vocab_size)
+    constraints = _constraints(call, options)
+    processors = _path_processors(call, constraints.processors if constraints else call.processors, target.vocab_size)
     for processor in call.processors:
         check_follows_text(processor, call.input_ids, target.vocab_size)
     request = Request(
@@ -80,8 +79,9 @@ def _decode(
         ranks=ranks,
     )
     try:
-        with after_prompt(constrained, call.input_ids.shape[1]):
-            result = speculate(target, _drafter(call, options, constrained), request)
+        with constraints or nullcontext():
+            drafter = constraints.drafter(options.drafter) if constraints else options.drafter
+            result = speculate(target, drafter, request)
     except BaseException:
         # A caller's own cache must not keep tree nodes.
         if call.num_rows == 1:
@@ -112,11 +112,12 @@ def _pass_ms(facts: ModelFacts, policy: TreePolicy) -> Mapping[int, float] | Non
     return pass_times(facts) if isinstance(policy, StepControl) and policy.needs_pass_times else None
 
 
-def _drafter(call: Prepared, options: Options, processors: Sequence[Any]) -> Drafter:
-    """The options' drafter, under the constraints among the processors, see `Constraint`."""
-    if not any(hasattr(processor, "allowed") for processor in processors):
-        return options.drafter
-    return ADD_ONS["constraints"](options.drafter, processors, options.tokenizer, call.end_tokens)
+def _constraints(call: Prepared, options: Options) -> Any:
+    """The constraints among the call's processors, if there are any."""
+    kinds = BranchProcessor, PrefixConstrainedLogitsProcessor
+    if not any(isinstance(processor, kinds) for processor in call.processors):
+        return None
+    return ADD_ONS["constraints"](call.processors, call.input_ids, options.tokenizer, call.end_tokens)
 
 
 def _observers(call: Prepared, options: Options, scores: OutputScores) -> list[Observer]:

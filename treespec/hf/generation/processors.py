@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 from transformers.generation import logits_process as library
 
 from treespec.errors import LogitsError, UnsupportedModeError
-from treespec.hf.generation.grammar import GrammarProcessor
-from treespec.hf.generation.prefix_function import PrefixProcessor
 
 _PENALTY = library.RepetitionPenaltyLogitsProcessor
 _PATH_FREE = (
@@ -54,6 +51,17 @@ _STATEFUL = (library.UnbatchedClassifierFreeGuidanceLogitsProcessor, library.Syn
 
 _STATEFUL_PACKAGES = ("xgrammar", "outlines", "llguidance", "lmformatenforcer", "transformers_cfg")
 """Packages whose processors have state: they follow one text by counting their calls."""
+
+
+class BranchProcessor(library.LogitsProcessor):
+    """A processor that is made for the branches of a tree; those of the add-on `grammars` are."""
+
+    is_row_free = False
+    """Whether all rows of a batch get the same scores for the same text."""
+
+    def of_row(self, ids: Tensor, scores: Tensor, row: int) -> Tensor:
+        """Scores [M, V] after texts int64 [M, L] of one row of the caller's batch."""
+        raise NotImplementedError
 
 
 class TreeProcessors:
@@ -104,10 +112,12 @@ class TreeProcessors:
             prompt = self._prompt_ids[row].to(ids.device)
             ids = torch.cat([prompt.expand(len(ids), -1), ids[:, len(prompt) :]], dim=1)
         for processor in self._processors:
-            apply = partial(processor, row=row) if isinstance(processor, PrefixProcessor) else processor
-            if not _is_row_free(processor) and apply is processor:
-                apply = partial(self._at_row, processor, row)
-            scores = apply(ids, scores)  # pyright: ignore[reportArgumentType]
+            if isinstance(processor, BranchProcessor):
+                scores = processor.of_row(ids, scores, row)
+            elif _is_row_free(processor):
+                scores = processor(ids, scores)  # pyright: ignore[reportArgumentType]
+            else:
+                scores = self._at_row(processor, row, ids, scores)
             if scores.shape != logits.shape:
                 expected, got = list(logits.shape), list(scores.shape)
                 raise LogitsError(f"{type(processor).__name__} must return scores of shape {expected}, got {got}")
@@ -184,7 +194,8 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(_ignored(processor), Tensor)
-    return isinstance(processor, GrammarProcessor) or (type(processor) in _ROW_FREE and not has_row_lengths)
+    is_known = type(processor) in _ROW_FREE and not has_row_lengths
+    return processor.is_row_free if isinstance(processor, BranchProcessor) else is_known
 
 
 def _ignores(processor: library.LogitsProcessor, num_padding: Sequence[int]) -> bool:

@@ -13,8 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 from treespec.engine.observer import StepRecord, StepRecords
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.hf.add_ons import add_on
 from treespec.hf.generation.adapters import LearnedByAdapters
-from treespec.hf.generation.add_ons import add_on
 from treespec.hf.generation.call import LastCall, Options, Prepared
 from treespec.hf.generation.config_fields import check_fields, given_fields, own_stop_strings
 from treespec.hf.generation.decode import decode

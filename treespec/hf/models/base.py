@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.devices.weights import read_cost
 from treespec.hf.introspect import (
     ModelFacts,
     cache_in,
@@ -19,6 +18,7 @@ from treespec.hf.introspect import (
     num_logits,
     pick_layers,
 )
+from treespec.hf.weights import read_cost
 from treespec.protocols import Capability, Scores
 
 

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.devices.weights import pack_weights
 from treespec.hf.introspect import active_adapters, model_facts
 from treespec.hf.models.compiled_times import is_faster_compiled, kept_times, measure_times
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.static_scorer import StaticScorer
+from treespec.hf.weights import pack_weights
 from treespec.policies.control import StepControl
 from treespec.protocols import TreePolicy
 

@@ -15,12 +15,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
-from treespec.hf.devices.weights import local_part, own_forward
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.machine import OtherWork, is_busy, is_quiet, processor
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
+from treespec.hf.weights import local_part, own_forward
 from treespec.protocols import Capability
 from treespec.tree import ROOT_PARENT
 
