@@ -8,9 +8,9 @@ from helpers import weight
 
 from treespec.hf.add_ons import ADD_ONS
 
-LOOP = 3_250
-SPECULATION = 12_600
-DECODE = 25
+LOOP = 3_210
+SPECULATION = 11_400
+DECODE = 11
 
 
 def test_the_loop_imports_little():

@@ -116,7 +116,7 @@ def test_optimize_serves_the_part_on_the_cpu() -> None:
     only_packed = patch.object(optimized_model, "exact_kernels", lambda *_: ({"packed": Packed()}, {}))
     with accelerator(), only_packed:
         spread(model, SPLITS["late layer"])
-        assert set(weight_counts(model)) == {"cpu", str(DEVICE)}
+        assert set(weight_counts(model.modules())) == {"cpu", str(DEVICE)}
         with optimize(model) as optimized:
             assert optimized.num_layers == 8
             assert decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY) == expected(GREEDY)

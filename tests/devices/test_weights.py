@@ -60,13 +60,13 @@ def test_offloaded_models_decode_as_plain_generate_does(storage: str, tmp_path: 
 
 
 def test_counts_and_costs(tmp_path: Path) -> None:
-    whole = weight_counts(tiny_llama())
+    whole = weight_counts(tiny_llama().modules())
     assert set(whole) == {"cpu"}
     kept, memory = on_disk(tmp_path, MAPS["one layer"]), in_memory()
-    counts = weight_counts(kept)
-    assert counts.total() == weight_counts(memory)["memory"] == whole["cpu"] == read_cost(whole)
+    counts = weight_counts(kept.modules())
+    assert counts.total() == weight_counts(memory.modules())["memory"] == whole["cpu"] == read_cost(whole)
     assert counts["disk"] == sum(weight.numel() for weight in tiny_llama().model.layers[1].parameters())
-    assert read_cost(weight_counts(memory)) == OFFLOADED_COST * whole["cpu"]
+    assert read_cost(weight_counts(memory.modules())) == OFFLOADED_COST * whole["cpu"]
     assert read_cost(counts) == counts["cpu"] + OFFLOADED_COST * counts["disk"]
     assert whole_weight(memory.get_input_embeddings()).equal(tiny_llama().get_input_embeddings().weight)
 

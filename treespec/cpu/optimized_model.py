@@ -125,7 +125,7 @@ def restore(model: nn.Module) -> None:
 
 def _reason(model: nn.Module) -> str:
     """Why a model has no layer that a kernel could serve."""
-    if offloaded := weight_counts(model).keys() & {"memory", "disk"}:
+    if offloaded := weight_counts(model.modules()).keys() & {"memory", "disk"}:
         return f" (its weights are offloaded to {' and '.join(sorted(offloaded))}: every pass would have to pack them)"
     if any(hasattr(weight, "full_tensor") for weight in model.parameters()):
         return " (its weights are split over processes, whose layers run as transformers made them)"

@@ -1,8 +1,12 @@
-"""What the core does not import, by what it is needed for: each part of an add-on is loaded when it is used."""
+"""How add-ons come into a call: by name, loaded when they are needed; and `AddOn`, what they may change of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from transformers import LogitsProcessor
+
+from treespec.engine.observer import Observer
+from treespec.protocols import CausalScorer, Drafter
 from treespec.registry import Registry
 
 ADD_ONS: Registry[Callable[..., Any]] = Registry(
@@ -16,8 +20,28 @@ ADD_ONS: Registry[Callable[..., Any]] = Registry(
         "whole weight": "treespec.devices.weights:whole_weight",
     },
 )
+"""What the core does not import, by what it is needed for."""
 
 
-def add_on(name: str, value: Any) -> Any:
+class AddOn(Observer):
+    """An observer that also changes how its call is run, and nothing of what the call returns; override what it needs.
+
+    The parts are asked before the call begins.
+    """
+
+    def for_target(self, scorer: CausalScorer) -> CausalScorer:
+        """What makes the target's passes."""
+        return scorer
+
+    def for_draft(self, drafter: Drafter) -> Drafter:
+        """What drafts."""
+        return drafter
+
+    def for_paths(self, processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
+        """What processes the logits along paths."""
+        return processors
+
+
+def add_on(name: str, value: object) -> Any:
     """What an option of `TreeSpeculation` stands for; None stays None, and nothing is loaded."""
     return None if value is None else ADD_ONS[name](value)

@@ -1,6 +1,7 @@
 """A model's weights in this process: how many are where, and what a pass reads of them."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
@@ -10,10 +11,10 @@ OFFLOADED_COST = 8
 """How much longer a pass takes for a weight that it has to fetch; of SmolLM2-135M on disk 6.5 times was measured."""
 
 
-def weight_counts(model: nn.Module) -> Counter[str]:
-    """How many weights of this process are where: on a device ("cpu", "cuda:0") or offloaded to "memory" or "disk"."""
+def weight_counts(modules: Iterable[nn.Module]) -> Counter[str]:
+    """How many of the modules' own weights, in this process, are where: "cpu", "cuda:0", offloaded "memory", "disk"."""
     counts: Counter[str] = Counter()
-    for module in model.modules():
+    for module in modules:
         for name, weight in module.named_parameters(recurse=False):
             is_offloaded = weight.device.type == "meta"
             where = ADD_ONS["offloaded to"](module, name) if is_offloaded else str(weight.device)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from treespec import TokenRecycling, TreeSpeculation
-from treespec.engine.loop import speculate
-from treespec.engine.request import Request
+from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError
 from treespec.hf import make_scorer
 from treespec.hf.generation.stopping import TreeStopping
@@ -41,6 +40,6 @@ def test_states_of_prompt_and_nodes_are_those_of_the_text(target):
 
 def test_a_scorer_without_the_states_is_refused(target):
     prompt = torch.tensor([[3, 5, 7]])
-    request = Request(prompt, torch.ones_like(prompt, dtype=torch.bool), TreeStopping([], 1, None))
+    mask, stopping = torch.ones_like(prompt, dtype=torch.bool), TreeStopping([], 1, None)
     with pytest.raises(ConfigError, match=r"make_scorer\(model, hidden_layers=\(1, -1\)\)"):
-        speculate(make_scorer(target), Reader(), request)
+        speculate(Run(make_scorer(target), Reader(), prompt, mask, stopping))

@@ -5,11 +5,13 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.generation import logits_process as library
 
 from treespec.errors import LogitsError, UnsupportedModeError
+from treespec.protocols import PathProcessors
+from treespec.sampling import NoProcessors
 
 _PENALTY = library.RepetitionPenaltyLogitsProcessor
 _PATH_FREE = (
@@ -131,6 +133,19 @@ class TreeProcessors:
             return processor(batch_ids, batch_scores)[row]  # pyright: ignore[reportArgumentType]
 
         return torch.stack([one(i) for i in range(len(ids))])
+
+
+def path_processors(
+    processors: Sequence[library.LogitsProcessor],
+    prompts: Int[Tensor, "B P"],
+    mask: Bool[Tensor, "B P"],
+    vocab_size: int,
+) -> PathProcessors:
+    """A call's processors for the paths of its trees. Raises `UnsupportedModeError`: see `TreeProcessors`."""
+    if not processors:
+        return NoProcessors()
+    shown = prompts if bool((prompts >= vocab_size).any()) else None
+    return TreeProcessors(processors, len(prompts), (~mask).sum(1).tolist(), shown)
 
 
 def _check_has_no_state(processor: library.LogitsProcessor) -> None:

@@ -96,7 +96,7 @@ class CompiledTarget:
 
     def _compiled(self, model: PreTrainedModel, num_slots: int, hidden_layers: Sequence[int]) -> StaticScorer:
         """The scorer of the last call, if it fits; it reads weights that were changed since."""
-        key = (id(model), active_adapters(model), model.dtype, num_slots, tuple(hidden_layers))
+        key = (id(model), active_adapters(model.modules()), model.dtype, num_slots, tuple(hidden_layers))
         pack_weights(model)
         if self._scorer is None or self._key != key:
             self._scorer = None  # Its cache is freed before the next one is made.

@@ -61,7 +61,7 @@ def make_scorer(
         if prompt is not None and prompt.has_features:
             return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
-    rope = RopeByLength(facts.model)
+    rope = RopeByLength(facts.model, facts.modules)
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
         reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"
         raise UnsupportedModelError(f"{facts.name}: {reason}, which compiled passes do not follow")
@@ -85,8 +85,8 @@ def make_scorer(
 
 def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> str | None:
     """Why a target decodes a long text by the passes of plain `generate`, which no others can replace."""
-    indexed, reread = num_indexed(facts.model), rereading_length(facts.model)
-    rope = RopeByLength(facts.model)
+    indexed, rope = num_indexed(facts), RopeByLength(facts.model, facts.modules)
+    reread = rereading_length(facts.model) if rope else None
     if indexed is not None and (longest_text is None or longest_text > indexed):
         return (
             f"its layers attend to the tokens with the highest index scores, {indexed} at most, and rounding decides "

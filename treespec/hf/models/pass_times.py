@@ -138,7 +138,7 @@ def machine_key(facts: ModelFacts) -> str:
     """A digest of all that a measurement depends on."""
     kinds = Counter(
         (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
-        for module in facts.model.modules()
+        for module in facts.modules.values()
         if (own := [weight for weight in module._parameters.values() if weight is not None])
     )
     device = facts.device

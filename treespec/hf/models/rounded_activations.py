@@ -26,7 +26,7 @@ def rounds_activations(facts: ModelFacts) -> bool:
         return False
     known = _known.setdefault(facts.model, {})
     if variant(facts) not in known:
-        layers = [module for module in facts.model.modules() if _is_quantised(module)]
+        layers = [module for module in facts.modules.values() if _is_quantised(module)]
         with undisturbed(facts):
             known[variant(facts)] = not all(_sum_error(layer, facts) <= LARGEST_SUM_ERROR for layer in layers)
     return known[variant(facts)]

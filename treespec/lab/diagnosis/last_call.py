@@ -19,8 +19,8 @@ def evidence_of(speculation: TreeSpeculation) -> Evidence:
     call = speculation.last_call
     if call is None:
         raise ConfigError("diagnose() needs a call to look at: decode something with this object first")
-    if isinstance(call.options.trace, Tracing):
-        return of_trace(read_trace(call.options.trace.file.path))
-    model = call.model()
-    about = {} if model is None else about_call(model, call.config, call.options, [], call.processors)
-    return of_stats(speculation.stats, about, call.prompt_lengths.tolist())
+    if isinstance(call.trace, Tracing):
+        return of_trace(read_trace(call.trace.file.path))
+    model = call.model_ref()
+    about = {} if model is None else about_call(model, call, [])
+    return of_stats(speculation.stats, about, call.mask.sum(1).tolist())
