@@ -69,12 +69,12 @@ class RopeByLength:
             yield
 
 
-def rereading_length(model: PreTrainedModel) -> int | None:
+def rereading_length(model: PreTrainedModel, rope: RopeByLength) -> int | None:
     """The longest text before `generate` reads all of it again by other frequencies (Phi-3); None: it never does."""
     kind: Any = type(model)
     shared: Any = GenerationMixin
     has_own_passes = kind.prepare_inputs_for_generation is not shared.prepare_inputs_for_generation
-    return getattr(model.config, "original_max_position_embeddings", None) if has_own_passes else None
+    return getattr(model.config, "original_max_position_embeddings", None) if rope and has_own_passes else None
 
 
 def threshold_of(module: Any) -> int | None:

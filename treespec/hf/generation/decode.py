@@ -39,7 +39,12 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
         prompt_ids=call.input_ids.masked_fill(call.input_ids >= vocab_size, 0),
         prompt_mask=call.mask,
         stopping=TreeStopping(
-            _criteria(call), call.num_rows, target.max_positions, outputs.scores_of, call.facts.ranks
+            _criteria(call),
+            call.num_rows,
+            target.max_positions,
+            outputs.scores_of,
+            call.facts.ranks,
+            getattr(target, "last_length", None),
         ),
         policy=call.policy,
         verification=call.verification,
