@@ -11,7 +11,7 @@ from treespec.engine.observer import Observer
 from treespec.hf.add_ons import ADD_ONS, AddOn
 from treespec.hf.generation.call import Call
 from treespec.hf.generation.output import Outputs
-from treespec.hf.generation.processors import BranchProcessor, check_follows_text, path_processors
+from treespec.hf.generation.processors import BranchProcessor, path_processors
 from treespec.hf.generation.progress import watchers
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.target import make_target
@@ -22,7 +22,7 @@ from treespec.policies.control.contract import StepControl
 def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
     """The engine's run of a call, with what is collected for its outputs; `observers` watch it too.
 
-    Raises `TreespecError`: see `make_target`, `TreeProcessors`, `check_follows_text`, `Run`.
+    Raises `TreespecError`: see `make_target`, `path_processors`, `Run`.
     """
     target, drafter, processors = make_target(call), call.drafter, call.processors
     vocab_size = target.vocab_size
@@ -30,8 +30,6 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
     for add_on in add_ons:
         target, drafter = add_on.for_target(target), add_on.for_draft(drafter)
         processors = add_on.for_paths(processors)
-    for processor in call.processors:
-        check_follows_text(processor, call.input_ids, vocab_size)
     return Run(
         target,
         drafter,

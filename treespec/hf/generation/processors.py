@@ -141,11 +141,17 @@ def path_processors(
     mask: Bool[Tensor, "B P"],
     vocab_size: int,
 ) -> PathProcessors:
-    """A call's processors for the paths of its trees. Raises `UnsupportedModeError`: see `TreeProcessors`."""
+    """A call's processors for the paths of its trees.
+
+    Raises `UnsupportedModeError`: see `TreeProcessors`, `check_follows_text`.
+    """
     if not processors:
         return NoProcessors()
     shown = prompts if bool((prompts >= vocab_size).any()) else None
-    return TreeProcessors(processors, len(prompts), (~mask).sum(1).tolist(), shown)
+    made = TreeProcessors(processors, len(prompts), (~mask).sum(1).tolist(), shown)
+    for processor in processors:
+        check_follows_text(processor, prompts, vocab_size)
+    return made
 
 
 def _check_has_no_state(processor: library.LogitsProcessor) -> None:
