@@ -101,7 +101,7 @@ class TreeSpeculation:
 
     def __getstate__(self) -> dict[str, object]:
         """Copies do not know the last call's model."""
-        return vars(self) | {"last_call": None}
+        return {**vars(self), "last_call": None}
 
     def __repr__(self) -> str:
         options = self.options

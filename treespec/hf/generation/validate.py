@@ -6,7 +6,14 @@ from typing import TypeAlias, TypedDict
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import (
+    BatchEncoding,
+    BatchFeature,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
 
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.config_fields import check_fields
@@ -14,6 +21,7 @@ from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, forward_argumen
 from treespec.hf.models.prompt import OUTPUTS, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, object] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
+Encoding: TypeAlias = BatchEncoding | BatchFeature
 Tokenizer: TypeAlias = PreTrainedTokenizerBase | ProcessorMixin
 """A tokenizer, or a processor of images or sounds that has one."""
 
@@ -62,13 +70,13 @@ def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Tokenizer |
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         if tokenizer is None:
             raise ConfigError("the prompts are strings: give tokenizer=tokenizer too, or encode them first")
-        encode: Callable[..., BatchEncoding] = tokenizer
+        encode: Callable[..., Encoding] = tokenizer
         padding = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
         return _encoded(model, encode(list(texts), return_tensors="pt", **padding))
     return {"inputs": inputs}
 
 
-def _encoded(model: PreTrainedModel, encoded: BatchEncoding) -> dict[str, Tensor]:
+def _encoded(model: PreTrainedModel, encoded: Encoding) -> dict[str, Tensor]:
     """What a tokenizer made of texts, on the model's device and without the types of tokens where it takes none.
 
     Raises `ConfigError`: a text without any token.
