@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import torch
-from helpers.small_trees import DISTRIBUTIONS, graph_of, parent_lists, tree_of
+from helpers.small_trees import DISTRIBUTIONS, graph_of, pair_tree, parent_lists, tree_of
 from hypothesis import given, seed, settings
 
 from treespec.tree import (
