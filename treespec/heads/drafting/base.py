@@ -9,7 +9,7 @@ from torch import Tensor
 from treespec.checks import check_count
 from treespec.drafters.base import SessionSource
 from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.heads.drafting.proposals import head_proposal, needs_full_probs
+from treespec.heads.drafting.proposals import head_proposal
 from treespec.heads.drafting.unread_features import UnreadFeatures
 from treespec.heads.modules.base import DraftHead
 from treespec.heads.modules.kv_cache import DraftingCache
@@ -64,11 +64,9 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self._session = session
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.embedding)
         self._unread = UnreadFeatures(session, self.hidden_layers)
-        self._forget_tree()
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them for the next step."""
-        self._forget_tree()
         self._keys.drop_pending()
         self._unread.add(step)
 
@@ -76,21 +74,12 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self._keys.select_rows(rows)
         self._unread.select_rows(rows)
 
-    @property
-    def _num_candidates(self) -> int | None:
-        """The best candidates are enough where nothing is sampled."""
-        policy = self._policy
-        return None if needs_full_probs(self._session, policy) else policy.max_nodes - 1
-
     @abstractmethod
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`."""
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
-        return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)
-
-    def _forget_tree(self) -> None:
-        """Drop the state of the step's tree, where there is any that the next tree does not replace."""
+        return head_proposal(self._session, self.head.target_ids, logits, frontier)
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:
