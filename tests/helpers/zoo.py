@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from treespec.protocols import Capability
 
@@ -248,13 +248,18 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}
 
 
-def build(architecture: Architecture, attention: str | None = None) -> PreTrainedModel:
-    """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
+def config_of(architecture: Architecture | str) -> PreTrainedConfig:
+    architecture = BY_NAME[str(architecture)]
     sizes = {name: value for name, value in (SIZES | dict(architecture.options)).items() if value is not None}
-    config = AutoConfig.for_model(architecture.model_type, **sizes)
+    return AutoConfig.for_model(architecture.model_type, **sizes)
+
+
+def build(architecture: Architecture | str, attention: str | None = None) -> PreTrainedModel:
+    """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
+    chosen = attention or BY_NAME[str(architecture)].attentions[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        chosen = attention or architecture.attentions[0]
+        config = config_of(architecture)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=chosen, dtype=torch.float32).eval()
     _sharpen(model)
     return model

@@ -3,7 +3,8 @@
 import networkx
 import pytest
 import torch
-from helpers.rounds import CONFIGS, NAMES, WINDOW
+from helpers.rounds import NAMES
+from helpers.zoo import WINDOW, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
@@ -122,7 +123,7 @@ class TestForms:
                 assert block.mask_mod(*index) == allowed[0, 0, query, key]  # pyright: ignore
 
     def test_models_with_layer_types_take_a_dict(self):
-        config = with_attention(CONFIGS["gemma3"](), "sdpa")
+        config = with_attention(config_of("gemma3_text"), "sdpa")
         mask = tree_attention_mask(TREE, 2 * WINDOW, config).mask
         assert isinstance(mask, dict)
         assert list(mask) == ["sliding_attention", "full_attention"]
@@ -155,7 +156,7 @@ class TestNoMask:
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("trees", [CHAIN, SINGLE, [CHAIN, SINGLE]], ids=["chain", "single", "batch"])
     def test_for_chains_over_whole_caches(self, trees, name):
-        config = with_attention(CONFIGS[name](), "sdpa")
+        config = with_attention(config_of(name), "sdpa")
         num_rows = len(trees) if isinstance(trees, list) else 1
         for cached in (20, torch.ones(num_rows, 20, dtype=torch.bool)):
             attention = tree_attention_mask(trees, cached, config)

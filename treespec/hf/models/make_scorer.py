@@ -12,7 +12,6 @@ from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncom
 from treespec.hf.models.capability import Detection, detect, keeps_states, num_indexed, warn_once
 from treespec.hf.models.plain_scorer import PlainScorer
 from treespec.hf.models.prompt import PromptInputs
-from treespec.hf.models.recurrent_prompt import RecurrentPromptScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
@@ -58,9 +57,8 @@ def make_scorer(
         warn_once(facts, detection)
         if not is_fresh:
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
-        if prompt is not None and prompt.has_features:
-            return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
-        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
+        given = prompt if prompt is not None and prompt.has_features else None
+        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=given)
     rope = RopeByLength(facts.model)
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
         reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"

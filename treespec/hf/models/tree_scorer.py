@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -20,6 +20,7 @@ from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
+from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
@@ -159,8 +160,9 @@ class TreeScorer(ModelScorer):
         attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
         with self._patches.applied(attention) as attention:
             scores = self._forward(tokens, attention)
-        if self._read is not None:
-            self._read = self._read.checked(scores.logits[:, 0], self.facts)
+        if self._read is not None and self._read.last_logits is not None:
+            self._check_roots(scores.logits[:, 0], self._read.last_logits)
+            self._read = replace(self._read, last_logits=None)
         return scores
 
     @torch.no_grad()
@@ -239,6 +241,16 @@ class TreeScorer(ModelScorer):
         else:
             drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
+
+    def _check_roots(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
+        """Raise `UnsupportedModelError` where the prompt's last token, read as text, has other logits than before."""
+        difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"{self.facts.name} cannot continue this prompt by trees: its last token, read again as text, has "
+                f"logits that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must "
+                "end in text"
+            )
 
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
         """Raise `ContextFullError` when a pending node's position is beyond the position table."""
