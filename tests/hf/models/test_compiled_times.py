@@ -11,7 +11,7 @@ import treespec
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.models import compiled_target, compiled_times
+from treespec.hf.models import compiled_target
 from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.policies import Control
@@ -28,7 +28,7 @@ def test_auto_takes_what_was_measured_to_be_faster_and_keeps_it(is_faster, monke
         timed.append(count)
         return 0.02 if isinstance(scorer, StaticScorer) == is_faster else 0.04
 
-    monkeypatch.setattr(compiled_times, "time_pass", time_pass)
+    monkeypatch.setattr(compiled_target, "time_pass", time_pass)
     model = tiny_llama()
     ids, options = prompt(2), {"max_new_tokens": 10, "do_sample": False}
     plain = model.generate(ids, **options)
@@ -38,7 +38,7 @@ def test_auto_takes_what_was_measured_to_be_faster_and_keeps_it(is_faster, monke
             assert model.generate(ids, **options, custom_generate=speculation).equal(plain)
             assert (speculation.options.compiled._scorer is not None) == is_faster
         assert set(timed) == {8}, "the width of trees of 6"
-        assert len(timed) == (2 + 2 * compiled_times.NUM_ROUNDS), f"object {number} measures no more"
+        assert len(timed) == (2 + 2 * compiled_target.NUM_ROUNDS), f"object {number} measures no more"
     auto = TreeSpeculation(SuffixLookup(), tree=Control(4, pass_ms={1: 9.0, 4: 9.1}), compile="auto")
     assert model.generate(ids, **options, custom_generate=auto).equal(plain)
     assert set(timed) == {8, 1, 2, 4}, "all that a control may choose"
@@ -53,7 +53,7 @@ def compiled_by(options, model, num_slots, _, hidden_layers=()):
 
 
 def test_auto_goes_without_where_the_call_cannot_be_compiled(monkeypatch):
-    monkeypatch.setattr(compiled_times, "time_pass", lambda *_: pytest.fail("nothing to measure"))
+    monkeypatch.setattr(compiled_target, "time_pass", lambda *_: pytest.fail("nothing to measure"))
     model, cache = tiny_llama(num_layers=1), DynamicCache()
     speculation = TreeSpeculation(TokenRecycling(), tree=4, compile="auto")
     ids = prompt(1, 8)

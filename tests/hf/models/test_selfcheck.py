@@ -258,7 +258,9 @@ def test_a_root_may_differ_by_what_the_self_check_takes_for_rounding(monkeypatch
     facts = model_facts(build("llama"))
     assert root_tolerance(facts) == pytest.approx(10 * LEAST_TOLERANCE[torch.float32])
     for tolerance, expected in ((0.1, LARGEST_TOLERANCE), (0.45, 0.45)):
-        monkeypatch.setitem(selfcheck._results, facts.model, {(): Detection(Capability.TREE, tolerance=tolerance)})
+        monkeypatch.setitem(
+            selfcheck._results.by_model, facts.model, {(): Detection(Capability.TREE, tolerance=tolerance)}
+        )
         assert root_tolerance(facts) == expected
 
 

@@ -11,11 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, depth_room, policy_of_call, single_nodes
+from treespec.drafters.base import SessionSource, depth_room, path_probs, policy_of_call, single_nodes
 from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.token_map import left_padded
 from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
-from treespec.drafters.path_probs import path_probs
 from treespec.errors import ContextFullError, TreespecWarning
 from treespec.policies.wrapping import as_chain, is_chain
 from treespec.protocols import Capability, CausalScorer, Frontier, Proposal, Session, TreePolicy, VerifiedStep

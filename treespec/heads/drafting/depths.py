@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from treespec.drafters.base import SessionSource, policy_of_call
-from treespec.drafters.host_trees import can_use_heap, grow_on_host
-from treespec.heads.drafting.proposals import head_proposal, num_candidates
+from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host, policy_of_call
+from treespec.heads.drafting.base import head_proposal, num_candidates
 from treespec.policies import BestFirst
 from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal, Session
