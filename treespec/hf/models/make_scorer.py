@@ -69,14 +69,14 @@ def make_scorer(
     elif found.capability != Capability.TREE:
         reason = f"{facts.name} is not known to score rightly from a static cache ({found.reason})"
         raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
-    # Where nothing is drafted, reading a prompt as plain `generate` does makes all its passes the same.
-    has_own_prompt = is_multimodal(facts.model) or found.capability == Capability.PLAIN
+    if prompt is not None and found.capability == Capability.PLAIN:
+        return PlainScorer(facts, prompt, hidden_layers, cache)
     return TreeScorer(
         facts,
         capability=found.capability,
         cache=cache,
         max_cache_len=max_cache_len,
-        prompt=prompt if has_own_prompt else None,
+        prompt=prompt if is_multimodal(facts.model) else None,
         hidden_layers=hidden_layers,
     )
 

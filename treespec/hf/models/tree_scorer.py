@@ -39,8 +39,7 @@ class TreeScorer(ModelScorer):
         cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
             and keep all tokens. An empty one is ignored.
         max_cache_len: slots of a static cache; None for a growing one.
-        prompt: what the first `prefill` reads in place of its ids, and one token more: a prompt with images or sounds,
-            or, with `Capability.PLAIN`, any: the passes are then those of plain `generate`.
+        prompt: with images or sounds, what the first `prefill` reads in place of its ids, and one token more.
         hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
 
     Raises:
@@ -67,7 +66,6 @@ class TreeScorer(ModelScorer):
             check_cache(self._given_cache)
         self._prompt = prompt
         self._read = None
-        self._first_scores: Scores | None = None
         self._folded = FoldedAttention(self.facts.model)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model)
@@ -108,7 +106,7 @@ class TreeScorer(ModelScorer):
             )
         given, self._given_cache = self._given_cache, None
         prompt, self._prompt = self._prompt, None
-        self._read, self._first_scores = None, None
+        self._read = None
         num_cached = 0
         start = 0
         if given is not None:
@@ -154,9 +152,6 @@ class TreeScorer(ModelScorer):
         self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
-        if self._first_scores is not None:
-            scores, self._first_scores = self._first_scores, None
-            return scores
         attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
         with self._patches.applied(attention) as attention:
             scores = self._forward(tokens, attention)
@@ -225,21 +220,13 @@ class TreeScorer(ModelScorer):
             return self._run(forward, inputs, positions, is_prefill)
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
-        """Read a whole prompt; its last token leaves the cache again, as the first tree's root.
-
-        In plain decoding that tree is the root alone: it stays, with its scores.
-        """
+        """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
         cache = self._state.cache
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
         scores = self._call(self.facts.model, inputs, has_last_logits_only=True)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
         self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
-        if self.capability == Capability.PLAIN:
-            self._read = replace(self._read, last_logits=None)
-            last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}
-            self._first_scores = Scores(scores.logits[:, -1:], last)
-        else:
-            drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
+        drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
 
     def _check_roots(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
