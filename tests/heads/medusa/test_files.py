@@ -116,7 +116,7 @@ def lacking(name):
         (AUTHORS, {"medusa_num_heads": 10**9}, "medusa_num_heads must be .* at most 15, got 1000000000"),
         (AUTHORS, {"medusa_num_layers": 10**9}, "medusa_num_layers must be .* at most 15, got 10000"),
         (AUTHORS | {"99999999999.0.linear.weight": torch.ones(32, 32)}, None, r"the number 9{11}$"),
-        ({"lm_head.weight": torch.ones(64, 32)}, {"num_heads": 10**9, "num_hidden_layers": 0}, "at most 1, got 10000000"),
+        ({"lm_head.weight": HEADS.heads[0].output}, {"num_heads": 10**9, "num_hidden_layers": 0}, "at most 1, got 100"),
         (AUTHORS | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),
         (AUTHORS | {"1.2.weight": torch.ones(64, 32, dtype=torch.int8)}, None, r"1\.2\.weight \(torch.i"),
         (AUTHORS, {"medusa_num_heads": "three"}, "got 'three'"),
