@@ -52,7 +52,7 @@ def other_temperature(case: Case) -> Cause | None:
     )
     change = (
         f"draft with the caller's own temperature, not with {'a higher' if is_flat else 'a lower'} temperature "
-        "(treespec.drafters.path_probs applies them; DraftModel does so by itself)"
+        "(treespec.drafters.base.path_probs applies them; DraftModel does so by itself)"
     )
     return Cause("draft's temperature does not fit", evidence, change, _with_acceptance(case, FITTING_ACCEPTANCE))
 
