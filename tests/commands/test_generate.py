@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import treespec
 from treespec.commands import app
 from treespec.commands.chat import Conversation
-from treespec.commands.generate import encode
 from treespec.commands.models import Loaded
 from treespec.commands.stream import Stream
 from treespec.drafters import Merge
@@ -26,7 +25,7 @@ def invoke(*arguments, **options):
 
 
 def plain(messages, raw=None, num_new=12):
-    inputs = encode(LOADED, messages, raw)
+    inputs = LOADED.encode(messages, raw)
     out = TARGET.generate(**inputs, max_new_tokens=num_new, do_sample=False)
     return TOKENIZER.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -93,7 +92,7 @@ def test_a_conversation_reuses_its_cache():
         answer = talk.answer(message, None)
         assert answer == plain(messages, num_new=8)
         assert talk.num_reused >= read, "what the last turn read is not read again"
-        read = encode(LOADED, messages)["input_ids"].shape[1]
+        read = LOADED.encode(messages)["input_ids"].shape[1]
         messages.append({"role": "assistant", "content": answer})
     assert talk.num_reused > 40
 
@@ -108,7 +107,7 @@ def test_a_conversation_beyond_the_sliding_window_is_cut_too():
     speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=6)
     talk = Conversation(loaded, speculation, {"do_sample": False, "max_new_tokens": 8}, None)
     for message in ("What is this?", "And that?"):
-        inputs = encode(loaded, [*talk.messages, {"role": "user", "content": message}])
+        inputs = loaded.encode([*talk.messages, {"role": "user", "content": message}])
         out = loaded.model.generate(**inputs, max_new_tokens=8, do_sample=False)
         new = out[0, inputs["input_ids"].shape[1] :]
         assert talk.answer(message, None) == TOKENIZER.decode(new, skip_special_tokens=True)

@@ -8,11 +8,10 @@ from treespec.lab.diagnosis.cause import (
     LOW_ACCEPTANCE,
     USUAL_ACCEPTANCE,
     USUAL_DRAFT,
-    Case,
     Cause,
-    shares_by_drafter,
 )
 from treespec.lab.diagnosis.evidence import Evidence
+from treespec.lab.diagnosis.speed import Case
 
 
 def draft_expensive(case: Case) -> Cause | None:
@@ -35,32 +34,32 @@ def draft_expensive(case: Case) -> Cause | None:
 def acceptance_low(case: Case) -> Cause | None:
     """Attainable: the usual acceptance at every depth that was drafted."""
     run, first = case.run, case.run.acceptance(1)
-    if run.tried[1] < LEAST_COUNT or first >= LOW_ACCEPTANCE:
+    if run.tried(1) < LEAST_COUNT or first >= LOW_ACCEPTANCE:
         return None
     evidence = (
-        f"of {run.tried[1]} drafts {first:.0%} have the right first token; a pass gives {run.tokens_per_step:.2f} "
-        f"tokens{shares_by_drafter(run)}"
+        f"of {run.tried(1)} drafts {first:.0%} have the right first token; a pass gives {run.tokens_per_step:.2f} "
+        f"tokens{_shares_by_drafter(run)}"
     )
     change = (
         "another drafter, best one trained for this model (treespec train) or a model of the same kind; for code, "
         "summaries and editing also SuffixLookup(); several can be merged: TreeSpeculation([a, b])"
     )
-    return Cause("acceptance low", evidence, change, case.speed.but(tokens=_usual_tokens(run)))
+    return Cause("acceptance low", evidence, change, case.speed.but(tokens=case.with_acceptance(USUAL_ACCEPTANCE)))
 
 
 def drafts_too_deep(case: Case) -> Cause | None:
     """Attainable: the same drafts, cut where acceptance falls."""
-    run, speed, deepest = case.run, case.speed, max(case.run.drafted, default=0)
-    depths = [d for d in range(2, deepest + 1) if run.tried[d] >= LEAST_COUNT and run.acceptance(d) < LOW_ACCEPTANCE]
+    run, speed, deepest = case.run, case.speed, max(case.run.stats.num_drafted_at_depth, default=0)
+    depths = [d for d in range(2, deepest + 1) if run.tried(d) >= LEAST_COUNT and run.acceptance(d) < LOW_ACCEPTANCE]
     # A draft that was rejected earlier has levels too, which nothing could come of.
-    reached = [d for d in range(2, deepest + 1) if run.tried[d] < LEAST_COUNT]
+    reached = [d for d in range(2, deepest + 1) if run.tried(d) < LEAST_COUNT]
     found = min([*depths, *reached], default=0)
     if not found or run.acceptance(1) < LOW_ACCEPTANCE or not run.levels_per_row:
         return None
     kept = min((found - 1) / run.levels_per_row, 1.0)
-    lost = sum(count for depth, count in run.accepted.items() if depth >= found) / run.num_rows
+    lost = sum(count for depth, count in run.stats.num_accepted_at_depth.items() if depth >= found) / run.num_rows
     target = case.pass_ms(1 + (run.nodes_per_row - 1) * kept)
-    shares = ", ".join(f"{run.acceptance(d):.0%} at depth {d}" for d in range(1, found + 1) if run.tried[d])
+    shares = ", ".join(f"{run.acceptance(d):.0%} at depth {d}" for d in range(1, found + 1) if run.tried(d))
     evidence = (
         f"drafts are {run.levels_per_row:.1f} levels deep, and few are right from depth {found} on: {shares}; what "
         f"lies there gives {lost:.2f} tokens a step"
@@ -73,20 +72,19 @@ def drafts_too_deep(case: Case) -> Cause | None:
 def one_drafter_wrong(case: Case) -> Cause | None:
     """Attainable: the same without that drafter; drafting gets cheaper by its share, which is not measured apart."""
     run, speed = case.run, case.speed
-    drafters = run.by_drafter or {}
+    drafters = {} if run.trace is None else run.trace.by_drafter
     rates = {name: count["accepted"] / max(count["nodes"], 1) for name, count in drafters.items()}
     for name, count in drafters.items():
         others = max((rate for other, rate in rates.items() if other != name), default=0.0)
-        share = count["alone"] / max(run.num_nodes - run.num_rows, 1)
+        share = count["alone"] / max(run.stats.num_draft_tokens, 1)
         rate = count["accepted_alone"] / max(count["alone"], 1)
         if share < 0.3 or rate > 0.05 or others <= 4 * rates[name]:  # Where all are wrong, no one is to blame.
             continue
         nodes = run.nodes_per_row - count["alone"] / run.num_rows
         target = min(case.pass_ms(nodes), speed.target)
         tokens = speed.tokens - count["accepted_alone"] / run.num_rows
-        evidence = (
-            f"{name} alone proposed {share:.0%} of all nodes, of which {rate:.1%} were accepted{shares_by_drafter(run)}"
-        )
+        evidence = f"{name} alone proposed {share:.0%} of all nodes, of which {rate:.1%} were accepted"
+        evidence += _shares_by_drafter(run)
         draft = speed.draft * (1 - 1 / len(drafters))
         return Cause(
             "a drafter that is hardly ever right",
@@ -125,13 +123,13 @@ def hardly_any_drafts(case: Case) -> Cause | None:
     return Cause("hardly any drafts", evidence, change, speed.but(tokens=tokens))
 
 
-def _usual_tokens(run: Evidence) -> float:
-    """Tokens per step and row with usual acceptance, at depths where it is lower, of the same drafts."""
-    tokens, right = 1.0, 1.0
-    for depth in sorted(run.drafted):
-        right *= max(run.acceptance(depth), USUAL_ACCEPTANCE)
-        tokens += right * run.drafted[depth] / run.num_rows
-    return tokens
+def _shares_by_drafter(run: Evidence) -> str:
+    counts = {} if run.trace is None else run.trace.by_drafter
+    if len(counts) < 2:
+        return ""
+    return "; accepted of what each drafter proposed: " + ", ".join(
+        f"{name} {count['accepted'] / max(count['nodes'], 1):.1%} of {count['nodes']}" for name, count in counts.items()
+    )
 
 
 DRAFT_CAUSES = (draft_expensive, acceptance_low, drafts_too_deep, one_drafter_wrong, hardly_any_drafts)

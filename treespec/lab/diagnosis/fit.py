@@ -7,8 +7,9 @@ from statistics import fmean
 
 import numpy as np
 
-from treespec.lab.diagnosis.cause import LEAST_GAIN, Case, Cause
+from treespec.lab.diagnosis.cause import LEAST_GAIN, Cause
 from treespec.lab.diagnosis.evidence import Fit
+from treespec.lab.diagnosis.speed import Case
 
 LEAST_FITS = 40
 SURE, NEVER = 0.3, 0.03
@@ -23,7 +24,7 @@ FITTING_ACCEPTANCE = 0.7
 
 def other_tokens(case: Case) -> Cause | None:
     """The draft is sure of tokens that the target never takes."""
-    sure = [fit for fit in case.run.fits or () if fit.draft >= SURE]
+    sure = [fit for fit in _fits(case) if fit.draft >= SURE]
     if len(sure) < LEAST_FITS / 2 or fmean(fit.target for fit in sure) >= NEVER:
         return None
     evidence = (
@@ -34,12 +35,12 @@ def other_tokens(case: Case) -> Cause | None:
         "the draft's tokenizer or chat template is another one: "
         "treespec.hf.make_draft_model(draft, tokenizer=..., target_tokenizer=...), or a draft of the target's own kind"
     )
-    return Cause("draft's tokens do not fit", evidence, change, _with_acceptance(case, FITTING_ACCEPTANCE))
+    return Cause("draft's tokens do not fit", evidence, change, _fitting(case))
 
 
 def other_temperature(case: Case) -> Cause | None:
     """Both agree on the order of tokens, and one is much flatter: log target = factor x log draft + a constant."""
-    drawn = [fit for fit in case.run.fits or () if fit.is_sampled and min(fit.draft, fit.target) > 0]
+    drawn = [fit for fit in _fits(case) if fit.is_sampled and min(fit.draft, fit.target) > 0]
     if len(drawn) < LEAST_FITS:
         return None
     factor, correlation = _line(drawn)
@@ -54,12 +55,12 @@ def other_temperature(case: Case) -> Cause | None:
         f"draft with the caller's own temperature, not with {'a higher' if is_flat else 'a lower'} temperature "
         "(treespec.drafters.path_probs applies them; DraftModel does so by itself)"
     )
-    return Cause("draft's temperature does not fit", evidence, change, _with_acceptance(case, FITTING_ACCEPTANCE))
+    return Cause("draft's temperature does not fit", evidence, change, _fitting(case))
 
 
 def hostile_text(case: Case) -> Cause | None:
     """The target's own distributions are flat. Attainable: plain decoding, where drafts cost more than they give."""
-    probs = case.run.emitted_probs or []
+    probs = [] if case.run.trace is None else case.run.trace.emitted_probs
     if len(probs) < LEAST_FITS / 2 or fmean(probs) >= UNCERTAIN:
         return None
     evidence = (
@@ -75,11 +76,7 @@ def hostile_text(case: Case) -> Cause | None:
 
 def explanation(case: Case) -> Cause | None:
     """Why acceptance is low, the most particular first; None: nothing known explains it."""
-    for find in (other_tokens, other_temperature, hostile_text):
-        cause = find(case)
-        if cause is not None:
-            return cause
-    return None
+    return other_tokens(case) or other_temperature(case) or hostile_text(case)
 
 
 def temperature_alone(case: Case) -> Cause | None:
@@ -93,13 +90,12 @@ def _line(fits: Sequence[Fit]) -> tuple[float, float]:
     x, y = np.log([[fit.draft, fit.target] for fit in fits]).T
     if x.std() < 1e-6 or y.std() < 1e-6:
         return 1.0, 0.0
-    correlation = float(np.corrcoef(x, y)[0, 1])
-    return float(y.std() / x.std()), correlation
+    return float(y.std() / x.std()), float(np.corrcoef(x, y)[0, 1])
 
 
-def _with_acceptance(case: Case, acceptance: float) -> float:
-    run, tokens, right = case.run, 1.0, 1.0
-    for depth in sorted(run.drafted):
-        right *= max(run.acceptance(depth), acceptance)
-        tokens += right * run.drafted[depth] / run.num_rows
-    return case.speed.but(tokens=max(tokens, case.speed.tokens))
+def _fits(case: Case) -> Sequence[Fit]:
+    return () if case.run.trace is None else case.run.trace.fits
+
+
+def _fitting(case: Case) -> float:
+    return case.speed.but(tokens=max(case.with_acceptance(FITTING_ACCEPTANCE), case.speed.tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -63,11 +64,11 @@ class Candidate:
 
 def make_candidate(way: Way, runs: Runs, stats: Sequence[SpeculationStats], is_right: bool) -> Candidate:
     """A candidate's numbers from its paired runs and its statistics."""
-    logs = log_speeds(runs, way.name)
+    logs = list(chain.from_iterable(log_speeds(runs, way.name)))
     seconds = sum(sum(one.seconds.values()) - one.seconds["prefill"] for one in stats)
     return Candidate(
         way=way,
-        speed=Estimate(*(math.exp(value) for value in bootstrap(logs))),
+        speed=Estimate(*map(math.exp, bootstrap(logs))),
         log_speeds=logs,
         ms_per_token=median(map(ms_per_token, runs[way.name].values())),
         tokens_per_pass=median(map(tokens_per_pass, runs[way.name].values())),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -21,16 +22,7 @@ from treespec.hf.loading.named import LOOKUPS, SHIPPED, default_drafters, has_sh
 from treespec.hf.machine import OtherWork, is_busy, is_quiet
 from treespec.hf.models.pass_times import Profile, pass_profile
 from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, Way, is_faster, make_candidate, pick
-from treespec.lab.measure.paired import (
-    PLAIN,
-    Bench,
-    Contestant,
-    Run,
-    measure,
-    ms_per_token,
-    num_decodings,
-)
-from treespec.lab.selftest.agreement import Plain
+from treespec.lab.measure.paired import PLAIN, Bench, Contestant, measure_checked, ms_per_token
 from treespec.lab.setting import AUTO, Setting, machine_facts, model_sizes
 from treespec.lab.setting import PLAIN as PLAIN_TREE
 from treespec.policies import Control
@@ -97,7 +89,6 @@ def tune(
     if best is not None and bench.sampling.get("do_sample"):
         best, ruled = search.best_rule(best)
         candidates += ruled
-    way = Way(default_drafters(name), PLAIN_TREE) if best is None else best.way
     share = work.share()
     warnings = _warnings(best, candidates, limits, plain_ms, max(share or 0.0, profile.others_share or 0.0))
     measured = {
@@ -107,16 +98,16 @@ def tune(
         "plain": {"ms_per_token": round(plain_ms, 3)},
         "candidates": [candidate.as_dict() for candidate in candidates],
         "forecasts": {" + ".join(names): _shown(found) for names, found in forecasts.items()},
-        "acceptance": {" + ".join(names): shares for names, shares in search.acceptance.items()},
-        "prompts": len(bench.inputs),
-        "rounds": num_rounds,
-        "new_tokens": bench.num_new,
-        "sampling": dict(bench.sampling),
+        **search.about(),
         "warnings": warnings,
     }
+    way = Way(default_drafters(name), PLAIN_TREE) if best is None else best.way
     facts = {"model": name, "sizes": model_sizes(model), "machine": machine_facts(model), "measured": measured}
-    setting = Setting(way.drafters, way.tree, way.rule, limits.max_nodes, limits.max_latency_ms, **facts)
-    return Tuned(setting, best, candidates, warnings)
+    return Tuned(_setting(way, limits, **facts), best, candidates, warnings)
+
+
+def _setting(way: Way, limits: Limits, **facts: Any) -> Setting:
+    return Setting(way.drafters, way.tree, way.rule, limits.max_nodes, limits.max_latency_ms, **facts)
 
 
 @dataclass
@@ -145,17 +136,22 @@ class _Search:
         """The ways measured in pairs, and plain decoding's milliseconds per token."""
         stats = {way: list[SpeculationStats]() for way in ways}
         contestants = [Contestant(PLAIN, dict), *(Contestant(w.name, self._options(w, stats[w])) for w in ways)]
-        total = num_decodings(len(contestants), len(self.bench.inputs), self.num_rounds)
-        is_greedy, self.num_done = not self.bench.sampling.get("do_sample"), 0
-        plains = {prompt: self.bench.reference(prompt) for prompt in self.bench.inputs} if is_greedy else None
-        step = "the best, in pairs"
-        runs = measure(contestants, self.bench, self.num_rounds, lambda: self._advance(step, total))
-        right = {way: plains is None or self._is_right(plains, runs[way.name]) for way in ways}
-        candidates = [make_candidate(way, runs, stats[way], right[way]) for way in ways]
+        total, self.num_done = self.bench.num_calls(len(contestants), self.num_rounds), 0
+        advance = partial(self._advance, "the best, in pairs", total)
+        runs, found = measure_checked(contestants, self.bench, self.num_rounds, advance)
+        right = {name: all(agreement.is_right for agreement in mine.values()) for name, mine in found.items()}
+        candidates = [make_candidate(way, runs, stats[way], right[way.name]) for way in ways]
         return candidates, median(map(ms_per_token, runs[PLAIN].values()))
 
-    def _is_right(self, plains: Mapping[str, Plain], runs: Mapping[str, Sequence[Run]]) -> bool:
-        return all(agreement.is_right for agreement in self.bench.agreements(plains, runs).values())
+    def about(self) -> dict[str, Any]:
+        """What was decoded and how, for the setting's `measured`."""
+        return {
+            "acceptance": {" + ".join(names): shares for names, shares in self.acceptance.items()},
+            "prompts": len(self.bench.inputs),
+            "rounds": self.num_rounds,
+            "new_tokens": self.bench.num_new,
+            "sampling": dict(self.bench.sampling),
+        }
 
     def best_rule(self, best: Candidate) -> tuple[Candidate, list[Candidate]]:
         """The candidate with the rule that is faster than "auto" beyond the noise, if one is; and all other rules."""
@@ -173,9 +169,8 @@ class _Search:
 
     def _options(self, way: Way, stats: list[SpeculationStats]) -> Callable[[], dict[str, Any]]:
         def make() -> dict[str, Any]:
-            setting = Setting(way.drafters, way.tree, way.rule, self.limits.max_nodes, self.limits.max_latency_ms)
-            drafters = self.make_drafters(way.drafters)
-            speculation = TreeSpeculation(drafters, tree=setting.policy(), verification=way.rule)
+            tree, drafters = _setting(way, self.limits).policy(), self.make_drafters(way.drafters)
+            speculation = TreeSpeculation(drafters, tree=tree, verification=way.rule)
             stats.append(speculation.total_stats)
             return {"custom_generate": speculation}
 

@@ -14,7 +14,7 @@ from treespec.data.tensor_file import open_tensors
 from treespec.errors import ConfigError, TraceError
 from treespec.lab.trace.records import Trace, TracedStep
 from treespec.protocols import VerificationRule
-from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.tree import TreeBatch, Verdict
 from treespec.verification import TargetWalk, resolve
 from treespec.verification.dispatch import verify_batch, verify_greedy
 
@@ -107,12 +107,11 @@ def _load(
         )
     try:
         with open_tensors(Path(trace.path).parent / shard) as file:
-            is_drawn = rows[0].draft_index is not None
-            table = file.get_tensor("draft_probs") if is_drawn else None
+            table = None if rows[0].draft_index is None else file.get_tensor("draft_probs")
             scores = [file.get_tensor(f"scores.{step.row}") for step in rows]
     except ValueError as error:
         raise TraceError(f"the distributions of step {rows[0].step} cannot be read: {error}") from error
-    batch = TreeBatch.from_trees([_tree(step, table) for step in rows])
+    batch = TreeBatch.from_trees([step.tree(table) for step in rows])
     kept = [_kept(step, *bounds) for step in rows]
     keep = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row, nodes in enumerate(kept):
@@ -122,27 +121,13 @@ def _load(
     return trees, kept, _Recorded(torch.nn.utils.rnn.pad_sequence(cut, batch_first=True))
 
 
-def _tree(step: TracedStep, table: Tensor | None) -> TokenTree:
-    is_drawn = step.draft_index is not None and table is not None
-    return TokenTree(
-        torch.tensor(step.tokens, device="cpu"),
-        torch.tensor(step.parents, device="cpu"),
-        table if is_drawn else None,
-        torch.tensor(step.draft_index, device="cpu") if is_drawn else None,
-        torch.tensor(step.is_without_replacement, device="cpu") if is_drawn else None,
-        step.is_width_fixed,
-    )
-
-
 def _kept(step: TracedStep, max_depth: int | None, max_children: int | None, max_nodes: int | None) -> list[int]:
     """The nodes that stay, in order: none without its parent."""
-    depths, stays = step.depths, [True]
-    for node in range(1, step.num_nodes):
-        is_in = stays[step.parents[node]]
-        is_in = is_in and (max_depth is None or depths[node] <= max_depth)
-        is_in = is_in and (max_nodes is None or node < max_nodes)
-        rank = sum(parent == step.parents[node] for parent in step.parents[:node])
-        stays.append(is_in and (max_children is None or rank < max_children))
+    stays, depths = [True], step.tree().depths
+    for node, parent in enumerate(step.parents[1:], start=1):
+        rank = step.parents[:node].count(parent)
+        bounds = ((depths[node] - 1, max_depth), (node, max_nodes), (rank, max_children))
+        stays.append(stays[parent] and all(bound is None or number < bound for number, bound in bounds))
     return [node for node, stay in enumerate(stays) if stay]
 
 
@@ -172,7 +157,5 @@ def _uniforms(rows: Sequence[TracedStep], trees: TreeBatch, kept: Sequence[Seque
         numbers = torch.zeros(trees.tokens.shape, dtype=torch.float64, device="cpu")
         for row, (step, nodes) in enumerate(zip(rows, kept, strict=True)):
             given = getattr(step, name) or [0.0] * step.num_nodes
-            numbers[row, : len(nodes)] = torch.tensor(
-                [given[node] for node in nodes], dtype=torch.float64, device="cpu"
-            )
+            numbers[row, : len(nodes)] = torch.tensor(given, dtype=torch.float64, device="cpu")[nodes]
         yield numbers

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.written import TARGET, TOKENIZER
 
-from treespec.commands.ablate import encode
+from treespec.commands.ablate import encode_prompts as encode
 from treespec.commands.models import Loaded
 from treespec.errors import ConfigError
 from treespec.lab.measure.study import runs as module
