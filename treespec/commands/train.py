@@ -57,7 +57,7 @@ def train(
     if tokenizer is not None:
         tokenizer.save_pretrained(result.folder)
     _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
-    CONSOLE.print("Held-out acceptance:", *acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
+    CONSOLE.print("Held-out acceptance:", acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
     say(f"{result.folder}: {_shown(result.evaluation)}")
 
 

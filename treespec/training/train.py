@@ -70,19 +70,18 @@ def train(
         CheckpointError: `folder` holds another run, `config.start` holds no such drafter, or a file is damaged.
         TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
-    config = config or TrainingConfig()
-    folder = Path(folder)
-    layers = fused_layers(model, config)
-    device = input_device(model)
-    vocab_size = num_logits(model)
-    check_texts(texts, vocab_size)
-    target_ids = draft_vocabulary(texts, vocab_size, config)
+    config, folder = config or TrainingConfig(), Path(folder)
+    device, layers = input_device(model), fused_layers(model, config)
+    check_texts(texts, num_logits(model))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        learner = make_learner(model, texts, target_ids, layers, config)
-    feature_set = _feature_set(model, texts, layers, config, Path(features or folder / "features"), on_tokens)
-    objective = Objective(learner, vocab_size, config.depth_decay).to(device)
-    run = Run(objective, feature_set, config, folder)
+        learner = make_learner(model, texts, layers, config)
+    objective = Objective(learner, num_logits(model), config.depth_decay).to(device)
+    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
+    # A text that fills the model's positions is one token longer than what the model reads.
+    max_length = min(config.max_length, position_table_size(model) or config.max_length)
+    cache, max_bytes = Path(features or folder / "features"), config.max_cache_gb * 1e9
+    run = Run(objective, FeatureSet(texts, reader, cache, max_length, max_bytes, device, on_tokens), config, folder)
     about = {"model": name, "command": command, "machine": machine(device), **_about(objective, texts, config)}
 
     def report(evaluation: Evaluation) -> None:
@@ -90,23 +89,7 @@ def train(
         write_report(folder, about, run.progress, evaluation)
         on_evaluation(evaluation)
 
-    evaluation = run.train(on_step, report)
-    return TrainingResult(folder / "drafter", evaluation, run.progress)
-
-
-def _feature_set(
-    model: PreTrainedModel,
-    texts: Texts,
-    layers: Sequence[int],
-    config: TrainingConfig,
-    cache: Path,
-    on_tokens: Callable[[int], object],
-) -> FeatureSet:
-    """The target's features of all texts, kept in the folder `cache`."""
-    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
-    # A text that fills the model's positions is one token longer than what the model reads.
-    max_length = min(config.max_length, position_table_size(model) or config.max_length)
-    return FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, input_device(model), on_tokens)
+    return TrainingResult(folder / "drafter", run.train(on_step, report), run.progress)
 
 
 def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[str, Any]:
@@ -132,15 +115,14 @@ def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, .
     return layers
 
 
-def make_learner(
-    model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
-) -> Learner:
+def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[int], config: TrainingConfig) -> Learner:
     """A fresh drafter of the kind in `config`; for errors see `train`."""
     if config.kind == "draft_model":
         return make_draft_model(model, config)
+    vocab_size = num_logits(model)
+    target_ids = draft_vocabulary(texts, vocab_size, config)
     if config.kind == "eagle3":
         return make_eagle3(model, target_ids, hidden_layers, config)
-    vocab_size = num_logits(model)
     mask_token = config.mask_token
     if mask_token is None:  # The last of the least used ones.
         counts = texts.tokens.bincount(minlength=vocab_size)

@@ -18,7 +18,7 @@ import treespec
 from treespec.errors import TreespecWarning
 from treespec.hf import make_scorer
 from treespec.hf.models import capability as capability_module
-from treespec.lab.selftest.planted import Planted
+from treespec.lab.selftest.drafters import Planted
 from treespec.protocols import Capability, CausalScorer
 from treespec.tree import TokenTree
 
