@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -59,7 +59,7 @@ def run(
 
         rows = run_study(read, folder, load_subject, encode_prompts, workers, advance)
     factors = [name for name in FACTORS if name not in UNITS]
-    cells = compare(rows, factors, UNITS, lambda levels: read.baseline_of(Cell(**levels)).as_dict())
+    cells = compare(rows, factors, UNITS, lambda levels: asdict(read.baseline_of(Cell(**levels))))
     about = _about(read, rows, workers, load)
     by = [name for name in PANELS if name in varied(cells)]
     (folder / "report.md").write_text(report(cells, read.name, about, "gain.png", by))

@@ -1,7 +1,7 @@
 """Studies are run block by block, resumed, and compared in pairs."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from helpers.written import TARGET, TOKENIZER
@@ -53,7 +53,7 @@ def test_batches_and_rules_that_do_not_fit(tmp_path):
     assert [row["num_tokens"] for row in rows[:2]] == [12, 12]
     assert "block" in rows[2]["refused"]
     assert rows[2]["seconds"] is None
-    found = compare(rows, FACTORS, ("prompt",), lambda levels: study_of().baseline_of(Cell(**levels)).as_dict())
+    found = compare(rows, FACTORS, ("prompt",), lambda levels: asdict(study_of().baseline_of(Cell(**levels))))
     assert [cell.levels["policy"] for cell in found] == ["plain", "tree"]
 
 

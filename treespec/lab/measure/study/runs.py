@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,9 @@ def run_study(
     parts = folder / f"blocks-{study.digest()}"
     blocks = study.blocks()
     todo = [block for block in blocks if not _is_kept(_file(parts, block))]
-    done = len(blocks) - len(todo)
-    advance(done)
-    for count, _ in enumerate(_run_all(todo, study, parts, load, encode, workers), start=1):
-        advance(done + count)
+    advance(done := len(blocks) - len(todo))
+    for count, _ in enumerate(_run_all(todo, study, parts, load, encode, workers), start=done + 1):
+        advance(count)
     rows = [row for block in blocks for row in read_table(_file(parts, block))]
     write_table(rows, folder / "runs.parquet")
     return rows
@@ -160,21 +159,18 @@ def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number:
     speculation, refused, work = None, None, OtherWork()
     torch.manual_seed(seed)
     if cell.policy != PLAIN:
-        drafters = subject.drafters(cell.drafter.split(" + "))
-        policy, rule = cell.policy_object(), cell.rule
-        speculation = TreeSpeculation(drafters, tree=policy, verification=rule, seed=seed)
+        options = {"tree": cell.policy_object(), "verification": cell.rule, "seed": seed}
+        speculation = TreeSpeculation(subject.drafters(cell.drafter.split(" + ")), **options)
         arguments["custom_generate"] = speculation
     try:
-        run = timed_call(subject.model, inputs, arguments)
-        counts = {**_counts(run, speculation), "seconds": run.seconds, "ms_per_token": run.ms_per_token}
+        counts = _counts(timed_call(subject.model, inputs, arguments), speculation)
     except (RuleMismatchError, UnsupportedModeError) as error:
-        names = (*_counts(Run([[]], 0.0, 0), None), "seconds", "ms_per_token")
-        refused, counts = str(error), dict[str, Any].fromkeys(names)
+        refused, counts = str(error), dict.fromkeys(_counts(Run([[0]], 0.0, 0), None))
     except TreespecError:
         raise
     except (ValueError, TypeError) as error:  # What transformers says to arguments that generate does not have.
         raise ConfigError(f"{cell} cannot be run: {error}") from error
-    return {**cell.as_dict(), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
+    return {**asdict(cell), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
 
 
 def _counts(run: Run, speculation: TreeSpeculation | None) -> dict[str, Any]:
@@ -186,4 +182,6 @@ def _counts(run: Run, speculation: TreeSpeculation | None) -> dict[str, Any]:
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
         **{f"{phase}_seconds": stats.seconds[phase] for phase in PHASES},
+        "seconds": run.seconds,
+        "ms_per_token": run.ms_per_token,
     }
