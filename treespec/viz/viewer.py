@@ -50,19 +50,9 @@ def _title(trace: Trace) -> str:
 
 def _data(trace: Trace) -> dict[str, Any]:
     run, call = of_trace(trace), trace.calls[-1]
-    about = call.about
-    parts = (
-        about.get("drafter"),
-        about.get("policy"),
-        f"rule {about.get('rule')}",
-        call.sampling,
-        Path(trace.path).name,
-    )
-    by_drafter = (
-        []
-        if run.trace is None
-        else [[name, count["nodes"], count["accepted"]] for name, count in run.trace.by_drafter.items()]
-    )
+    parts = [call.about.get("drafter"), call.about.get("policy"), f"rule {call.about.get('rule')}", call.sampling]
+    parts.append(Path(trace.path).name)
+    by_drafter = [[name, count["nodes"], count["accepted"]] for name, count in run.trace.by_drafter.items()]
     return {
         "title": _title(trace),
         "subtitle": " · ".join(str(part) for part in parts if part),

@@ -121,7 +121,7 @@ def _unknown(run: Evidence) -> list[str]:
         found.append(f"what {run.num_steps} passes are too few to say: decode a longer text")
     if run.pass_ms is None:
         found.append("the model's pass times by number of nodes: speeds count a pass of any size as equally long")
-    if run.trace is None:
+    if not run.has_trace:
         found.append(
             "whether the draft's distribution fits, which drafter is right, how sure the target is: record a trace, "
             "TreeSpeculation(..., trace=path)"

@@ -72,7 +72,7 @@ def drafts_too_deep(case: Case) -> Cause | None:
 def one_drafter_wrong(case: Case) -> Cause | None:
     """Attainable: the same without that drafter; drafting gets cheaper by its share, which is not measured apart."""
     run, speed = case.run, case.speed
-    drafters = {} if run.trace is None else run.trace.by_drafter
+    drafters = run.trace.by_drafter
     rates = {name: count["accepted"] / max(count["nodes"], 1) for name, count in drafters.items()}
     for name, count in drafters.items():
         others = max((rate for other, rate in rates.items() if other != name), default=0.0)
@@ -124,7 +124,7 @@ def hardly_any_drafts(case: Case) -> Cause | None:
 
 
 def _shares_by_drafter(run: Evidence) -> str:
-    counts = {} if run.trace is None else run.trace.by_drafter
+    counts = run.trace.by_drafter
     if len(counts) < 2:
         return ""
     return "; accepted of what each drafter proposed: " + ", ".join(

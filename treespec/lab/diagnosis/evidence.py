@@ -71,7 +71,7 @@ class Evidence:
         num_prompt: tokens of the prompts, of the longest row of every call.
         num_answer: emitted tokens, of one row on average per call, summed over calls.
         pass_ms: the target's measured passes of one row, by number of nodes; None: not measured.
-        trace: None without a trace.
+        trace: what only a trace tells, empty without one (`has_trace`).
     """
 
     stats: SpeculationStats
@@ -79,7 +79,8 @@ class Evidence:
     num_prompt: int = 0
     num_answer: float = 0.0
     pass_ms: Mapping[int, float] | None = None
-    trace: TraceSums | None = None
+    trace: TraceSums = field(default_factory=TraceSums)
+    has_trace: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -124,8 +125,7 @@ class Evidence:
 
     def ms(self, phase: str) -> float:
         """Milliseconds per step; "processors" and "other" are known with a trace."""
-        seconds = {**self.stats.seconds, **({} if self.trace is None else self.trace.seconds)}
-        return 1e3 * seconds.get(phase, 0.0) / self.num_steps
+        return 1e3 * (self.stats.seconds | self.trace.seconds).get(phase, 0.0) / self.num_steps
 
 
 def evidence_of(speculation: TreeSpeculation) -> Evidence:
@@ -156,7 +156,7 @@ def of_trace(trace: Trace) -> Evidence:
     if not trace.steps:
         raise TraceError(f"{trace.path} holds no step: nothing was decoded")
     sums, stats = TraceSums(), SpeculationStats()
-    found = Evidence(stats, trace.calls[-1].about, trace=sums)
+    found = Evidence(stats, trace.calls[-1].about, trace=sums, has_trace=True)
     for call in trace.calls:
         prompts = call.about.get("prompt_ids") or [[]]
         found.num_prompt += max(map(len, prompts)) if call.steps else 0

@@ -24,7 +24,7 @@ FITTING_ACCEPTANCE = 0.7
 
 def other_tokens(case: Case) -> Cause | None:
     """The draft is sure of tokens that the target never takes."""
-    sure = [fit for fit in _fits(case) if fit.draft >= SURE]
+    sure = [fit for fit in case.run.trace.fits if fit.draft >= SURE]
     if len(sure) < LEAST_FITS / 2 or fmean(fit.target for fit in sure) >= NEVER:
         return None
     evidence = (
@@ -40,7 +40,7 @@ def other_tokens(case: Case) -> Cause | None:
 
 def other_temperature(case: Case) -> Cause | None:
     """Both agree on the order of tokens, and one is much flatter: log target = factor x log draft + a constant."""
-    drawn = [fit for fit in _fits(case) if fit.is_sampled and min(fit.draft, fit.target) > 0]
+    drawn = [fit for fit in case.run.trace.fits if fit.is_sampled and min(fit.draft, fit.target) > 0]
     if len(drawn) < LEAST_FITS:
         return None
     factor, correlation = _line(drawn)
@@ -60,7 +60,7 @@ def other_temperature(case: Case) -> Cause | None:
 
 def hostile_text(case: Case) -> Cause | None:
     """The target's own distributions are flat. Attainable: plain decoding, where drafts cost more than they give."""
-    probs = [] if case.run.trace is None else case.run.trace.emitted_probs
+    probs = case.run.trace.emitted_probs
     if len(probs) < LEAST_FITS / 2 or fmean(probs) >= UNCERTAIN:
         return None
     evidence = (
@@ -91,10 +91,6 @@ def _line(fits: Sequence[Fit]) -> tuple[float, float]:
     if x.std() < 1e-6 or y.std() < 1e-6:
         return 1.0, 0.0
     return float(y.std() / x.std()), float(np.corrcoef(x, y)[0, 1])
-
-
-def _fits(case: Case) -> Sequence[Fit]:
-    return () if case.run.trace is None else case.run.trace.fits
 
 
 def _fitting(case: Case) -> float:

@@ -39,8 +39,8 @@ def host_work(case: Case) -> Cause | None:
     run, speed, plain = case.run, case.speed, case.speed.plain_pass
     if speed.commit + speed.other <= EXPENSIVE_HOST * plain:
         return None
-    num_waits = 0 if run.trace is None else run.trace.num_waits
-    waits = f"; {num_waits / run.num_steps:.1f} waits for the device per step" if num_waits else ""
+    num_waits = run.trace.num_waits / run.num_steps
+    waits = f"; {num_waits:.1f} waits for the device per step" if num_waits else ""
     evidence = (
         f"a step spends {speed.commit:.1f} ms on streamer, stopping criteria, caches and learning drafters (commit) "
         f"and {speed.other:.1f} ms outside of all phases, compared with {speed.target:.1f} ms in the target{waits}"
@@ -80,7 +80,7 @@ def processors_expensive(case: Case) -> Cause | None:
     evidence = (
         f"logits processors ({', '.join(names)}) take {spent:.1f} ms of a step's {speed.step:.1f} ms: they run at "
         "every node that the rule visits and, where the draft samples, at every drafted one"
-        f"{'' if case.run.trace is not None else '; the time of the rule is part of it, which a trace leaves out'}"
+        f"{'' if case.run.has_trace else '; the time of the rule is part of it, which a trace leaves out'}"
     )
     change = (
         "leave out what the text does not need; write your own without loops over the vocabulary or the text; "
@@ -109,7 +109,7 @@ def verification_expensive(case: Case) -> Cause | None:
 
 def _processor_ms(case: Case) -> float:
     """Per step; of ordinary runs all of verification, where there are processors."""
-    if case.run.trace is not None:
+    if case.run.has_trace:
         return case.run.ms("processors")
     return case.speed.verify if case.run.about.get("processors") else 0.0
 
