@@ -56,40 +56,49 @@ def train(
         texts: that it wrote, see `write_texts`.
         folder: for the run's state, its log, and the drafter (in `drafter/`).
         features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
-        name: the target's name, for the drafter's files.
-        command: the one that trains, likewise.
+        name, command: the target's name and what trains, for the drafter's files.
         dtype: of the weights in the drafter's files.
         on_tokens: called with numbers of tokens whose features have been read.
-        on_step: called after every step with the run.
-        on_evaluation: called with every evaluation.
+        on_step, on_evaluation: called with the run after every step, and with every evaluation.
 
     Raises:
-        ConfigError: settings that do not fit the model, a model in training mode, too few texts, or texts of another
-            model.
+        ConfigError: settings that do not fit the model, a model in training mode, too few texts, or another model's.
         UnsupportedModelError: drafters of this kind do not fit the model.
         CheckpointError: `folder` holds another run, `config.start` holds no such drafter, or a file is damaged.
         TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
+    run = _start(model, texts, folder, config, Path(features or folder / "features"), on_tokens)
+    origin = {"model": name, "command": command, "machine": machine(input_device(model))}
+    about = origin | _about(run.objective, texts, config)
+
+    def report(evaluation: Evaluation) -> None:
+        run.objective.learner.save(folder / "drafter", name, dtype)
+        write_report(folder, about, run.progress, evaluation)
+        on_evaluation(evaluation)
+
+    return TrainingResult(folder / "drafter", run.train(on_step, report), run.progress)
+
+
+def _start(
+    model: PreTrainedModel,
+    texts: Texts,
+    folder: Path,
+    config: TrainingConfig,
+    cache: Path,
+    on_tokens: Callable[[int], object],
+) -> Run:
+    """The run at its beginning, or where it was interrupted; features are kept in the folder `cache`."""
     device, layers = input_device(model), fused_layers(model, config)
     check_texts(texts, num_logits(model))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         learner = make_learner(model, texts, layers, config)
-    objective = Objective(learner, num_logits(model), config.depth_decay).to(device)
-    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
     # A text that fills the model's positions is one token longer than what the model reads.
     max_length = min(config.max_length, position_table_size(model) or config.max_length)
-    cache, max_bytes = Path(features or folder / "features"), config.max_cache_gb * 1e9
-    run = Run(objective, FeatureSet(texts, reader, cache, max_length, max_bytes, device, on_tokens), config, folder)
-    about = {"model": name, "command": command, "machine": machine(device), **_about(objective, texts, config)}
-
-    def report(evaluation: Evaluation) -> None:
-        learner.save(folder / "drafter", name, dtype)
-        write_report(folder, about, run.progress, evaluation)
-        on_evaluation(evaluation)
-
-    return TrainingResult(folder / "drafter", run.train(on_step, report), run.progress)
+    reader, max_bytes = FeatureReader(model, layers, is_mixed=config.is_mixed), config.max_cache_gb * 1e9
+    features = FeatureSet(texts, reader, cache, max_length, max_bytes, device, on_tokens)
+    return Run(Objective(learner, num_logits(model), config.depth_decay).to(device), features, config, folder)
 
 
 def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[str, Any]:

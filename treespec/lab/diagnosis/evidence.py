@@ -125,7 +125,7 @@ class Evidence:
 
     def ms(self, phase: str) -> float:
         """Milliseconds per step; "processors" and "other" are known with a trace."""
-        return 1e3 * (self.stats.seconds | self.trace.seconds).get(phase, 0.0) / self.num_steps
+        return 1e3 * {**self.stats.seconds, **self.trace.seconds}.get(phase, 0.0) / self.num_steps
 
 
 def evidence_of(speculation: TreeSpeculation) -> Evidence:
