@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from pyarrow.parquet import read_table
 from typer.testing import CliRunner
 
 from treespec.commands import app
@@ -11,7 +12,6 @@ from treespec.commands.ablate import load_subject
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.lab.measure.study.study import read_study
-from treespec.lab.measure.study.table import read_table
 
 STUDY = """
 model: model
@@ -66,7 +66,10 @@ def test_several_processes_run_the_same_cells(study, tmp_path):
     done = invoke(study, "--out", two, "--workers", "2")
     assert done.exit_code == 0, done.output
     kept = ("policy", "temperature", "prompt", "num_tokens", "tokens_per_pass")
-    rows = [[{name: row[name] for name in kept} for row in read_table(out / "runs.parquet")] for out in (one, two)]
+    rows = [
+        [{name: row[name] for name in kept} for row in read_table(out / "runs.parquet").to_pylist()]
+        for out in (one, two)
+    ]
     assert rows[0] == rows[1]
 
 
