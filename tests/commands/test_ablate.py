@@ -74,7 +74,6 @@ def test_several_processes_run_the_same_cells(study, tmp_path):
     ("text", "error", "words"),
     [
         ("dtype: 5\ngrid: {policy: [plain, tree]}", ConfigError, "dtype must be one of"),
-        ("grid: {policy: [oak]}", ConfigError, "policy must be one of"),
         ("model: no/such/folder\ngrid: {policy: [plain, chain]}", CheckpointError, "cannot load"),
         ("model: model\ngrid: {policy: [plain], processors: [{colour: red}]}", ConfigError, "cannot be run"),
         ("model: model\ngrid: {policy: [plain, tree], drafter: [head]}", ConfigError, "ships for SmolLM2"),

@@ -73,6 +73,7 @@ def test_vllms_configuration(saved):
         (["--rule", "best"], ConfigError, "no verification rule is called 'best'"),
         (["--speculative-config", "ngram"], ConfigError, "must be JSON"),
         (["--speculative-config", "3"], ConfigError, "must be a mapping"),
+        (["--speculative-config", "{}", "--tree", "8"], ConfigError, "leave out --drafter and --tree"),
         (["--dtype", "int8"], ConfigError, "int8"),
         (["--device", "abacus"], ConfigError, "abacus"),
     ],

@@ -73,8 +73,6 @@ def test_accepted_tokens_have_their_drafter(num_nodes):
     [
         (["--prompt", "a", "--file", __file__], "by --prompt or by --file, got both"),
         (["--prompt", "  "], "the prompt is empty"),
-        (["--prompt", "a", "--speculative-config", "{}", "--tree", "8"], "leave out --drafter and --tree"),
-        (["--prompt", "a", "--drafter", "warm"], "ships for SmolLM2-135M-Instruct only"),
     ],
 )
 def test_wrong_options_are_named(saved, arguments, words):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treespec
-from treespec.commands import app, main
+from treespec.commands import app
 from treespec.errors import ConfigError, TraceError
 from treespec.lab.setting import Setting
 
@@ -91,11 +91,3 @@ def test_a_setting_is_recorded_and_outputs_have_a_folder(tmp_path, saved):
     for command in (["view"], ["graph", "--step", "1"]):
         found = invoke(command[0], file, *command[1:], "--out", tmp_path / "none" / "x.json").exception
         assert "is not a folder that you may write to" in str(found)
-
-
-def test_errors_have_exit_code_2_and_no_traceback(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr("sys.argv", ["treespec", "trace", "summary", str(tmp_path / "none.jsonl")])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert "treespec: there is no trace" in capfd.readouterr().err

@@ -78,8 +78,6 @@ def test_the_table_and_settings_of_bench_and_chat(saved, prompts, tmp_path):
         (["--max-latency", "0"], ConfigError, "--max-latency must be positive"),
         (["--out", "no/such/folder/a.json"], ConfigError, "is not a folder that you may write to"),
         (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
-        (["--drafter", "head"], ConfigError, "ships for SmolLM2-135M-Instruct only"),
-        (["--dtype", "int8"], ConfigError, "int8"),
     ],
 )
 def test_wrong_use_is_named_and_nothing_is_written(saved, tmp_path, monkeypatch, arguments, error, words):
@@ -95,7 +93,7 @@ def test_options_out_of_range(saved, arguments):
     assert invoke("tune", saved, *arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+@pytest.mark.parametrize("command", ["generate", "bench"])
 def test_settings_that_cannot_be_read(saved, tmp_path, command):
     prompt = ["--prompt", "a"] if command == "generate" else []
     (tmp_path / "a.json").write_text("{}")

@@ -8,9 +8,8 @@ from typing import Any
 from treespec.engine.stats import PHASES
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.lab.diagnosis.cause import LEAST_GAIN, Cause
-from treespec.lab.diagnosis.drafts import DRAFT_CAUSES
+from treespec.lab.diagnosis.drafts import DRAFT_CAUSES, explanation, temperature_alone
 from treespec.lab.diagnosis.evidence import Evidence, evidence_of
-from treespec.lab.diagnosis.fit import explanation, temperature_alone
 from treespec.lab.diagnosis.speed import Case
 from treespec.lab.diagnosis.times import TIME_CAUSES, prompt_long
 
