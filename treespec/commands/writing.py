@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -60,7 +60,7 @@ class Written:
         sizes = {"batch_size": self.batch_size, "max_length": self.max_length, "seed": self.seed}
         writing = Writing(**sizes, **options)  # pyright: ignore[reportArgumentType]
         messages = {"prompts": self.prompts, "openings": openings}
-        given = {kind: read_prompts(path) for kind, path in messages.items() if path is not None}
+        given: dict[str, Any] = {kind: read_prompts(path) for kind, path in messages.items() if path is not None}
         target, tokenizer = load_target(name, dtype), load_tokenizer(name)
         # Packed linear layers halve the time of small batches on a CPU.
         with pack(target, self.batch_size) or nullcontext(), progress_bar() as progress:

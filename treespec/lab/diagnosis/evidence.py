@@ -40,7 +40,7 @@ class TraceSums:
     emitted_probs: list[float] = field(default_factory=list)
     by_drafter: dict[str, Counter[str]] = field(default_factory=dict)
     num_waits: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: {"processors": 0.0, "other": 0.0})
 
     def add(self, step: TracedStep) -> None:
         """Count one row of one step."""

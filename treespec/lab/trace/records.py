@@ -94,8 +94,8 @@ class TracedStep:
         tokens, parents = (torch.tensor(ids, device="cpu") for ids in (self.tokens, self.parents))
         if draft_probs is None or self.draft_index is None:
             return TokenTree(tokens, parents, is_width_fixed=self.is_width_fixed)
-        drawn = (torch.tensor(part, device="cpu") for part in (self.draft_index, self.is_without_replacement))
-        return TokenTree(tokens, parents, draft_probs, *drawn, self.is_width_fixed)
+        index, flags = (torch.tensor(part, device="cpu") for part in (self.draft_index, self.is_without_replacement))
+        return TokenTree(tokens, parents, draft_probs, index, flags, self.is_width_fixed)
 
     def children(self, node: int) -> list[int]:
         """Child ids in verification order."""
