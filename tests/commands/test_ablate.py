@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from helpers import cli
 from pyarrow.parquet import read_table
-from typer.testing import CliRunner
 
-from treespec.commands import app
 from treespec.commands.ablate import load_subject
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.cpu.linear_kernels import has_fast_linears
@@ -20,9 +20,7 @@ new_tokens: 4
 grid: {drafter: [suffix], policy: [plain, chain, tree], budget: [3], temperature: [0, 1]}
 """
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["ablate", *map(str, arguments)])
+invoke = partial(cli.invoke, "ablate")
 
 
 @pytest.fixture

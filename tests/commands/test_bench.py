@@ -1,11 +1,12 @@
 """`treespec bench`: paired runs, files, exit codes."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
-from treespec.commands import app, bench
+from treespec.commands import bench
 from treespec.commands.models import load
 from treespec.errors import ConfigError
 from treespec.hf.cpu.linear_kernels import has_fast_linears
@@ -13,9 +14,7 @@ from treespec.lab.selftest.agreement import Agreement
 
 SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+invoke = partial(cli.invoke, "bench")
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """`treespec check`: verdict, report, exit codes."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
 from benchmarks.joint_distribution.planted_bugs import keep_first_slots, swapped
-from treespec.commands import app, main
+from treespec.commands import main
 from treespec.errors import CheckpointError, ConfigError, InvalidTreeError
 from treespec.hf import make_scorer
 from treespec.hf.cache import slot_cache
@@ -15,9 +16,7 @@ from treespec.lab.setting import Setting
 
 QUICK = ["--only", "tree logits", "--only", "greedy texts, given drafter"]
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["check", *map(str, arguments)])
+invoke = partial(cli.invoke, "check")
 
 
 def test_the_verdict_is_printed(saved):

@@ -4,12 +4,11 @@ import json
 
 import pytest
 import torch
+from helpers.cli import invoke
 from helpers.written import TARGET, TOKENIZER
 from transformers import MistralConfig, MistralForCausalLM
-from typer.testing import CliRunner
 
 import treespec
-from treespec.commands import app
 from treespec.commands.chat import Conversation
 from treespec.commands.models import Loaded
 from treespec.commands.stream import Stream
@@ -18,10 +17,6 @@ from treespec.errors import ConfigError
 
 LOADED = Loaded(TARGET, TOKENIZER, "toy")
 SHORT = ("--max-new-tokens", "12", "--tree", "6")
-
-
-def invoke(*arguments, **options):
-    return CliRunner().invoke(app, list(map(str, arguments)), **options)
 
 
 def plain(messages, raw=None, num_new=12):

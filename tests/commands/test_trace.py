@@ -1,20 +1,18 @@
 """`treespec trace`."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
 import treespec
-from treespec.commands import app
 from treespec.errors import ConfigError, TraceError
 from treespec.lab.setting import Setting
 
 SHORT = ("--max-new-tokens", "16", "--tree", "6", "--prompt", "What is this?")
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["trace", *map(str, arguments)])
+invoke = partial(cli.invoke, "trace")
 
 
 def test_a_run_is_recorded_summed_up_and_shown(saved, tmp_path):
