@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -90,19 +88,19 @@ Done = Iterator[tuple[Block, list[dict[str, Any]]]]
 
 
 def _run_in_turn(todo: Sequence[Block], *start: Any) -> Done:
-    subject = Subject.of(*start) if todo else None
-    for block in todo:
-        yield block, run_block(subject, block)  # pyright: ignore[reportArgumentType]
+    if todo:
+        subject = Subject.of(*start)
+        yield from ((block, run_block(subject, block)) for block in todo)
 
 
 def _run_in_parallel(workers: int, todo: Sequence[Block], *start: Any) -> Done:
     context = multiprocessing.get_context("spawn")  # Forked processes inherit torch's threads in an unusable state.
     before = set(multiprocessing.active_children())
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # At Ctrl-C this process ends the others.
     try:
-        with ProcessPoolExecutor(workers, context) as pool:
+        with ProcessPoolExecutor(workers, context, signal.signal, ignored) as pool:
             try:
-                with _interrupts_ignored():
-                    results = {pool.submit(_work, start, block): block for block in todo}
+                results = {pool.submit(_work, start, block): block for block in todo}
                 for result in as_completed(results):
                     yield results[result], result.result()
             except BaseException:
@@ -113,19 +111,6 @@ def _run_in_parallel(workers: int, todo: Sequence[Block], *start: Any) -> Done:
     except BrokenProcessPool as error:
         advice = "what is done is kept: run the command again, with fewer workers if memory was short"
         raise ConfigError(f"a process of the study ended before its time; {advice}") from error
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes that start meanwhile ignore Ctrl-C for good: this one ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 _subjects: list[Subject] = []
