@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessor
 
+from treespec.drafters.model.token_map import left_padded
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import CACHE_NAME, cache_in
@@ -167,13 +168,11 @@ def _decode(subject: Subject, prompt: Tensor, speculation: TreeSpeculation, **op
 
 def _decode_batch(subject: Subject, cuts: Sequence[int], ends: list[int] | None) -> list[list[int]]:
     """The new tokens of all prompts in one batch, each up to its cut."""
-    width = max(map(len, subject.prompts))
-    padded = [torch.nn.functional.pad(prompt, (width - len(prompt), 0)) for prompt in subject.prompts]
-    mask = [torch.nn.functional.pad(torch.ones_like(p), (width - len(p), 0)) for p in subject.prompts]
-    inputs = {"input_ids": torch.stack(padded), "attention_mask": torch.stack(mask)}
+    ids, mask = left_padded([prompt.tolist() for prompt in subject.prompts], subject.facts.device)
     options = {} if ends is None else {"eos_token_id": ends, "pad_token_id": ends[0]}
     options |= {"max_new_tokens": subject.num_new, "do_sample": False}
-    output = subject.model.generate(**inputs, **options, custom_generate=planted(subject, subject.plains, seed=11))
+    speculation, width = planted(subject, subject.plains, seed=11), ids.shape[1]
+    output = subject.model.generate(ids, attention_mask=mask, **options, custom_generate=speculation)
     return [row[width : width + n].tolist() for row, n in zip(output, cuts, strict=True)]
 
 
