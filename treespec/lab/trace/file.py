@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import RawIOBase
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -54,13 +53,12 @@ class TraceFile:
         self.max_megabytes = check_count("max_megabytes", max_megabytes)
         self.has_distributions = has_distributions
         self._num_steps, self._num_bytes, self._call = 0, 0, -1
-        self._file: RawIOBase | None = None
-        self._stopped = ""
+        self._is_open, self._stopped = False, ""
 
     @property
     def is_recording(self) -> bool:
         """Whether further steps of this call are recorded."""
-        return self._file is not None and not self._stopped
+        return self._is_open and not self._stopped
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Begin a call with the line that describes it.
@@ -68,8 +66,7 @@ class TraceFile:
         Raises `TraceError`: the file exists and is not a trace.
         """
         self._call = _last_call(self.path) + 1
-        self._stopped = ""
-        self._file = self.path.open("ab", buffering=0)
+        self._is_open, self._stopped = True, ""
         self._write({"kind": "call", "format": FORMAT, "call": self._call, **about})
 
     def append(self, steps: Sequence[Mapping[str, Any]], distributions: Mapping[str, Tensor] | None = None) -> None:
@@ -87,13 +84,8 @@ class TraceFile:
 
     def end(self, reason: str) -> None:
         """End a call."""
-        if self._file is None:
-            return
-        reason, self._stopped = self._stopped or reason, ""
-        self._write({"kind": "end", "reason": reason})
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._write({"kind": "end", "reason": self._stopped or reason})
+        self._is_open = False
 
     def _write_shard(self, distributions: Mapping[str, Tensor]) -> str | None:
         folder = Path(f"{self.path}.distributions")
@@ -108,20 +100,19 @@ class TraceFile:
         return name
 
     def _write(self, *lines: Mapping[str, Any]) -> None:
-        if self._file is None:
+        if not self._is_open:
             return
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         try:
-            self._file.write(text)
-            self._num_bytes += len(text)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(text)
         except OSError as error:
             self._give_up(error)
+        self._num_bytes += len(text)
 
     def _give_up(self, error: Exception) -> None:
         warnings.warn(f"the trace {self.path} ends here, it cannot be written: {error}", TreespecWarning, stacklevel=2)
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._is_open = False
 
 
 def _last_call(path: Path) -> int:
