@@ -28,7 +28,7 @@ from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
-    """Stands before vLLM's runner among the bases; has no `__init__`, so that a built runner can take it on.
+    """Mixin placed before vLLM's runner in the MRO; has no `__init__`, so that a built runner can take it on.
 
     Everything read from `self` but not set in `start_trees` is vLLM's.
     """
