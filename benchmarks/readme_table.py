@@ -1,8 +1,8 @@
-"""Write README's tables of times from the committed results of the peers.
+"""Write README's table of times from the committed results of the peers.
 
     python -m benchmarks.readme_table
 
-They stand between `<!-- peers -->` and `<!-- /peers -->`. `tests/benchmarks/test_readme_table.py` compares README with
+It stands between `<!-- peers -->` and `<!-- /peers -->`. `tests/benchmarks/test_readme_table.py` compares README with
 the file.
 """
 
@@ -41,26 +41,30 @@ def written(text: str) -> str:
 
 
 def peers_part(data: dict[str, Any]) -> str:
-    """A table per temperature."""
-    lines = []
-    for cell, found in data["found"].items():
-        prompts, run = complete(found["prompts"]), found["run"]
-        times = {name: ms_per_token(prompts, name) for name in next(iter(prompts.values()))}
-        rows = [
-            [
-                title(name),
-                f"{np.median(ms):.1f}",
-                *(f"{ratio(times[plain], ms).value:.2f}" for plain in (PLAIN, OPTIMIZED)),
-            ]
-            for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
-        ]
-        lines += [
-            f"{len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {cell}, PyTorch's threads: "
-            f"{run['threads']}, reading the prompt left out "
-            f"([`peers.md`](benchmarks/results/peers/peers.md), `{run['command'].split(' --')[0]}`):\n",
-            markdown_table(["", "ms per token", "times plain", "times plain, optimized"], rows),
-        ]
-    return "\n".join(lines)
+    """A row per contestant, the slowest first, with three columns per temperature."""
+    cells = {cell: (complete(found["prompts"]), found["run"]) for cell, found in data["found"].items()}
+    columns = {cell: _times(prompts) for cell, (prompts, _) in cells.items()}
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [
+        [title(name), *(text for column in columns.values() for text in column.get(name, [""] * 3))] for name in names
+    ]
+    about = "; ".join(
+        f"{cell}, {len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {run['threads']} thread"
+        for cell, (prompts, run) in cells.items()
+    )
+    headings = [f"{cell}: {what}" for cell in cells for what in ("ms per token", "times plain", "times optimized")]
+    command = next(iter(cells.values()))[1]["command"].split(" --")[0]
+    source = f"[`peers.md`](benchmarks/results/peers/peers.md), `{command}`"
+    return f"{about}; reading the prompt left out ({source}):\n\n" + markdown_table(["", *headings], rows)
+
+
+def _times(prompts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """By contestant, the slowest first: milliseconds per token, and speed in times of both kinds of plain decoding."""
+    times = {name: ms_per_token(prompts, name) for name in next(iter(prompts.values()))}
+    return {
+        name: [f"{np.median(ms):.1f}", *(f"{ratio(times[plain], ms).value:.2f}" for plain in (PLAIN, OPTIMIZED))]
+        for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
+    }
 
 
 if __name__ == "__main__":
