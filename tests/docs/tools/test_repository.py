@@ -24,7 +24,9 @@ def test_where_the_site_has_a_file(path, expected):
 
 
 def test_links_between_pages_of_all_kinds():
-    text = "[a](../README.md#limits) [b](policies.md) ![c](../benchmarks/results/peers/peers.png) [d](https://example.org)"
+    text = (
+        "[a](../README.md#limits) [b](policies.md) ![c](../benchmarks/results/peers/peers.png) [d](https://example.org)"
+    )
     expected = "[a](index.md#limits) [b](policies.md) ![c](repository/benchmarks/results/peers/peers.png) [d](https://example.org)"
     assert with_site_links(text, "docs/how.md") == expected
     assert linked(text, "docs/how.md") == ["README.md", "docs/policies.md", "benchmarks/results/peers/peers.png"]
