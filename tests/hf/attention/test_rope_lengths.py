@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.zoo import SIZES
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LogitsProcessor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, check
@@ -95,6 +95,20 @@ def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
         assert torch.equal(decoded(name, inputs, speculation, eos_token_id=ends), plain)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_trees_on_both_sides_of_the_threshold(name):
+    inputs = prompts(6)
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, record_steps=True)
+    for _ in range(2):
+        assert torch.equal(decoded(name, inputs, speculation), decoded(name, inputs))
+    length, is_beyond = 6, set()
+    for step in speculation.steps:
+        if step.trees[0].num_nodes > 1:
+            is_beyond.add(length > THRESHOLD)
+        length += len(step.emitted[0])
+    assert is_beyond == {False, True}
+
+
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "by layer type"])
 def test_trees_go_on_beyond_the_threshold(name):
     inputs, speculation = prompts(THRESHOLD + 2), trees()
@@ -171,12 +185,47 @@ def test_compiled_passes_are_refused_by_name():
         decoded("longrope", prompts(6), speculation)
 
 
+@pytest.mark.parametrize("num_cached", [5, 7])
+def test_a_filled_cache_of_a_text_that_is_read_again(num_cached):
+    inputs = prompts(8)
+
+    def continued(speculation: Any) -> torch.Tensor:
+        model, cache = tiny("reread"), DynamicCache()
+        model(inputs["input_ids"][:, :num_cached], **{CACHE_NAME: cache})
+        return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
+
+    speculation = trees()
+    for _ in range(2):
+        assert torch.equal(continued(speculation), continued(None))
+
+
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
-def test_a_text_that_is_read_again_takes_no_filled_cache():
-    model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8)
+def test_a_batch_that_is_read_again_takes_no_filled_cache():
+    model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8, 8)
     model(inputs["input_ids"][:, :5], **{CACHE_NAME: cache})
     with pytest.raises(UnsupportedModelError, match=r"filled cache.*once it is longer than 24 tokens"):
         model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=trees())
+
+
+class Forced(LogitsProcessor):
+    """Goes along a given text."""
+
+    def __init__(self, text: torch.Tensor) -> None:
+        self.text = text
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf).index_fill(1, self.text[input_ids.shape[1]], 0)
+
+
+@pytest.mark.parametrize("length", [5, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1])
+def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
+    inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, seed=0)
+    for _ in range(2):
+        ours: Any = tiny("reread").generate(**inputs, **options | {"do_sample": True}, custom_generate=speculation)
+        plain: Any = tiny("reread").generate(**inputs, **options, logits_processor=[Forced(ours.sequences[0])])
+        torch.testing.assert_close(ours.logits, plain.logits, atol=1e-4, rtol=1e-4)
+    assert speculation.stats.num_accepted_tokens > 0
 
 
 def test_the_model_is_as_before_afterwards():

@@ -60,7 +60,9 @@ def _decode(
     if call.state_layers:
         has_filled_cache = call.cache is not None and is_filled(call.cache)
         target = OutputStates(target, len(call.state_layers), has_filled_cache)
-    stopping = TreeStopping(_criteria(call, options), call.num_rows, target.max_positions, scores.scores_of, ranks)
+    last = getattr(target, "last_length", None)
+    criteria = _criteria(call, options)
+    stopping = TreeStopping(criteria, call.num_rows, target.max_positions, scores.scores_of, ranks, last)
     constrained = along_branches(call.processors, call.input_ids)
     processors = _path_processors(call, constrained, target.vocab_size)
     for processor in call.processors:

@@ -14,6 +14,7 @@ from treespec.hf.models.plain_scorer import PlainScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.recurrent_prompt import RecurrentPromptScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
+from treespec.hf.models.rereading_scorer import RereadingScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability
@@ -73,7 +74,10 @@ def make_scorer(
         raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
     # Where nothing is drafted, reading a prompt as plain `generate` does makes all its passes the same.
     has_own_prompt = is_multimodal(facts.model) or found.capability == Capability.PLAIN
-    return TreeScorer(
+    reread = rereading_length(facts.model)
+    is_reread = prompt is not None and reread is not None and _crosses(reread, prompt, longest_text)
+    make = partial(RereadingScorer, length=reread) if is_reread and reread is not None else TreeScorer
+    return make(
         facts,
         capability=found.capability,
         cache=cache,
@@ -92,10 +96,12 @@ def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None
             f"its layers attend to the tokens with the highest index scores, {indexed} at most, and rounding decides "
             f"which these are: texts of up to {indexed} tokens, drafts included, decode by chains (docs/models.md)"
         )
-    if reread is not None and prompt.ids.shape[1] <= reread and (longest_text is None or longest_text > reread):
+    is_reread = reread is not None and _crosses(reread, prompt, longest_text)
+    if is_reread and (len(prompt.ids) > 1 or prompt.has_features):
         return (
-            f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: texts "
-            "that end before, drafts included, or begin behind decode by trees (docs/models.md)"
+            f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: single "
+            "texts without images or sounds, and batches that end before, drafts included, or begin behind decode by "
+            "trees (docs/models.md)"
         )
     if rope.is_exceeded_by(longest_text) and keeps_states(facts.model):
         return (
@@ -103,6 +109,11 @@ def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None
             "shorter texts, drafts included, decode by chains (docs/models.md)"
         )
     return None
+
+
+def _crosses(length: int, prompt: PromptInputs, longest_text: int | None) -> bool:
+    """Whether texts of at most `length` tokens may become longer; None: there is no limit."""
+    return prompt.ids.shape[1] <= length and (longest_text is None or longest_text > length)
 
 
 def _checked(facts: ModelFacts, is_static: bool) -> Detection:
