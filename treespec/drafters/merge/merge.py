@@ -9,11 +9,11 @@ from treespec.checks import AUTO, ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.grafts import SmallerTrees, graft
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.policies.control.parts import PartChoice
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
+from treespec.policies.control.parts import PartChoice
 from treespec.policies.wrapping import is_chain
 from treespec.protocols import Drafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch

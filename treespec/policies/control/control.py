@@ -142,11 +142,13 @@ class Control(ShowsOptions, StepControl):
         names = self._learned.candidates.names
         return {name: Forecast(*map(float, row)) for name, row in zip(names, numbers, strict=True)}
 
-    def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:
-        """See `StepControl`."""
+    def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD, num_unread: int | None = None) -> bool:
+        """See `StepControl`; `num_unread`: tokens that the drafter must read first, None: those decoded without it."""
         learned, self._trees = self._learned, ()
         self._num_rows, self._context = num_rows, context
         self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
+        if num_unread is not None:
+            self._num_read = num_unread
         reading_ms = learned.passes.unit_ms * learned.drafts.reading(self._num_read)
         rates, times, draft_ms = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
         number, is_exploring, reason = PLAIN, False, "no room for a draft"
@@ -254,10 +256,12 @@ class Control(ShowsOptions, StepControl):
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
-        learned, trees, num_rows = self._learned, self._trees, self._num_rows
+        learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
         num_nodes = step.trees.num_nodes.tolist()
         if trees:
-            learned.acceptance.update(trees, num_nodes, step.emitted)
+            # A server's requests may have left since they were drafted for.
+            verified = learned.acceptance.read(step.trees) if self._call.is_flat else trees
+            learned.acceptance.update(verified, num_nodes, step.emitted)
             if learned.wait > FIRST_WAIT and sum(map(len, step.emitted)) / num_rows - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if not self._is_timed:
@@ -267,7 +271,7 @@ class Control(ShowsOptions, StepControl):
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if trees:
             drafted, time = sum(len(tree.order) for tree in trees), draft_ms / learned.passes.unit_ms
-            learned.drafts.update(self._num_passes(), drafted, self._num_read, num_rows, time)
+            learned.drafts.update(self._num_passes(), drafted, self._num_read, self._num_rows, time)
 
     def _num_passes(self) -> int:
         """Draft passes of the last step; of chains the levels."""

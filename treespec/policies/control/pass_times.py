@@ -1,7 +1,7 @@
 """What a step costs: the target's pass by nodes, rows and context, and the draft, both learned from the steps served.
 
-Times are counted in passes over one token, and such a pass in milliseconds by a median of the latest steps: what slows a
-machine slows drafts and passes alike, so it changes the milliseconds and no choice.
+Times are counted in passes over one token, whose milliseconds are a median of the latest steps: what slows a machine
+slows drafts and passes alike, so it changes the milliseconds and no choice.
 
 Axis letters: f features, t numbers of tokens.
 """
