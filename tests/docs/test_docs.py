@@ -124,7 +124,7 @@ def test_snippets_of_commands_run_in_order(capsys, monkeypatch, tmp_path) -> Non
     monkeypatch.chdir(tmp_path)
     names = run_page("commands.md")
     assert names["speculation"].stats.num_emitted_tokens > 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "setting.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["setting.json"]
     assert "Exact as far as tested" in capsys.readouterr().out
 
 

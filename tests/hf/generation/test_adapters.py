@@ -123,7 +123,9 @@ def test_the_self_check_follows_the_adapter(model):
         treespec.hf.make_scorer(model)
     assert facts["french"].model is facts["code"].model is model.get_base_model()
     assert facts["french"].adapters != facts["code"].adapters
-    assert {key[0][2] for key in selfcheck._results[facts["code"].model]} == {f.adapters for f in facts.values()}
+    assert {key[0][2] for key in selfcheck._results.by_model[facts["code"].model]} == {
+        f.adapters for f in facts.values()
+    }
     assert active_adapters(tiny_llama().modules()) is None
 
 

@@ -2,9 +2,9 @@
 
 import threading
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,7 +44,27 @@ class Detection(NamedTuple):
     """By how much a token's logits change with the tokens after it in its pass, see `neighbour_effect`."""
 
 
-_detected: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Detection]] = WeakKeyDictionary()
+Found = TypeVar("Found")
+
+
+class MeasuredOnce(Generic[Found]):
+    """What was measured of models: once per model, its `variant` and a further key; other threads wait for it."""
+
+    def __init__(self) -> None:
+        self.by_model: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Found]] = WeakKeyDictionary()
+
+    def get(self, facts: ModelFacts, measure: Callable[[], Found], *key: Hashable) -> Found:
+        """What `measure` found in this call or an earlier one; it runs `undisturbed`."""
+        known = self.by_model.setdefault(facts.model, {})
+        whole = (variant(facts), *key)
+        if whole not in known:
+            with undisturbed(facts):
+                if whole not in known:
+                    known[whole] = measure()
+        return known[whole]
+
+
+_detected: MeasuredOnce[Detection] = MeasuredOnce()
 _said: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 _measuring: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
@@ -58,19 +78,13 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     causal, or one that does not keep its state in a transformers cache.
     """
     facts = model_facts(model)
-    known = _detected.setdefault(facts.model, {})
-    key = variant(facts)
-    if key not in known:
-        try:
-            with undisturbed(facts):
-                if key not in known:
-                    known[key] = _probe(facts)
-        except (TreespecError, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-            failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
-            raise UnsupportedModelError(failure) from error
-    return known[key]
+    try:
+        return _detected.get(facts, lambda: _probe(facts))
+    except (TreespecError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
+        raise UnsupportedModelError(failure) from error
 
 
 def variant(facts: ModelFacts) -> Hashable:

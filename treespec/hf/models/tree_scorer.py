@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -21,6 +21,7 @@ from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
+from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
@@ -39,8 +40,7 @@ class TreeScorer(ModelScorer):
         cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
             and keep all tokens. An empty one is ignored.
         max_cache_len: slots of a static cache; None for a growing one.
-        prompt: what the first `prefill` reads in place of its ids, and one token more: a prompt with images or sounds,
-            or, with `Capability.PLAIN`, any: the passes are then those of plain `generate`.
+        prompt: with images or sounds, what the first `prefill` reads in place of its ids, and one token more.
         hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
 
     Raises:
@@ -67,7 +67,6 @@ class TreeScorer(ModelScorer):
             check_cache(self._given_cache)
         self._prompt = prompt
         self._read = None
-        self._first_scores: Scores | None = None
         self._folded = FoldedAttention(self.facts.model, self.facts.modules)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model, self.facts.modules)
@@ -108,7 +107,7 @@ class TreeScorer(ModelScorer):
             )
         given, self._given_cache = self._given_cache, None
         prompt, self._prompt = self._prompt, None
-        self._read, self._first_scores = None, None
+        self._read = None
         num_cached = 0
         start = 0
         if given is not None:
@@ -155,17 +154,15 @@ class TreeScorer(ModelScorer):
         self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
-        if self._first_scores is not None:
-            scores, self._first_scores = self._first_scores, None
-            return scores
         attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
         with (
             self._patches.applied(attention) as attention,
             self._prepared(tokens, attention) as (inputs, positions),
         ):
             scores = self._run(self.facts.forward, inputs, positions)
-        if self._read is not None:
-            self._read = self._read.checked(scores.logits[:, 0], self.facts)
+        if self._read is not None and self._read.last_logits is not None:
+            self._check_roots(scores.logits[:, 0], self._read.last_logits)
+            self._read = replace(self._read, last_logits=None)
         return scores
 
     @torch.no_grad()
@@ -231,22 +228,24 @@ class TreeScorer(ModelScorer):
             yield inputs, positions
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
-        """Read a whole prompt; its last token leaves the cache again, as the first tree's root.
-
-        In plain decoding that tree is the root alone: it stays, with its scores.
-        """
+        """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
         cache = self._state.cache
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
         scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
         self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
-        if self.capability == Capability.PLAIN:
-            self._read = replace(self._read, last_logits=None)
-            last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}
-            self._first_scores = Scores(scores.logits[:, -1:], last)
-        else:
-            drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
+        drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
+
+    def _check_roots(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
+        """Raise `UnsupportedModelError` where the prompt's last token, read as text, has other logits than before."""
+        difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"{self.facts.name} cannot continue this prompt by trees: its last token, read again as text, has "
+                f"logits that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must "
+                "end in text"
+            )
 
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
         """Raise `ContextFullError` when a pending node's position is beyond the position table."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from treespec.checks import installed_versions
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
 from treespec.hf.models.pass_times import pass_times
@@ -66,8 +67,7 @@ def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[in
         "processors": list(call.processor_names),
         "seed": call.seed,
         "pass_ms": _pass_ms(model, call.policy),
-        "versions": {name: _version(name) for name in ("treespec", "torch", "transformers")}
-        | {"python": platform.python_version()},
+        "versions": {"treespec": version("treespec"), **installed_versions(), "python": platform.python_version()},
         "prompt_ids": [list(ids) for ids in prompts],
         "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
     }
@@ -81,16 +81,8 @@ def describe(part: Any) -> str:
 
 def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:
     """The target's measured passes, with which a diagnosis compares; measured once per model and machine."""
-    given = getattr(policy, "pass_ms", None)
     try:
-        found = given or pass_times(model)
+        found = getattr(policy, "pass_ms", None) or pass_times(model)
     except TreespecError:
         return None
     return {str(nodes): float(ms) for nodes, ms in found.items()} if found else None
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"
