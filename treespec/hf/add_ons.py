@@ -40,8 +40,3 @@ class AddOn(Observer):
     def for_paths(self, processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
         """What processes the logits along paths."""
         return processors
-
-
-def add_on(name: str, value: object) -> Any:
-    """What an option of `TreeSpeculation` stands for; None stays None, and nothing is loaded."""
-    return None if value is None else ADD_ONS[name](value)
