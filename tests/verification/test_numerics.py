@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,14 +22,21 @@ TREE_RULES = ("target_walk", "recursive", "traversal")
 CHAIN_RULES = ("token", "block")
 
 
-@pytest.mark.parametrize("name", TREE_RULES + CHAIN_RULES)
-def test_nan_that_reaches_a_decision_of_the_walk_raises(name: str) -> None:
-    tree = TokenTree.chain([0, 1], torch.full((1, 3), 1 / 3))
-    for probs in ([math.nan] * 3, [0.5, math.nan, 0.5], [math.nan, 0.0, 0.5], [math.inf, 0.0, 0.0], [0.0, 0.0, 0.0]):
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("name", RULES)
+def test_nan_that_reaches_a_decision_of_the_walk_raises(name: str, width: int) -> None:
+    """The engine and `verify` check distributions beforehand; a rule called by hand must not let NaN decide either."""
+    probs, tokens = torch.full((1, 3), 1 / 3), [0, 1, 2][: width + 1]
+    tree = TokenTree(
+        torch.tensor(tokens), torch.tensor([-1, 0, 0][: width + 1]), probs, torch.tensor([-1, 0, 0])[: width + 1]
+    )
+    if RULES[name].reason_against(TreeBatch.from_trees([tree])) is not None:
+        return
+    rows = [[math.nan] * 3, [0.5, math.nan, 0.5], [math.nan, 0.0, 0.5]]
+    rows += [[math.inf, 0.0, 0.0], [0.0, 0.0, 0.0]] * RULES[name].is_lossless
+    for row, coin in product(rows, (0.05, 0.5, 0.9)):
         with pytest.raises(LogitsError):
-            RULES[name].verify(
-                tree, lambda node, probs=probs: torch.tensor(probs), GivenUniforms([0.9, 0.9], [0.5, 0.5])
-            )
+            RULES[name].verify(tree, lambda node, row=row: torch.tensor(row), GivenUniforms([coin] * 3, [0.5] * 3))
 
 
 @pytest.mark.parametrize("name", ["block", "traversal", "transport_traversal"])
@@ -139,12 +147,11 @@ def test_only_the_nodes_that_matter_are_asked_for(name: str, expected: set[int])
     assert probs.nodes == expected
 
 
-def test_block_asks_for_nothing_below_mass_zero() -> None:
+@pytest.mark.parametrize("name", ["block", "traversal"])
+def test_nothing_below_mass_zero_is_asked_for(name: str) -> None:
     probs = AskedNodes(torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
-    verdict = RULES["block"].verify(
-        TokenTree.chain([9, 0, 0, 0], torch.full((3, 3), 1 / 3)), probs, GivenUniforms([0.0] * 4, [0.0] * 4)
-    )
-    assert verdict == Verdict((0,), 1, is_bonus=False)
+    tree = TokenTree.chain([9, 0, 0, 0], torch.full((3, 3), 1 / 3))
+    assert RULES[name].verify(tree, probs, GivenUniforms([0.0] * 4, [0.0] * 4)) == Verdict((0,), 1, is_bonus=False)
     assert probs.nodes == {0}
 
 
