@@ -64,7 +64,7 @@ def test_every_numbering_has_its_owner() -> None:
     """The owner is defined where the map says, and its text speaks of the number."""
     rows = _rows("Numbers that name a node")
     assert len(rows) == 10
-    for number, _, owner, _ in rows:
+    for number, _, owner in rows:
         name, file = re.findall(r"`([\w./]+)`", owner)[:2]
         text = (ROOT / "treespec" / file).read_text()
         (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 import treespec
 from treespec.errors import TreespecWarning
 from treespec.hf import TreeScorer, make_scorer
-from treespec.lab.selftest.planted import Planted
+from treespec.lab.selftest.drafters import Planted
 from treespec.protocols import Capability
 from treespec.tree import TokenTree
 

@@ -53,7 +53,7 @@ def test_shorter_texts_than_the_index_keeps_decode_by_chains(num_rows):
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 def test_which_scorer_by_the_longest_text():
     model = tiny("deepseek_v32", index_topk=64)
-    assert num_indexed(model) == 64
+    assert num_indexed(model_facts(model)) == 64
     prompt = PromptInputs(PROMPTS[:1], {"attention_mask": PADDED[:1]})
     found = [make_scorer(model, prompt=prompt, longest_text=size).capability for size in (64, 65, None)]
     assert found == [Capability.CHAIN, Capability.PLAIN, Capability.PLAIN]

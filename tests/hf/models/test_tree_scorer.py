@@ -9,8 +9,7 @@ from helpers.zoo import SIZES, VOCAB_SIZE, WINDOW, build
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from treespec.engine.loop import speculate
-from treespec.engine.request import Request
+from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
 from treespec.heads import Medusa
 from treespec.hf import TreeScorer, make_scorer
@@ -285,9 +284,9 @@ def test_misuse(method, num_rows, parents, options, error, message):
 
 def test_a_scorer_without_the_states_that_a_drafter_reads_is_refused():
     prompt = torch.tensor([[3, 5, 7]])
-    request = Request(prompt, torch.ones_like(prompt, dtype=torch.bool), TreeStopping([], 1, None))
+    mask, stopping = torch.ones_like(prompt, dtype=torch.bool), TreeStopping([], 1, None)
     with pytest.raises(ConfigError, match=r"make_scorer\(model, hidden_layers=\(-1,\)\)"):
-        speculate(make_scorer(build("llama")), Medusa(random_heads()), request)
+        speculate(Run(make_scorer(build("llama")), Medusa(random_heads()), prompt, mask, stopping))
 
 
 @pytest.mark.parametrize("bug", PLANTED)

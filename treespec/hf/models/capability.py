@@ -97,12 +97,12 @@ def keeps_states(model: PreTrainedModel) -> bool:
     return any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
 
 
-def num_indexed(model: PreTrainedModel) -> int | None:
+def num_indexed(facts: ModelFacts) -> int | None:
     """How many cached tokens a layer attends to at most where scores of an index choose them; None: no layer does so.
 
     Which tokens have the highest scores hangs on rounding: another grouping of tokens into passes may choose others.
     """
-    indexers: list[Any] = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "indexer"]
+    indexers: list[Any] = [module for name, module in facts.modules.items() if name.rpartition(".")[2] == "indexer"]
     sizes = [
         getattr(indexer, "index_topk", getattr(indexer, "topk_blocks", 0) * getattr(indexer, "block_size", 0))
         for indexer in indexers
@@ -135,7 +135,7 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
     with _lock:
         measuring = _measuring.setdefault(facts.model, threading.RLock())
     devices = [facts.device] if facts.device.type == "cuda" else []
-    modules: list[Any] = [module for module in facts.model.modules() if hasattr(module, "rope_deltas")]
+    modules: list[Any] = [module for module in facts.modules.values() if hasattr(module, "rope_deltas")]
     with measuring, torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
         kept = [module.rope_deltas for module in modules]
         for module in modules:
@@ -158,7 +158,7 @@ def _probe(facts: ModelFacts) -> Detection:
         return Detection(Capability.TREE, has_prefix=has_prefix, neighbour_effect=effect)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
-    size = num_indexed(facts.model)
+    size = num_indexed(facts)
     if size is not None and size < ids.shape[1]:
         return Detection(Capability.PLAIN, f"its layers attend to {size} tokens only, which rounding decides ({kinds})")
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
@@ -230,12 +230,12 @@ def _largest_neighbour_effect(facts: ModelFacts) -> float:
 
 def _sorts_out_columns(facts: ModelFacts) -> bool:
     """bitsandbytes' int8 layers do where an activation is large, which a few tokens need not show."""
-    states = [getattr(module, "state", None) for module in facts.model.modules()]
+    states = [getattr(module, "state", None) for module in facts.modules.values()]
     return any(getattr(state, "threshold", 0) and hasattr(state, "CB") for state in states)
 
 
 def _quantised_layers(facts: ModelFacts) -> str:
-    kinds = {type(module) for module in facts.model.modules() if hasattr(module, "in_features")} - {torch.nn.Linear}
+    kinds = {type(module) for module in facts.modules.values() if hasattr(module, "in_features")} - {torch.nn.Linear}
     return ", ".join(sorted(kind.__name__ + " of " + kind.__module__ for kind in kinds)) or "in its layers"
 
 

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.devices.weights import pack_weights
 from treespec.hf.introspect import ModelFacts, active_adapters, model_facts
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.pass_times import machine_key, time_pass
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
+from treespec.hf.weights import pack_weights
 from treespec.policies.control import StepControl
 from treespec.protocols import TreePolicy
 
@@ -101,7 +101,7 @@ class CompiledTarget:
 
     def _compiled(self, model: PreTrainedModel, num_slots: int, hidden_layers: Sequence[int]) -> StaticScorer:
         """The scorer of the last call, if it fits; it reads weights that were changed since."""
-        key = (id(model), active_adapters(model), model.dtype, num_slots, tuple(hidden_layers))
+        key = (id(model), active_adapters(model.modules()), model.dtype, num_slots, tuple(hidden_layers))
         pack_weights(model)
         if self._scorer is None or self._key != key:
             self._scorer = None  # Its cache is freed before the next one is made.

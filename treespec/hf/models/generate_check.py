@@ -77,7 +77,7 @@ def why_plain_by_hooks(facts: ModelFacts) -> str | None:
     effect = _hooked.get(facts, lambda: _hooks_effect(facts))
     if effect is None:
         return None
-    names = ", ".join(sorted(own_hooks(facts.model).values()))
+    names = ", ".join(sorted(own_hooks(facts.modules).values()))
     return f"of forward hooks ({names}): {effect}; docs/models.md says how to write hooks that trees can serve"
 
 

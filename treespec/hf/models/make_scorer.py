@@ -60,7 +60,7 @@ def make_scorer(
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
         given = prompt if prompt is not None and prompt.has_features else None
         return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=given)
-    rope = RopeByLength(facts.model)
+    rope = RopeByLength(facts.model, facts.modules)
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
         reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"
         raise UnsupportedModelError(f"{facts.name}: {reason}, which compiled passes do not follow")
@@ -72,7 +72,7 @@ def make_scorer(
         raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
     if prompt is not None and found.capability == Capability.PLAIN:
         return PlainScorer(facts, prompt, hidden_layers, cache)
-    reread = rereading_length(facts.model)
+    reread = rereading_length(facts.model, rope)
     is_reread = prompt is not None and reread is not None and _crosses(reread, prompt, longest_text)
     make = partial(RereadingScorer, length=reread) if is_reread and reread is not None else TreeScorer
     return make(
@@ -87,8 +87,8 @@ def make_scorer(
 
 def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> str | None:
     """Why a target decodes a long text by the passes of plain `generate`, which no others can replace."""
-    indexed, reread = num_indexed(facts.model), rereading_length(facts.model)
-    rope = RopeByLength(facts.model)
+    indexed, rope = num_indexed(facts), RopeByLength(facts.model, facts.modules)
+    reread = rereading_length(facts.model, rope)
     if indexed is not None and (longest_text is None or longest_text > indexed):
         return (
             f"its layers attend to the tokens with the highest index scores, {indexed} at most, and rounding decides "

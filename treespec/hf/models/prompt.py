@@ -4,6 +4,7 @@
 types of tokens. The pass over the prompt gets all of it; nodes are text, which follows the prompt's last position.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ class ReadPrompt:
         return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
 
 
-def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: dict[str, Any]) -> PromptInputs:
+def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, Any]) -> PromptInputs:
     """What plain `generate` reads the prompt with."""
     arguments = {name: value for name, value in model_kwargs.items() if name not in OUTPUTS.union(CACHE_ARGUMENTS)}
     return PromptInputs(input_ids, arguments)

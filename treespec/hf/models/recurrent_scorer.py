@@ -123,7 +123,7 @@ class RecurrentScorer(ModelScorer):
         lengths = mask.sum(1)
         offsets = position_offsets(inputs.get("position_ids"), lengths.to(self.device))
         read = without_last_token(inputs, prompt.ids.shape[1])
-        scores = self._call(self.facts.model, read, has_last_logits_only=True)
+        scores = self._run(self.facts.model, read, has_last_logits_only=True)
         self._rows = [
             Row(row_cache(cache, number, length), length, None if offsets is None else offsets[..., [number]])
             for number, length in enumerate(lengths.tolist())

@@ -21,7 +21,7 @@ def rounds_activations(facts: ModelFacts) -> bool:
     """
     if facts.dtype not in (torch.float32, torch.float64, torch.float16):
         return False
-    layers = (module for module in facts.model.modules() if _is_quantised(module))
+    layers = (module for module in facts.modules.values() if _is_quantised(module))
     return _known.get(facts, lambda: not all(_sum_error(layer, facts) <= LARGEST_SUM_ERROR for layer in layers))
 
 
