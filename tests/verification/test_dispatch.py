@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.siblings import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 from helpers.toys import verify_rows
 from torch import Tensor
 

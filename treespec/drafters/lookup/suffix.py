@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 
 from treespec.checks import ShowsOptions, check_count, check_number
-from treespec.drafters.base import policy_of_call, single_nodes
-from treespec.drafters.host_trees import can_use_heap
+from treespec.drafters.base import can_use_heap, policy_of_call, single_nodes
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import Occurrences, SuffixText, TrieNode, greatest_score
 from treespec.errors import ConfigError, VocabularyMismatchError

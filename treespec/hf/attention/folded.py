@@ -7,7 +7,7 @@ attended in one call of the same kernel, with the mask repeated g times: the sum
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,9 +58,10 @@ class FoldedAttention:
     other threads.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module] | None = None) -> None:
         self._model, self._config = model, model.config.get_text_config()
-        is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        found = model.modules() if modules is None else modules.values()
+        is_on_cpu = all(weight.device.type == "cpu" for one in found for weight in one.parameters(recurse=False))
         # Models without this mark choose their attention's code themselves, by the name that is to be replaced.
         has_interface = getattr(model, "_supports_attention_backend", False)
         self.is_supported = is_on_cpu and has_interface and plain_implementation(self._config) == "sdpa"

@@ -4,15 +4,15 @@ import io
 import pickle
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
 from treespec.hf.generation.call import Options
-from treespec.hf.introspect import active_adapters
 from treespec.hf.models.base import ModelScorer
 from treespec.protocols import Session
+
+Given = TypeVar("Given", bound=Options)
 
 
 class LearnedByAdapters:
@@ -25,11 +25,10 @@ class LearnedByAdapters:
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Any, Any]] = {}
 
-    def options_for(self, model: PreTrainedModel, options: Options) -> Options:
-        """The options with what has learned with the model's active adapters."""
+    def of(self, options: Given, adapters: Hashable) -> Given:
+        """The options, a call's too, with what has learned with these adapters, see `active_adapters`."""
         own = (options.drafter, options.policy)
         key = (id(options.drafter), id(options.policy))
-        adapters = active_adapters(model)
         first = self._known.setdefault(key, (adapters, own))[0]
         if adapters == first:
             return options

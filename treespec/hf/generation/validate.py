@@ -1,7 +1,7 @@
 """What a call of `generate` may ask for, and its prompts as tensors; all else is refused by name before any work."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -14,6 +14,14 @@ from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, forward_argumen
 from treespec.hf.models.prompt import OUTPUTS, placeholder_ids
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
+
+
+class ModelArguments(TypedDict, total=False):
+    """What transformers hands on to the model beside the prompts' ids: these, caches, images and sounds."""
+
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+
 
 _TOKENIZED = {
     "input_ids": "token ids",
@@ -91,21 +99,26 @@ def _as_ids(ids: Any, model: PreTrainedModel, name: str) -> Any:
     return torch.tensor(rows, dtype=torch.int64, device=input_device(model))
 
 
-def check_mode(
-    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> None:
-    """Refuse modes and arguments that speculation does not support.
+def checked_mask(
+    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, arguments: ModelArguments
+) -> Tensor:
+    """The mask of a call's prompts, bool [B, P]: True on tokens, False on left padding.
 
     Raises:
-        UnsupportedModeError: a field of the config that is not served (see `FIELDS`), model arguments beyond text.
+        UnsupportedModeError: a field of the config that is not served (see `FIELDS`), model arguments beyond text,
+            positions that are not those of a left-padded prompt.
         ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
     """
     check_model(model)
     check_fields(vars(config))
-    unknown = sorted(name for name, value in model_kwargs.items() if name not in _MODEL_KWARGS and value is not None)
+    unknown = sorted(name for name, value in arguments.items() if name not in _MODEL_KWARGS and value is not None)
     if unknown and (not is_multimodal(model) or "inputs_embeds" in unknown):
         raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")
     check_ids(model, input_ids)
+    mask = prompt_mask(input_ids, arguments.get("attention_mask"))
+    if not is_multimodal(model):
+        check_positions(arguments.get("position_ids"), mask)
+    return mask
 
 
 def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

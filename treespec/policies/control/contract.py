@@ -36,7 +36,7 @@ class CallFacts:
         draft_share: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
         pass_ms: the target's measured passes by number of nodes, None where nothing was measured.
         is_repeatable: the call must choose as any other call with its seed: from no earlier call, by no clock.
-        is_alone: no other process decodes the same call, see `Ranks` in engine/request.py; if one does, only the times
+        is_alone: no other process decodes the same call, see `Ranks` in engine/ranks.py; if one does, only the times
             of `update_times`, on which they agree, may change what is drafted.
     """
 
