@@ -11,13 +11,13 @@ DRAFT_MEMORY = 0.9
 FIRST_SHAPE = (1.0, 0.5, 0.02)
 """A draft's times at first: of a request and an unread token, in units of the constant."""
 READ_STEPS = 16
-"""Reading a request's text is worth its time over so many steps."""
+"""Reading a request's text is worth its time over this many steps."""
 BIN_EDGES = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85])
 """Values between them are corrected together."""
 PRIOR_HITS = 2.0
 MEMORY = 0.98
 FIRST_DRAFTS, FIRST_REQUESTS = 2, 6
-"""A way to draft is new until it has made so many drafts, for so many requests in all."""
+"""A way to draft is new until it has made this many drafts, for this many requests in all."""
 FIRST_WAIT, MOST_PATIENCE = 4, 8
 PROBE_SHARE = 0.05
 """Drafts that are predicted to lose are tried in at most this share of the time, soon in an eighth of it."""
@@ -60,7 +60,7 @@ class Method:
             setattr(self, name, MEMORY * getattr(self, name) + prior + counts)
 
     def add(self, values: np.ndarray, num_requests: int) -> None:
-        """Count a draft of so many requests with nodes of these values, verified or not."""
+        """Count a draft of this many requests with nodes of these values, verified or not."""
         bins, memory = np.digitize(values, BIN_EDGES), DRAFT_MEMORY**num_requests
         share, size = (1 - memory) / num_requests, len(BIN_EDGES) + 1
         self._nodes = memory * self._nodes + share * np.bincount(bins, minlength=size)
@@ -86,7 +86,7 @@ class Method:
         return float((num_requests * (1 + tokens) / ms).max())
 
     def is_due(self, ms: float, pass_ms: float) -> bool:
-        """Whether a draft of so many ms is tried though it is predicted to lose; call it once per step without one."""
+        """Whether a draft of `ms` is tried though it is predicted to lose; call it once per step without one."""
         self._waited += 1
         if self._waited < self._patience * max(FIRST_WAIT, ms / (PROBE_SHARE * pass_ms)):
             return False

@@ -27,7 +27,7 @@ from treespec.vllm.times import TimeModel
 LEAST_GAIN = 1.02
 """A draft must be predicted to be this many times as fast as plain decoding."""
 EXPLORED_EVERY = 16
-"""Every so many drafts a size between plain and the best one is taken, so that the times of both are known."""
+"""Once in this many drafts a size between plain and the best one is taken, so that the times of both are known."""
 PRIOR_SHARE = 0.02
 """Before anything is known, a token more takes this share of a pass of one token."""
 

@@ -13,7 +13,7 @@ FORGETTING = 0.98
 PRIOR_WEIGHT = 0.02
 """In observations."""
 OUTLIER = 3.0
-"""What takes more times what was predicted counts as so many."""
+"""What takes more times what was predicted counts as this many."""
 LEAST_SCALE = 0.1
 """A coefficient's prior is at least this share of the first one's unsure."""
 

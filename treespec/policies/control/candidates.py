@@ -21,7 +21,7 @@ class StoppedBestFirst(BestFirst):
     """Best-first trees that stop at the level that no longer pays; tables without draft passes ignore that.
 
     Attributes:
-        least_gain: a row of selected children goes on while its last level raised the expected accepted tokens by more.
+        least_gain: a row of selected children grows while its last level raised the expected accepted tokens by more.
         num_passes: draft passes since this was set to 0.
     """
 

@@ -24,7 +24,7 @@ TRUST = 8.0
 MEMORY = 0.997
 """The factor on a cell's counts per trial."""
 FIRST_STEPS, RENEWED_EVERY = 16, 4
-"""Estimates are made again after each of the first steps, and then after every so many."""
+"""Estimates are made again after each of the first steps, and then once in this many."""
 
 
 def prior_acceptance(ranks: Int[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

@@ -24,14 +24,14 @@ CLOSE_GAIN = 1.5
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 POOR_GAIN, MOST_REPEATS = 1.05, 3
-"""After drafts that did not pay, and where the best one is predicted to gain less than this, so many plain steps follow
-a plain one without another prediction."""
+"""After drafts that did not pay, and where the best one is predicted to gain less than `POOR_GAIN`, a plain step is
+followed by `MOST_REPEATS` plain ones without another prediction."""
 READING_SHARE = 0.03
 """What must be read to try a drafter again takes at most this share of the plain steps' time."""
 FIRST_TREES = 4
 """Drafts that are trees in any case, at first: a chain says nothing of trees."""
 EXPLORED_EVERY = 16
-"""Every so many drafts the best tree is taken, even if a chain is predicted to be faster, and goes deeper."""
+"""Once in this many drafts the best tree is taken, even if a chain is predicted to be faster, and goes deeper."""
 
 _NODES_BELOW = np.arange(MOST_NODES)
 """Below the roots, of the numbers 1, 2, ... of a curve."""
@@ -60,7 +60,7 @@ class Learned:
         self.first_policy: TreePolicy = candidates.policies[int(best)] or BestFirst(1)
 
     def drafts(self, num_rows: int) -> DraftTimes:
-        """The times of drafting for about so many rows."""
+        """The times of drafting for about this many rows."""
         key = num_rows.bit_length()
         if key not in self._drafts:
             self._drafts[key] = DraftTimes(self._level_ms)

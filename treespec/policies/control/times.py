@@ -27,7 +27,7 @@ UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
 """A pass's time by nodes, relative to one node, where nothing was measured."""
 FORGETTING = 0.97
 CHANGED = 2.0
-"""Where drafts take more or less than so many times what is predicted, what was observed before is dropped."""
+"""Where drafts take more or less than this many times what is predicted, what was observed before is dropped."""
 RENEWED_EVERY = 4
 """Steps after which estimates are made again, once there were some."""
 DETAIL_MEMORY = 0.98
@@ -93,7 +93,7 @@ class PassTimes:
         detail.update(error if is_of_draft else error / 2)
 
     def is_plain_known(self, num_rows: int, context: int) -> bool:
-        """Whether plain steps of so many rows were timed, or need not be: a profile is of one row."""
+        """Whether plain steps of this many rows were timed, or need not be: a profile is of one row."""
         return num_rows == 1 or self._num_plain[_key(num_rows, context)] >= NUM_PLAIN
 
     def _shape(self, num_rows: int) -> Float[np.ndarray, "t"]:
@@ -139,7 +139,7 @@ class DraftTimes:
         return float(self.coefficients[1])
 
     def predict(self, num_passes: Float[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
-        """Milliseconds for so many draft passes and nodes, all rows' together."""
+        """Milliseconds for this many draft passes and nodes, all rows' together."""
         start, level, node = self.coefficients
         return start + level * num_passes + node * num_nodes
 
@@ -170,7 +170,7 @@ class ReadingTime:
         self._latest: deque[float] = deque(maxlen=3)
 
     def predict(self, num_tokens: int) -> float:
-        """Milliseconds for so many tokens, all rows' together."""
+        """Milliseconds for this many tokens, all rows' together."""
         return num_tokens * _median(self._latest, 0.0)
 
     def update(self, num_tokens: int, ms: float) -> None:
