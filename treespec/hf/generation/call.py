@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from treespec.checks import check_flag
 from treespec.engine.observer import Observer
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.cache.caches import is_filled
@@ -51,8 +52,8 @@ class Compiled(Protocol):
 class Options:
     """The options of `TreeSpeculation`, whose arguments have the same names; one call's are in its `Call`.
 
-    Raises `ConfigError`: stop strings that are not strings or come without a tokenizer, a streamer without `put` and
-    `end`, a seed that is not an int from 0 to 2**63 - 1.
+    Raises `ConfigError`: flags that are neither True nor False, stop strings that are not strings or come without a
+    tokenizer, a streamer without `put` and `end`, a seed that is not an int from 0 to 2**63 - 1.
     """
 
     drafter: Drafter
@@ -72,6 +73,8 @@ class Options:
     def __post_init__(self) -> None:
         seed = self.seed
         streamer = self.streamer
+        check_flag("record_steps", self.record_steps)
+        check_flag("progress", self.progress)
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
         if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
