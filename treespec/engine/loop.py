@@ -43,7 +43,7 @@ class Stopping(Protocol):
     """Where generation ends."""
 
     def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:
-        """How many of the new tokens are kept, up to and including the one that stops the row; None: go on.
+        """How many of the new tokens are kept, up to and including the one that stops the row; None: continue.
 
         `ids` int64 [L] holds the whole row, left padding and new tokens included; `row` is the caller's batch row.
         """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
-from treespec.protocols import Scores
+from treespec.protocols import Scores, VerifiedStep
 from treespec.tree import TreeBatch
 from treespec.vllm.attention import CurrentStep
 from treespec.vllm.drafting import Drafting, ServedRow

@@ -14,16 +14,15 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
 
+from treespec.checks import check_flag
 from treespec.engine.observer import Observer
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.cache.caches import is_filled
-from treespec.hf.generation.validate import ModelArguments, checked_mask
+from treespec.hf.generation.validate import ModelArguments, Tokenizer, checked_mask
 from treespec.hf.introspect import ModelFacts, cache_in, model_facts
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
 from treespec.protocols import CausalScorer, Drafter, TreePolicy, VerificationRule
@@ -53,14 +52,14 @@ class Compiled(Protocol):
 class Options:
     """The options of `TreeSpeculation`, whose arguments have the same names; one call's are in its `Call`.
 
-    Raises `ConfigError`: stop strings that are not strings or come without a tokenizer, a streamer without `put` and
-    `end`, a seed that is not an int from 0 to 2**63 - 1.
+    Raises `ConfigError`: flags that are neither True nor False, stop strings that are not strings or come without a
+    tokenizer, a streamer without `put` and `end`, a seed that is not an int from 0 to 2**63 - 1.
     """
 
     drafter: Drafter
     policy: TreePolicy
     verification: str | VerificationRule = "auto"
-    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
+    tokenizer: Tokenizer | None = None
     streamer: BaseStreamer | None = None
     stop_strings: str | Sequence[str] | None = None
     seed: int | None = None
@@ -74,6 +73,8 @@ class Options:
     def __post_init__(self) -> None:
         seed = self.seed
         streamer = self.streamer
+        check_flag("record_steps", self.record_steps)
+        check_flag("progress", self.progress)
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
         if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):

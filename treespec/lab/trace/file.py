@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from treespec.checks import check_count
+from treespec.checks import check_count, check_flag
 from treespec.data.tensor_file import write_tensors
 from treespec.errors import CheckpointError, ConfigError, TraceError, TreespecWarning
 from treespec.lab.trace.records import FORMAT, Trace, TracedCall, TracedStep
@@ -23,8 +23,8 @@ SHARD_FORMAT = "treespec-trace-distributions-1"
 class TraceFile:
     """A file that calls append their steps to, as JSON lines, flushed after every step: a crash loses the last at most.
 
-    Calls go on where an existing trace ends. When a bound is reached recording stops, and the trace says so; decoding
-    goes on. A file that can no longer be written (a full disk) ends recording with a `TreespecWarning`.
+    Calls append to an existing trace. When a bound is reached recording stops, and the trace says so; decoding
+    continues. A file that can no longer be written (a full disk) ends recording with a `TreespecWarning`.
 
     Args:
         path: the file, `*.jsonl`.
@@ -51,7 +51,7 @@ class TraceFile:
             raise ConfigError(f"a trace needs the path of a file in an existing folder, got {self.path}")
         self.max_steps = check_count("max_steps", max_steps)
         self.max_megabytes = check_count("max_megabytes", max_megabytes)
-        self.has_distributions = has_distributions
+        self.has_distributions = check_flag("has_distributions", has_distributions)
         self._num_steps, self._num_bytes, self._call = 0, 0, -1
         self._is_open, self._stopped = False, ""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from treespec.checks import ShowsOptions, check_count, check_number
+from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
@@ -94,7 +94,8 @@ class Control(ShowsOptions, StepControl):
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
         self.given_max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
-        self.max_latency_ms, self.is_timed, self.pass_ms = max_latency_ms, is_timed, pass_ms
+        self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
+        self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")
         if pass_ms is not None and (not isinstance(pass_ms, Mapping) or not pass_ms):
