@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
 from typing import NamedTuple
@@ -10,27 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from treespec.lab.diagnosis.evidence import Evidence
+from treespec.policies.control.pass_times import PassTimes
 
 LONGEST_DRAFT = 64
 """Tokens of the longest perfect draft that is considered."""
 
 
-class Passes:
-    """Milliseconds of the target's pass over n nodes: the measured curve, scaled to the passes of the run."""
-
-    def __init__(self, pass_ms: Mapping[int, float], mean_nodes: float, mean_ms: float) -> None:
-        self._nodes, measured = np.array(sorted(pass_ms.items()), float).T
-        # A pass over fewer nodes takes no longer: what says otherwise was measured while the machine was busy.
-        self._ms = np.minimum.accumulate(measured[::-1])[::-1]
-        self.scale = 1.0
-        self.scale = mean_ms / self(mean_nodes)
-
-    def __call__(self, nodes: float) -> float:
-        slope = 0.0
-        if len(self._nodes) > 1:
-            slope = max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2])
-        inside = float(np.interp(nodes, self._nodes, self._ms))
-        return self.scale * (inside + slope * max(nodes - self._nodes[-1], 0.0))
+def pass_ms(passes: PassTimes, nodes: float) -> float:
+    """Milliseconds of the target's pass over so many nodes."""
+    return float(passes.predict(np.array([nodes]))[0])
 
 
 @dataclass(frozen=True)
@@ -53,11 +40,11 @@ class Speed:
     plain_host: float
 
     @classmethod
-    def of(cls, run: Evidence, passes: Passes) -> Speed:
+    def of(cls, run: Evidence, passes: PassTimes) -> Speed:
         ms = {phase: run.ms(phase) for phase in ("draft", "target", "verify", "commit", "other", "prefill")}
         tokens = run.tokens_per_step
         host = (ms["verify"] + ms["commit"]) / tokens
-        return cls(**ms, tokens=tokens, plain_pass=passes(run.rows_per_step), plain_host=host)
+        return cls(**ms, tokens=tokens, plain_pass=pass_ms(passes, run.rows_per_step), plain_host=host)
 
     @property
     def step(self) -> float:
@@ -89,25 +76,26 @@ class Case(NamedTuple):
 
     run: Evidence
     speed: Speed
-    passes: Passes
+    passes: PassTimes
     rows: float
 
     @classmethod
     def of(cls, run: Evidence) -> Case:
         mean_ms, mean_nodes = run.ms("target"), run.nodes_per_row * run.rows_per_step
         # Without a profile passes count as flat: one of any size takes what this run's took.
-        passes = Passes(run.pass_ms or {1: mean_ms}, mean_nodes, mean_ms)
+        passes = PassTimes(run.pass_ms or {1: mean_ms, 2: mean_ms})
+        passes.unit_ms *= mean_ms / pass_ms(passes, mean_nodes)  # The measured curve, scaled to this run.
         return cls(run, Speed.of(run, passes), passes, run.rows_per_step)
 
     def pass_ms(self, nodes_per_row: float) -> float:
-        return self.passes(self.rows * nodes_per_row)
+        return pass_ms(self.passes, self.rows * nodes_per_row)
 
     def with_one_row(self) -> Case:
         """The same drafts for a single text: drafting gets cheaper as a plain pass does, other work by the rows."""
-        plain = self.passes(1)
+        plain, target = (pass_ms(self.passes, nodes) for nodes in (1, self.run.nodes_per_row))
         shares = {name: getattr(self.speed, name) / self.rows for name in ("prefill", "verify", "commit", "other")}
         shares |= {"draft": self.speed.draft * plain / self.speed.plain_pass, "plain_pass": plain}
-        shares |= {"target": self.passes(self.run.nodes_per_row), "plain_host": self.speed.plain_host / self.rows}
+        shares |= {"target": target, "plain_host": self.speed.plain_host / self.rows}
         return self._replace(speed=replace(self.speed, **shares), rows=1.0)
 
     def with_acceptance(self, least: float) -> float:
