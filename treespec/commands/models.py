@@ -87,7 +87,7 @@ def load_target(name: str, dtype: str | None = None, device: torch.device | str 
 
 
 def pack(module: Any, *batch_size: int) -> Any:
-    """Pack the weights of what has any to pack; a module packed before stays as it is. The context that undoes it."""
+    """Pack a module's weights; one packed before is left unchanged. Returns the context that undoes it."""
     try:
         return prepack_linears(module, *batch_size)
     except TreespecError:

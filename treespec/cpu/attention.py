@@ -45,7 +45,7 @@ class NativeAttention:
         return query.dtype == torch.float32 or all(step % 2 == 0 for step in steps)  # bfloat16 is read in pairs.
 
     def as_panels(self, mask: Float[Tensor, "B 1 F S"], num_groups: int) -> Float[Tensor, "B panels S columns"]:
-        """An additive mask as the function reads it, for so many query heads per key head."""
+        """An additive mask as the function reads it, for this many query heads per key head."""
         queries = mask[:, 0].repeat(1, num_groups, 1)
         padded = torch.nn.functional.pad(queries, (0, 0, 0, -queries.shape[1] % self._columns))
         return padded.unflatten(1, (-1, self._columns)).transpose(2, 3).contiguous()

@@ -98,7 +98,7 @@ class Int8Linear(NativeLinear):
     function = "treespec_linear_int8"
 
     def pack(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
-        """Per panel the weights as int8 and, behind them, the bytes of their outputs' float32 scales."""
+        """Per panel the weights as int8 and, after them, the bytes of their outputs' float32 scales."""
         scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         panels = super().pack((weight / scales).round()).to(torch.int8)
         factors = super().pack(scales).view(len(panels), -1)

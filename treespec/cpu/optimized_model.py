@@ -80,9 +80,9 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
 
     Args:
         model: a causal language model, a draft model or a head, with float32 or bfloat16 weights on the CPU. Calls that
-            want gradients run as before, and so do layers on other devices and offloaded ones.
+            need gradients run as before, and so do layers on other devices and offloaded ones.
         dtype: None keeps the weights' own; the others make a float32 model another one, close to the first. The weights
-            themselves stay as they are. `torch.int8` rounds the weights to 8 bits, one scale per output, and computes
+            themselves are left unchanged. `torch.int8` rounds the weights to 8 bits, one scale per output, and computes
             in float32: right for heads and draft models, whose rounding costs next to no acceptance and no exactness.
             `torch.bfloat16` rounds weights and inputs, the output embedding excepted, coarsely enough for a near-tie
             to fall differently in passes over one node and over a tree: greedy texts equal that model's own `generate`
@@ -103,7 +103,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
             f"{type(model).__name__} has no nn.Linear with float32 or bfloat16 weights on the CPU whose forward is its "
             f"own: optimize serves such models only{_reason(model)}"
         )
-    with suppress(NativeError):  # Without a compiler norms and attention stay as they are.
+    with suppress(NativeError):  # Without a compiler norms and attention are left unchanged.
         serve_norms(model, native_norm(kernel_folder()))
         serve_attention(model, native_attention(kernel_folder()))
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
@@ -114,7 +114,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `optimize`; a model that is not optimised stays as it is."""
+    """Undo `optimize`; a model that is not optimised is left unchanged."""
     leave_attention(model)
     for module in model.modules():
         if isinstance(vars(module).get("forward"), FastForward | FastNorm):
@@ -162,6 +162,6 @@ def _rounded(model: nn.Module, modules: Sequence[nn.Linear], dtype: torch.dtype)
 
 def _serve_in_float32(head: nn.Linear) -> None:
     """Logits of eight bits would tie: greedy decoding would choose by token id."""
-    with suppress(NativeError):  # Without a compiler it runs as it is.
+    with suppress(NativeError):  # Without a compiler it runs unchanged.
         kernels = {"native": native_linear(kernel_folder())}
         vars(head)[own_forward(head)] = FastForward(head, kernels, dict.fromkeys(NUM_ROWS, "native"))

@@ -44,7 +44,7 @@ class Constraints(AddOn):
         self._begin(None)
 
     def _begin(self, num_prompt: int | None) -> None:
-        """Let the grammars begin after so many ids, whatever paths they are asked for."""
+        """Let the grammars begin after this many ids, whatever paths they are asked for."""
         for processor in self._processors:
             if isinstance(processor, GrammarProcessor):
                 processor.begin(num_prompt)

@@ -82,7 +82,7 @@ class ForcedText:
         return torch.stack([mask[:size] for mask in masks]).all(0) if len(masks) > 1 else masks[0]
 
     def follow(self, row: int, text: tuple[int, ...]) -> None:
-        """Say what a row has emitted to the constraints."""
+        """Report to the constraints what a row has emitted."""
         for constraint in self._constraints:
             constraint.follow(row, text)
 

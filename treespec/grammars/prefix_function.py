@@ -49,7 +49,7 @@ class PrefixProcessor(BranchProcessor):
         return self._rows[row].mask(tuple(tokens))
 
     def follow(self, row: int, emitted: tuple[int, ...]) -> None:
-        """Say what a row has emitted, also where the function forbade it; its errors on the way there come now."""
+        """Record what a row has emitted, also where the function forbade it; its errors on the way there come now."""
         for text, error in self._errors[row].items():
             if len(text) < len(emitted) and text == emitted[: len(text)]:
                 raise error

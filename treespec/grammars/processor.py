@@ -39,7 +39,7 @@ class PathStates:
         self._emitted: tuple[int, ...] = ()
 
     def follow(self, emitted: tuple[int, ...]) -> None:
-        """Go on after emitted tokens, which begin with those of the call before, also where one was forbidden."""
+        """Continue after emitted tokens, which begin with those of the call before, also where one was forbidden."""
         news = range(len(self._emitted) + 1, len(emitted) + 1)
         if any(self._known.get(emitted[:n], self._start) is None for n in news):
             self._known = OrderedDict((text, known) for text, known in self._known.items() if known is not None)

@@ -1,4 +1,4 @@
-"""Where a text stands in a grammar, for each package that has grammars."""
+"""A text's state in a grammar, for each package that has grammars."""
 
 import copy
 import sys
@@ -16,14 +16,14 @@ from treespec.errors import ConfigError
 
 @runtime_checkable
 class GrammarState(Protocol):
-    """Where a text stands in a grammar."""
+    """A text's state in a grammar."""
 
     def fork(self) -> "GrammarState":
         """An independent copy."""
         ...
 
     def advance(self, token: int) -> None:
-        """Go on by one token, one that `mask` allows."""
+        """Continue by one token, one that `mask` allows."""
         ...
 
     def mask(self) -> Tensor:

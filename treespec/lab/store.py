@@ -1,4 +1,4 @@
-"""Files of results: replaced as a whole, or appended to, so that a run that was stopped goes on where it was."""
+"""Files of results: replaced as a whole, or appended to, so that a run that was stopped continues where it was."""
 
 from __future__ import annotations
 

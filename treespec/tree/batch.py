@@ -205,6 +205,6 @@ class TreeBatch(TreeArrays):
         cut = {name: getattr(self, name).numpy().take(taken) for name in names}
         new_ids = np.zeros((num_rows, width + 2), np.int64)
         new_ids[rows, nodes] = np.arange(nodes.shape[1])
-        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which stay as they are.
+        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which are left unchanged.
         cut["parents"] = np.where(nodes >= 0, new_ids[rows, cut["parents"]], PADDING_PARENT)
         return replace(self, **{name: torch.from_numpy(array) for name, array in cut.items()})

@@ -81,5 +81,5 @@ def test_the_snippet_of_the_docs_runs(target, heads, tmp_path, monkeypatch):
     (tmp_path / "medusa-vicuna-7b-v1.3").mkdir()
     write(tmp_path / "medusa-vicuna-7b-v1.3", authors_tensors(heads))
     monkeypatch.chdir(tmp_path)
-    names = run_snippet("Medusa heads", {"treespec": treespec}, page="heads.md")
+    names = run_snippet("Medusa heads", page="heads.md")
     assert acceptance(target, names["speculation"], None) > 1.8

@@ -63,7 +63,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         self.head.add_context(self.head.fuse(states), positions, keys)
 
     def _mask(self, span: Span, ends: Int[Tensor, "B 1"]) -> Bool[Tensor, "B 1 Q S"] | None:
-        """What blocks behind the context's ends see in layers of a span, or None where that is everything."""
+        """What blocks after the context's ends see in layers of a span, or None where that is everything."""
         num_committed = self._keys.num_committed
         size = self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1

@@ -1,6 +1,6 @@
 """Attention of few queries without expanded keys and values: grouped query heads become rows of their key's head.
 
-With g query heads per key head, PyTorch's CPU attention wants keys and values copied g times; at a few nodes and a few
+With g query heads per key head, PyTorch's CPU attention needs keys and values copied g times; at a few nodes and a few
 hundred slots the copies cost more than the attention. Here queries [B, G * g, F, d] are read as [B, G, g * F, d] and
 attended in one call of the same kernel, with the mask repeated g times: the sums are the same. Models that
 `treespec.optimize` serves attend by its native function, which reads a mask in an order of its own.
@@ -51,7 +51,7 @@ def plain_implementation(text: PreTrainedConfig) -> str:
 
 
 class FoldedAttention:
-    """Runs the passes of one model with folded attention; a model it does not serve runs as it is.
+    """Runs the passes of one model with folded attention; a model it does not serve runs unchanged.
 
     Served are models on the CPU that use transformers' attention interface with `sdpa`. Calls of their layers that need
     more than a mask (sinks, soft caps, position biases, heads of unequal sizes) go to `sdpa` itself, as do passes of

@@ -40,7 +40,7 @@ class RopeByLength:
         return bool(self._modules)
 
     def is_exceeded_by(self, longest: int | None) -> bool:
-        """Whether texts of so many tokens, None: of any number, have other frequencies than short ones."""
+        """Whether texts of this many tokens, None: of any number, have other frequencies than short ones."""
         return self.threshold is not None and (longest is None or longest > self.threshold)
 
     def start(self, last_positions: Int[Tensor, "*rows B 1"]) -> None:

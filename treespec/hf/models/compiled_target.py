@@ -70,7 +70,7 @@ class CompiledTarget:
 
     @classmethod
     def of(cls, compile: bool | str | Mapping[str, Any]) -> CompiledTarget | None:
-        """What the argument `compile` means; None: passes run as they are. Raises `ConfigError`: something else."""
+        """What the argument `compile` means; None: passes run unchanged. Raises `ConfigError`: something else."""
         if isinstance(compile, bool):
             return cls({}) if compile else None
         if compile == AUTO:
@@ -153,7 +153,7 @@ def kept_times(facts: ModelFacts, num_slots: int) -> dict[int, PassPair]:
 def measure_times(
     facts: ModelFacts, compiled: StaticScorer, num_slots: int, counts: Sequence[int]
 ) -> dict[int, PassPair]:
-    """Medians of paired passes of one row over so many nodes, behind a text that fills half of the slots; kept.
+    """Medians of paired passes of one row over this many nodes, after a text that fills half of the slots; kept.
 
     Compiling takes most of the time, some ten seconds to a minute per number of nodes: a bar shows how far it is.
     """

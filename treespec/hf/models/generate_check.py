@@ -172,7 +172,7 @@ def _chain(tokens: Int[Tensor, "B L"]) -> tuple[Int[Tensor, "B L"], Int[Tensor, 
 def _with_siblings(
     tokens: Int[Tensor, "B L"], facts: ModelFacts
 ) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"], list[int]]:
-    """A tree with the tokens as a path, each behind a sibling, N = 2 L - 1: its tokens, its parents and the path."""
+    """A tree with the tokens as a path, each after a sibling, N = 2 L - 1: its tokens, its parents and the path."""
     siblings = (tokens + 1) % facts.config.vocab_size
     nodes = torch.stack([siblings, tokens], dim=2).flatten(1)[:, 1:]
     parents = [-1, *(2 * (node // 2) for node in range(nodes.shape[1] - 1))]

@@ -122,7 +122,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
 
 
 def time_pass(scorer: AnyScorer | StaticScorer, num_nodes: int) -> float:
-    """Seconds of a pass of one row over a tree of so many nodes, none of which stays in the cache."""
+    """Seconds of a pass of one row over a tree of this many nodes, none of which stays in the cache."""
     is_tree = scorer.capability == Capability.TREE
     parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
     tokens = torch.ones(1, num_nodes, dtype=torch.int64, device="cpu")  # On the host, as trees are.

@@ -1,6 +1,6 @@
 """`PlainScorer`: single tokens, scored by exactly the passes of plain `generate`.
 
-For models whose numbers hang on the grouping of tokens into passes so much that any other grouping gives other texts.
+For models whose numbers depend on the grouping of tokens into passes so much that any other grouping gives other texts.
 """
 
 from collections.abc import Sequence

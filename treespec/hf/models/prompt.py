@@ -123,7 +123,7 @@ def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
 
 
 def placeholder_ids(config: Any) -> set[int]:
-    """The ids that stand for images and sounds in a prompt, by the configuration; some lie outside the vocabulary."""
+    """The ids that stand for images and sounds in a prompt, by the configuration; some are outside the vocabulary."""
     settings = {name: value for name, value in vars(config).items() if name.endswith(("_token_id", "_token_index"))}
     return {value for value in settings.values() if isinstance(value, int)}
 

@@ -99,7 +99,7 @@ def check_prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
 
 
 def check_tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"]:
-    """Random ids from the middle of the vocabulary: special tokens lie at its ends."""
+    """Random ids from the middle of the vocabulary: special tokens are at its ends."""
     size = facts.config.vocab_size
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator, device="cpu").to(facts.device)

@@ -99,7 +99,7 @@ def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, A
 
 
 def up_to_end(row: list[int], ends: set[int]) -> list[int]:
-    """A row without what pads it behind its end-of-sequence token, which stays."""
+    """A row without what pads it after its end-of-sequence token, which stays."""
     return row[: next((number for number, token in enumerate(row, start=1) if token in ends), len(row))]
 
 

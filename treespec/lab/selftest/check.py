@@ -76,7 +76,7 @@ def check(
     Tree logits against path logits, greedy texts (one across the length at which rope frequencies change), the cache
     after many rounds, batches that rows leave, processors along paths, seeds, the rule by enumeration, and sampled
     continuations through the whole engine. The self-test has drafters of its own, so that it needs none; a given one
-    is tested besides.
+    is tested too.
 
     Args:
         model: any causal language model.

@@ -31,7 +31,7 @@ class Subject:
         prompts: int64 [P] each, at least two, of different lengths.
         num_new: tokens of a greedy text.
         seed: of all that is drawn.
-        num_samples: of a G-test, at most so many, and as many again where a p-value is suspect.
+        num_samples: of a G-test, at most this many, and as many again where a p-value is suspect.
         seconds: of sampling, at most.
         advance: called with the share of the running check that is done.
     """
@@ -66,7 +66,7 @@ class Subject:
         return max(TIE, 4 * torch.finfo(self.facts.dtype).eps * largest)
 
     def inputs(self, prompt: Tensor, num_rows: int = 1) -> dict[str, Tensor]:
-        """Arguments of `generate` for one prompt in so many rows."""
+        """Arguments of `generate` for one prompt in this many rows."""
         ids = prompt.expand(num_rows, -1)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

@@ -23,8 +23,8 @@ SHARD_FORMAT = "treespec-trace-distributions-1"
 class TraceFile:
     """A file that calls append their steps to, as JSON lines, flushed after every step: a crash loses the last at most.
 
-    Calls go on where an existing trace ends. When a bound is reached recording stops, and the trace says so; decoding
-    goes on. A file that can no longer be written (a full disk) ends recording with a `TreespecWarning`.
+    Calls append to an existing trace. When a bound is reached recording stops, and the trace says so; decoding
+    continues. A file that can no longer be written (a full disk) ends recording with a `TreespecWarning`.
 
     Args:
         path: the file, `*.jsonl`.

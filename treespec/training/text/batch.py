@@ -78,7 +78,7 @@ class _Row:
     num_message: int | None  # Tokens of the user's message so far; None once the answer has begun.
     top: list[Tensor]  # The most probable next tokens after every token but the last.
     forced: list[int] = field(default_factory=list)  # The template's tokens that come next; they replace drawn ones.
-    num_cached: int = 0  # Tokens that the model has read; a finished row goes on reading until it leaves.
+    num_cached: int = 0  # Tokens that the model has read; a finished row continues reading until it leaves.
     is_done: bool = False
 
     def append(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:

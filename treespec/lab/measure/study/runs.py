@@ -55,7 +55,7 @@ def run_study(
     Args:
         folder: gets `blocks-DIGEST.jsonl`, a line per block as soon as it is done, and `runs.parquet`.
         load, encode: importable functions, as other processes call them.
-        workers: processes; each loads the model. Times are those of a machine that runs so many at once.
+        workers: processes; each loads the model. Times are those of a machine that runs this many at once.
         advance: called with the number of blocks done.
 
     Raises `ConfigError`: pyarrow is missing.
