@@ -100,7 +100,7 @@ def bfloat16_kernel(folder: Path) -> Kernel:
 
 
 class _Packed:
-    """What kernels packed of one weight, as long as that is as it was.
+    """One weight as kernels packed it, valid until the weight changes.
 
     Writes through `.data`, by which PEFT merges adapters, raise no version: some of the numbers are looked at, which a
     change of all of them changes.

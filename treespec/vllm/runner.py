@@ -89,7 +89,7 @@ class TreeRunner:
         return result
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
-        """In place of vLLM's verification of chains."""
+        """Verify trees, in place of vLLM's verification of chains."""
         step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()

@@ -20,7 +20,7 @@ class Passes:
 
     def __init__(self, pass_ms: Mapping[int, float], mean_nodes: float, mean_ms: float) -> None:
         self._nodes, measured = np.array(sorted(pass_ms.items()), float).T
-        # A pass over fewer nodes takes no longer: what says otherwise was measured while the machine was busy.
+        # A pass over fewer nodes takes no longer: a shorter time was measured while the machine was busy.
         self._ms = np.minimum.accumulate(measured[::-1])[::-1]
         self.scale = 1.0
         self.scale = mean_ms / self(mean_nodes)
@@ -61,7 +61,7 @@ class Speed:
 
     @property
     def step(self) -> float:
-        """Without the prefill."""
+        """Milliseconds without the prefill."""
         return self.draft + self.target + self.verify + self.commit + self.other
 
     @property
@@ -76,7 +76,7 @@ class Speed:
 
     @property
     def decoding_speedup(self) -> float:
-        """Without reading the prompt."""
+        """Times as fast as plain decoding, prompts excluded."""
         return self.tokens * self.plain / self.step
 
     def but(self, **changes: float) -> float:
@@ -139,7 +139,7 @@ class Case(NamedTuple):
 
     @property
     def perfect_speedup(self) -> float:
-        """With drafts that are always right and cost nothing, of the best length."""
+        """The speed with drafts that are always right, cost nothing and have the best length."""
         return max(self._perfect(length + 1) for length in range(1, LONGEST_DRAFT + 1))
 
     def _perfect(self, tokens: int) -> float:
