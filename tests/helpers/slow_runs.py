@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from helpers.toy_models import TableLM, ToyScorer
+from helpers.toy_models import FixedLength, TableLM, ToyScorer
 
 import treespec
 from treespec.engine import loop, stats
@@ -149,17 +149,6 @@ class SlowProcessors(NoProcessors):
         return super().__call__(ids, logits, row)
 
 
-class UntilLength:
-    def __init__(self, length):
-        self._length = length
-
-    def num_kept(self, row, ids, new_tokens):
-        return len(new_tokens) if len(ids) >= self._length else None
-
-    def max_new(self, row, length, num_padding):
-        return self._length - length
-
-
 @dataclass(frozen=True)
 class Run:
     """The settings of a run; as they are it is healthy."""
@@ -197,7 +186,7 @@ class Run:
             drafter,
             prompts,
             torch.ones_like(prompts, dtype=torch.bool),
-            UntilLength(self.num_prompt + self.num_new),
+            FixedLength(self.num_prompt + self.num_new),
             policy=self.tree,
             processors=processors,
             is_sampling=self.is_sampling,

@@ -6,9 +6,9 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 from helpers.toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
-from treespec.errors import ConfigError, RuleMismatchError
+from treespec.errors import RuleMismatchError
 from treespec.literature import AdaptiveChain, Truncated
-from treespec.policies import Chain, Control, KAry
+from treespec.policies import Chain, KAry
 from treespec.policies.wrapping import as_chain, is_chain
 from treespec.protocols import LearningPolicy
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
@@ -79,12 +79,3 @@ def test_a_chain_in_its_stead_is_truncated_alike():
     assert not is_chain(Truncated(KAry((2, 2))))
     chain = Truncated(Chain(9), 7)
     assert as_chain(chain).policy is chain.policy
-
-
-def test_misuse_is_named():
-    with pytest.raises(ConfigError, match="num_tokens"):
-        Truncated(KAry((2,)), 0)
-    with pytest.raises(ConfigError, match="policy"):
-        Truncated(16)
-    with pytest.raises(ConfigError, match="not a Control"):
-        Truncated(Control())

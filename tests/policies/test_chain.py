@@ -161,23 +161,6 @@ def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
     assert len(result.stats.num_drafted_at_depth) > 1
 
 
-BAD = {
-    "no threshold": lambda: LowConfidence(0.0),
-    "NaN": lambda: LowConfidence(float("nan")),
-    "no number": lambda: LowConfidence("half"),
-    "no rule": lambda: Chain(3, stop=0.5),
-    "above one": lambda: LowConfidence(1.5),
-    "too long": lambda: AdaptiveChain(9, max_k=8),
-    "no tokens": lambda: AdaptiveChain(0),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_options(name):
-    with pytest.raises(ConfigError):
-        BAD[name]()
-
-
 WRONG_RULES = {
     "a number": lambda probs: True,
     "probabilities": lambda probs: probs[:, -1],

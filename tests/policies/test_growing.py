@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treespec.policies.children as children_module
-from treespec.errors import ConfigError, InvalidTreeError
+from treespec.errors import ConfigError
 from treespec.literature import StochasticBeam
 from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, TreeBuilder, as_policy
 from treespec.policies.heap import grow_best_first
@@ -123,15 +123,6 @@ def test_k_ary_is_the_full_product():
     expected = [p[:d] for p in product(range(1), range(2), range(3)) for d in (1, 2, 3)]
     assert sorted(rank_paths(batch.trees[0])) == sorted(set(expected))
     assert KAry((1, 2, 3)).max_nodes == batch.max_nodes == 10
-
-
-def test_chain_stores_the_distribution_of_each_token():
-    source = TableSource([0, 1, 2], TableLM(5))
-    batch = Chain(4).grow(source, 3)
-    assert batch.is_chain
-    assert batch.sampling_schemes == {IID}
-    assert batch.tokens.shape == (3, 4)
-    assert Chain(4).grow(TableSource([0], TableLM(5), is_sampling=False), 3).sampling_schemes == {SELECTED}
 
 
 def test_mixed_puts_the_sample_first_and_excludes_the_selected():
@@ -302,27 +293,3 @@ def test_as_policy():
     assert as_policy("[(0,), (1,), (0, 0)]").max_nodes == as_policy([(0,), (1,), (0, 0)]).max_nodes == 4
     chain = Chain(3)
     assert as_policy(chain) is chain
-
-
-BAD = {
-    "no policy": (lambda: as_policy(3.5), ConfigError, "tree policy"),
-    "a class": (lambda: as_policy(BestFirst), ConfigError, "tree policy"),
-    "a bool": (lambda: as_policy(True), ConfigError, "tree policy"),
-    "no nodes": (lambda: as_policy(0), ConfigError, "positive int"),
-    "bad paths": (lambda: as_policy("[(0, 0)]"), InvalidTreeError, "parent"),
-    "no tokens": (lambda: Chain(0), ConfigError, "k must be a positive int"),
-    "unknown children": (lambda: Chain(2, "best"), ConfigError, "children must be one of"),
-    "unknown ranking": (lambda: BestFirst(4, ranking="best"), ConfigError, "ranking must be"),
-    "mixed best-first": (lambda: BestFirst(4, MIXED), ConfigError, "children must be one of"),
-    "no level": (lambda: KAry(()), ConfigError, "branching"),
-    "a huge tree": (lambda: KAry((10,) * 9), ConfigError, "more than 4096"),
-    "a literal of branching": (lambda: KAry("22"), ConfigError, "branching must be a sequence"),
-    "a branching of zero": (lambda: KAry((2, 0)), ConfigError, "positive int"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_options(name):
-    make, error, match = BAD[name]
-    with pytest.raises(error, match=match):
-        make()

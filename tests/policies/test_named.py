@@ -176,25 +176,3 @@ def test_delayed_branching_has_a_trunk():
         assert ours.tokens.equal(full.tokens)
         assert [len(tree.leaf_paths()) for tree in ours.trees] == [3, 3]
         assert policy.max_nodes == 9
-
-
-BAD = {
-    "no nodes": lambda: SpecExec(0),
-    "no beam": lambda: SpecExec(4, beam=0),
-    "no passes": lambda: SpecExec(4, num_passes=0),
-    "no children": lambda: eagle2(4, beam=0),
-    "negative gain": lambda: opt_tree(4, min_gain=-0.1),
-    "a gain of sampled children": lambda: BestFirst(6, WITHOUT_REPLACEMENT, min_gain=0.1),
-    "a gain of what may be sampled": lambda: BestFirst(6, min_gain=0.1),
-    "no branch": lambda: delayed_branching(2, (0,)),
-    "no branches": lambda: delayed_branching(2, 3),
-    "a negative trunk": lambda: delayed_branching(-1, (2,)),
-    "half a token": lambda: delayed_branching(2.5, (2,)),
-    "no number": lambda: opt_tree(4, min_gain="0.1"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_options(name):
-    with pytest.raises(ConfigError):
-        BAD[name]()

@@ -91,7 +91,7 @@ def test_the_distribution_without_earlier_siblings() -> None:
         torch.tensor([False, True, True, True, True]),
     )  # fmt: skip
     distributions = [tree.draft_probs_of(node) for node in range(1, 5)]
-    expected = [DISTRIBUTIONS[0], torch.tensor([0, 0.6, 0.4]), DISTRIBUTIONS[1], torch.tensor([0, 1 / 3, 2 / 3])]
+    expected = [DISTRIBUTIONS[0], torch.tensor([0, 0.6, 0.4]), DISTRIBUTIONS[1], torch.tensor([0, 0.25, 0.75])]
     for distribution, wanted in zip(distributions, expected, strict=True):
         assert distribution is not None
         torch.testing.assert_close(distribution, wanted)

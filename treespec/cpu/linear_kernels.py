@@ -72,10 +72,10 @@ def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], 
     """
     found: dict[str, Kernel] = {}
     missing: dict[str, str] = {}
-    if torch.backends.mkldnn.is_available():
+    if has_onednn(dtype):
         found["packed"] = Packed()
     else:
-        missing["packed"] = "PyTorch was built without oneDNN"
+        missing["packed"] = f"oneDNN packs no {dtype} here: PyTorch was built without it, or the processor cannot"
     try:
         found["native"] = native_linear(folder) if dtype == torch.float32 else bfloat16_linear(folder)
     except NativeError as error:
@@ -83,18 +83,23 @@ def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], 
     return found, missing
 
 
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of a dtype here; those of bfloat16 it packs on few processors."""
+    is_known = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and is_known
+
+
 def bfloat16_kernel(folder: Path) -> Kernel:
     """One kernel for all numbers of rows: processors with matrix units (AMX), which oneDNN uses, need no other.
 
     Raises `NativeError`: oneDNN is missing, and the native product cannot be compiled or loaded.
     """
-    has_onednn = torch.backends.mkldnn.is_available()
-    if has_onednn and "amx_bf16" in processor().split():
+    if has_onednn(torch.bfloat16) and "amx_bf16" in processor().split():
         return Packed()
     try:
         return bfloat16_linear(folder)
     except NativeError:
-        if has_onednn:
+        if has_onednn(torch.bfloat16):
             return Packed()
         raise
 

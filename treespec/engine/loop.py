@@ -168,8 +168,9 @@ class Run:
         with timed("commit"):
             emitted, finished = self.emit(verdicts, probs)
             self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
-            self.update(VerifiedStep(trees, verdicts, scores, emitted))
-        self.record(trees, verdicts, emitted, before)
+            verified = VerifiedStep(trees, verdicts, scores, emitted)
+            self.update(verified)
+        self.record(verified, before)
         self.leave(finished)
 
     def notify(self, what: Callable[[Observer], None]) -> None:
@@ -283,16 +284,15 @@ class Run:
         if self.learner is not None:
             self.learner.update(step)
 
-    def record(
-        self, trees: TreeBatch, verdicts: list[Verdict], emitted: list[list[int]], before: dict[str, float]
-    ) -> None:
-        """Show the step to the observers, and its times to the control."""
+    def record(self, verified: VerifiedStep, before: dict[str, float]) -> None:
+        """Show the step and its times to the control, and to the observers."""
         seconds = {phase: total - before[phase] for phase, total in self.clock.seconds.items()}
         choice = None if self.control is None else self.control.choice
         if self.control is not None and choice is not None:
             times = 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"])
-            self.control.update_times(trees, *self.ranks.agree("times", times))
-        step = StepRecord(list(self.rows), trees.trees, verdicts, emitted, seconds, choice)
+            self.control.learn(verified, *self.ranks.agree("times", times))
+        trees, verdicts = verified.trees.trees, verified.verdicts
+        step = StepRecord(list(self.rows), trees, verdicts, verified.emitted, seconds, choice)
         self.notify(lambda observer: observer.on_step(step))
 
     def leave(self, finished: Sequence[bool]) -> None:

@@ -29,13 +29,13 @@ class PositionPatches:
     """The modules of a model that count slots; false when there are none."""
 
     def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module] | None = None) -> None:
-        modules = list(text_modules(model, modules).values())
-        self._blocks = _alibi_blocks(model, modules)
-        local = [module for module in modules if getattr(module, "attention_type", None) == "local"]
+        found = list(text_modules(model, modules).values())
+        self._blocks = _alibi_blocks(model, found)
+        local = [module for module in found if getattr(module, "attention_type", None) == "local"]
         self._windows = [module for module in local if "bias" in dict(module.named_buffers(recurse=False))]
         self._tempered = [
             module
-            for module in modules
+            for module in found
             if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
         ]
         self._window_size = getattr(model.config.get_text_config(), "window_size", 0)

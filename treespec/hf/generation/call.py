@@ -14,8 +14,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -23,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from treespec.engine.observer import Observer
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.cache.caches import is_filled
-from treespec.hf.generation.validate import ModelArguments, checked_mask
+from treespec.hf.generation.validate import ModelArguments, Tokenizer, checked_mask
 from treespec.hf.introspect import ModelFacts, cache_in, model_facts
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
 from treespec.protocols import CausalScorer, Drafter, TreePolicy, VerificationRule
@@ -60,7 +58,7 @@ class Options:
     drafter: Drafter
     policy: TreePolicy
     verification: str | VerificationRule = "auto"
-    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
+    tokenizer: Tokenizer | None = None
     streamer: BaseStreamer | None = None
     stop_strings: str | Sequence[str] | None = None
     seed: int | None = None

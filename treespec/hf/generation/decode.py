@@ -67,7 +67,8 @@ def _criteria(call: Call) -> StoppingCriteriaList:
     if call.stop_strings is None:
         return call.criteria
     strings = [call.stop_strings] if isinstance(call.stop_strings, str) else list(call.stop_strings)
-    return StoppingCriteriaList([*call.criteria, StopStringCriteria(call.tokenizer, strings)])
+    own = StopStringCriteria(call.tokenizer, strings)  # pyright: ignore[reportArgumentType]
+    return StoppingCriteriaList([*call.criteria, own])
 
 
 def _pass_ms(call: Call) -> Mapping[int, float] | None:

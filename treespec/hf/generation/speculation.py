@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -21,11 +21,11 @@ from treespec.hf.generation.decode import run_of
 from treespec.hf.generation.output import Output, Outputs
 from treespec.hf.generation.target import in_use
 from treespec.hf.generation.turns import Turns, ending
-from treespec.hf.generation.validate import Inputs, ModelArguments, check_ids, with_prompts
+from treespec.hf.generation.validate import Inputs, ModelArguments, Tokenizer, check_ids, with_prompts
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.as_drafter import AnyDrafter, as_drafter
 from treespec.policies import as_policy
-from treespec.protocols import TreePolicy, VerificationRule
+from treespec.protocols import Drafter, TreePolicy, VerificationRule
 from treespec.verification import get_rule
 
 
@@ -71,14 +71,14 @@ class TreeSpeculation:
         *,
         tree: TreePolicy | str | Sequence[Sequence[int]] | int = "auto",
         verification: str | VerificationRule = "auto",
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         streamer: BaseStreamer | None = None,
         stop_strings: str | Sequence[str] | None = None,
         seed: int | None = None,
-        compile: bool | str | Mapping[str, Any] = False,
+        compile: bool | str | Mapping[str, object] = False,
         record_steps: bool = False,
         progress: bool = False,
-        trace: Any = None,
+        trace: object = None,
     ) -> None:
         self.options = Options(
             drafter=as_drafter(drafter),
@@ -99,27 +99,36 @@ class TreeSpeculation:
         self._learned = LearnedByAdapters()
         self.last_call: Call | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Copies do not know the last call's model."""
-        return vars(self) | {"last_call": None}
+        return {**vars(self), "last_call": None}
 
     def __repr__(self) -> str:
         options = self.options
         return f"TreeSpeculation({self.drafter!r}, tree={options.policy!r}, verification={options.verification!r})"
 
     @property
-    def drafter(self) -> Any:
+    def drafter(self) -> Drafter:
         """The drafter of the options."""
         return self.options.drafter
 
-    def __call__(self, *prepared: Any, **kwargs: Any) -> Output:
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Unpack[ModelArguments],
+    ) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
 
         Raises `TreespecError`: see `Call.of` and `run_of`; a `RanksDisagreeError` where processes that run the model
         together make other calls.
         """
         with ending(self.options.streamer):
-            return self._run(self.options, *prepared, **kwargs)
+            prepared = model, input_ids, logits_processor, stopping_criteria, generation_config
+            return self._run(self.options, *prepared, **model_kwargs)
 
     def _run(
         self,
@@ -152,10 +161,10 @@ def generate(
     speculation: TreeSpeculation | None = None,
     *,
     streamer: BaseStreamer | None = None,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     stop_strings: str | Sequence[str] | None = None,
     seed: int | None = None,
-    **generation_kwargs: Any,
+    **generation_kwargs: object,
 ) -> Output:
     """`model.generate` by speculation, with transformers' own preparation and all its keyword arguments.
 

@@ -69,11 +69,13 @@ def _compiled(call: Call, layers: tuple[int, ...]) -> CausalScorer | None:
 def _plain(call: Call, layers: tuple[int, ...], why_plain: str | None) -> AnyScorer:
     longest, most = call.config.max_length, call.policy.max_nodes
     is_static = call.config.cache_implementation == "static"
-    # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
-    needs_twin = call.num_rows > 1 and call.cache is not None and call.has_filled_cache
+    cache = call.cache
+    if cache is not None and call.has_filled_cache and call.num_rows > 1:
+        # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
+        cache = twin_cache(cache)
     scorer = make_scorer(
         call.facts,
-        cache=twin_cache(call.cache) if needs_twin else call.cache,
+        cache=cache,
         # The whole text, one tree, and the holes of rows that accept different lengths.
         max_cache_len=int(longest or 0) + 2 * most if is_static else None,
         prompt=call.prompt,

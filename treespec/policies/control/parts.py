@@ -1,8 +1,8 @@
 """Which part of a merge is not worth its time, where `tree="auto"` says what time is worth."""
 
-from collections import deque
+from collections import defaultdict, deque
 from math import sqrt
-from statistics import median
+from statistics import fmean, median, pstdev
 from time import perf_counter
 
 from treespec.protocols import Drafter
@@ -19,13 +19,11 @@ CLEARLY = 1.5
 """A part is left out where its time is worth this many times what it adds: one that hardly pays costs little."""
 LEAST_WORTH = 0.1
 """Accepted tokens that a part's time must be worth before it is asked what it adds, which takes time as well."""
-NUM_TIMES = 9
-"""The last drafts whose median is a part's time: the first ones of a process, which are cold, soon do not count."""
-GAIN_MEMORY = 0.98
-"""The factor per step on what parts have added."""
+NUM_TIMES, NUM_GAINS = 9, 64
+"""The last drafts whose median is a part's time, so that cold ones soon do not count, and whose mean is its gain."""
 
 
-class PartValues:
+class PartChoice:
     """Per part of a merge the milliseconds of a draft, and the accepted tokens that it added to the others'.
 
     Attributes:
@@ -34,29 +32,33 @@ class PartValues:
     """
 
     def __init__(self, num_parts: int) -> None:
-        self._ms = [deque[float](maxlen=NUM_TIMES) for _ in range(num_parts)]
-        self._gains = [_Mean() for _ in range(num_parts)]
-        self._num_steps = self._num_without = 0
-        self._wait = FIRST_WAIT
-        self.clock = perf_counter
+        self._ms = [defaultdict[int, deque[float]](lambda: deque(maxlen=NUM_TIMES)) for _ in range(num_parts)]
+        """By rows of a batch, those of one power of two together."""
+        self._gains = [deque[float](maxlen=NUM_GAINS) for _ in range(num_parts)]
+        self._num_steps = self._num_without = self._size = 0
+        self._wait, self.clock = FIRST_WAIT, perf_counter
         self.left_out: int | None = None
         self.examined: int | None = None
         self._behind: int | None = None  # The part that did not follow the last step.
 
-    def choose(self, tokens_per_ms: float, drawing: int | None = None) -> None:
+    def choose(self, tokens_per_ms: float, num_rows: int, drawing: int | None = None) -> None:
         """Leave out the slowest part where its time is worth more than what it adds; never the one that draws.
 
         One part at most: what two of them add together is not known. A part that may add enough, by two standard errors
         of what it has added, stays: left out, it would show little of itself.
+
+        Args:
+            tokens_per_ms: accepted tokens per row that time is worth.
         """
-        self._num_steps += 1
+        self._num_steps, self._size = self._num_steps + 1, num_rows.bit_length()
         self._behind, self.left_out, self.examined = self.left_out, None, None
-        times = [median(ms) if ms and part != drawing else 0.0 for part, ms in enumerate(self._ms)]
+        times = [0.0 if part == drawing else self._time(part) for part in range(len(self._ms))]
         part = max(range(len(times)), key=times.__getitem__)
-        worth, gain = tokens_per_ms * times[part], self._gains[part]
+        worth, gains = tokens_per_ms * times[part], self._gains[part]
         if worth < LEAST_WORTH:
             return
-        if gain.count >= FIRST_STEPS and worth > CLEARLY * (gain.value + 2 * gain.error):
+        is_known = len(gains) >= FIRST_STEPS
+        if is_known and worth > CLEARLY * (fmean(gains) + 2 * pstdev(gains) / sqrt(len(gains))):
             self._num_without += 1
             if self._num_without <= self._wait:
                 self.left_out = part
@@ -65,40 +67,22 @@ class PartValues:
             self.examined = part
         else:
             self._num_without, self._wait = 0, FIRST_WAIT
-            if gain.count < FIRST_STEPS or self._num_steps % EXAMINED_EVERY == 0:
+            if not is_known or self._num_steps % EXAMINED_EVERY == 0:
                 self.examined = part
+
+    def _time(self, part: int) -> float:
+        known = [size for size, ms in self._ms[part].items() if ms]
+        return median(self._ms[part][min(known, key=lambda size: abs(size - self._size))]) if known else 0.0
 
     def propose(self, part: int, drafter: Drafter, max_depth: int) -> TreeBatch:
         """A part's trees, and its time: not where it has to read first what was decoded without it."""
         start = self.clock()
         trees = drafter.propose(max_depth)
         if part != self._behind:
-            self._ms[part].append(1e3 * (self.clock() - start))
+            self._ms[part][self._size].append(1e3 * (self.clock() - start))
         return trees
 
     def update(self, num_added: float) -> None:
         """Learn how many accepted tokens, a mean over rows, the others would not have had without `examined`."""
         assert self.examined is not None
-        self._gains[self.examined].add(num_added)
-
-
-class _Mean:
-    """A mean in which older values count less, and its standard error."""
-
-    def __init__(self) -> None:
-        self._weight = self._sum = self._squares = 0.0
-        self.count = 0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self._weight = GAIN_MEMORY * self._weight + 1
-        self._sum = GAIN_MEMORY * self._sum + value
-        self._squares = GAIN_MEMORY * self._squares + value**2
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight
-
-    @property
-    def error(self) -> float:
-        return sqrt(max(self._squares / self._weight - self.value**2, 0.0) / self._weight)
+        self._gains[self.examined].append(num_added)
