@@ -153,7 +153,7 @@ class TreeRunner:
         return drafts
 
     def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
-        """Tell the control what became of the step's trees, and the times of a step without chunks of prompts."""
+        """Report to the control what became of the step's trees, and the times of a step without chunks of prompts."""
         control = self._drafting.control
         if control is None:
             return
