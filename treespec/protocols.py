@@ -57,7 +57,7 @@ class CausalScorer(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it returns logits."""
+        """The device of its logits."""
 
     @property
     def max_positions(self) -> int | None:

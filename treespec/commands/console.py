@@ -16,7 +16,7 @@ CONSOLE = Console(stderr=True)
 
 
 def say(text: str, style: str | None = None) -> None:
-    """A line for people, beside the results."""
+    """A line for people, next to the results."""
     CONSOLE.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -47,7 +47,7 @@ def _check_writable(path: Path, folder: Path) -> None:
 
 
 def progress_bar(console: Console = CONSOLE) -> bars.Progress:
-    """What is being done, how much of it is done, and how long the rest will take."""
+    """A progress bar: the task, how much of it is done, and the remaining time."""
     counts = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
     times = (bars.TimeElapsedColumn(), bars.TextColumn("left:"), bars.TimeRemainingColumn())
     return bars.Progress(*counts, *times, console=console)

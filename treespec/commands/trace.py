@@ -151,7 +151,7 @@ def heading(trace: Trace) -> list[str]:
 
 
 def summary_of(trace: Trace, found: Diagnosis) -> dict[str, Any]:
-    """For JSON."""
+    """The data for JSON."""
     calls = [{**call.about, "end": call.end, "num_records": len(call.steps)} for call in trace.calls]
     for call in calls:
         call.pop("prompt_ids", None)

@@ -105,7 +105,7 @@ def bfloat16_kernel(folder: Path) -> Kernel:
 
 
 class _Packed:
-    """What kernels packed of one weight, as long as that is as it was.
+    """One weight as kernels packed it, valid until the weight changes.
 
     Writes through `.data`, by which PEFT merges adapters, raise no version: some of the numbers are looked at, which a
     change of all of them changes.
@@ -136,7 +136,7 @@ def _words(weight: Tensor) -> list[ctypes.c_uint64]:
 class FastForward:
     """Replaces the `forward` of one `nn.Linear`.
 
-    Calls that want a gradient or have another dtype than the weights run as they would without it. In graphs of
+    Calls that need a gradient or have another dtype than the weights run as they would without it. In graphs of
     `torch.compile` the native product is an operator, for weights that `pack_weights` packed; other kernels are left to
     the compiler. Weights are packed at a kernel's first use and packed again after they were changed.
     """

@@ -4,7 +4,7 @@
 // y = x w^T + bias.
 // A product of 1 to 64 rows is limited by reading the weights. They are packed in panels of COLUMNS outputs,
 // [panel][k][COLUMNS], so that they are read once, in order, and well ahead. Weights are float32; 8-bit integers with a
-// factor per output, which stand behind them in each panel; or bfloat16 in pairs of two inputs, whose x and y are
+// factor per output, which stand after them in each panel; or bfloat16 in pairs of two inputs, whose x and y are
 // bfloat16 too while sums are float32. More rows than fit into the registers are cut into
 // tiles, and the inputs into blocks: all tiles multiply a block while it is in the first cache, and each fetches its
 // share of the next one, so that the memory works as long as the arithmetic does. Every output is one chain of fused

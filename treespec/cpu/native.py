@@ -80,7 +80,7 @@ class NativeLinear:
 
     def run(self, inputs: Float[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
         """float32 [..., in] to [..., out] on torch's number of threads."""
-        # A pass calls this hundreds of times: of several ways to say the same the fastest was taken.
+        # A pass calls this hundreds of times: this is the fastest of several equivalent forms.
         *leading, size = inputs.shape
         outputs = inputs.new_empty(*leading, num_outputs)
         rows, bias = inputs.contiguous(), None if bias is None else bias.contiguous()
@@ -111,7 +111,7 @@ class Bfloat16Linear(NativeLinear):
     function = "treespec_linear_bfloat16"
 
     def pack(self, weight: BFloat16[Tensor, "out in"]) -> BFloat16[Tensor, "panels pairs columns 2"]:
-        """As two inputs of every output side by side; an odd number of inputs is filled up with a zero."""
+        """Interleave pairs of inputs of every output; an odd number of inputs is padded with a zero."""
         even = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % self._columns))
         return even.view(-1, self._columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()
 

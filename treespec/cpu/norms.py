@@ -27,7 +27,7 @@ class FastNorm:
         return self._native.run(inputs, weight, self._eps)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FastNorm":
-        """For a copy of the model, whose norm it serves."""
+        """A kernel for the norm of a copied model."""
         return FastNorm(deepcopy(self._module, memo), self._native, self._eps)
 
 
@@ -49,7 +49,7 @@ def _may_be_norm(module: nn.Module) -> bool:
 
 
 def _eps(module: nn.Module) -> float:
-    """As transformers and PyTorch call it; 0 where there is none."""
+    """The epsilon, by transformers' or PyTorch's name; 0 without one."""
     found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     return float(found) if isinstance(found, float) else 0.0
 

@@ -2,7 +2,7 @@
 
 A tree pass multiplies 1 to 64 rows by every weight matrix. Which product is fastest at how many rows differs between
 processors and PyTorch's versions, so it is measured once and kept in the user's cache folder. Norms and the attention
-of tree passes need no choice, and nor do caches: scorers on CPUs use folded attention and growing rooms by themselves.
+of tree passes need no choice, nor do caches: scorers on CPUs use folded attention and growing buffers by themselves.
 """
 
 from __future__ import annotations

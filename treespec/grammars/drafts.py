@@ -100,7 +100,7 @@ class GrammarDrafts:
         ]
 
     def _are_allowed(self, tree: TokenTree, row: int, text: tuple[int, ...], width: int) -> list[bool]:
-        """Which nodes stay; False for padding up to `width`."""
+        """The mask of nodes that are kept; False for padding up to `width`."""
         keep = [True]
         for node in range(1, tree.num_nodes):
             parent = tree.parent_list[node]

@@ -83,7 +83,7 @@ class Setting:
         return tree_policy(self.tree, self.max_nodes, self.max_latency_ms)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the file has it."""
+        """The setting as the file's data."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -181,7 +181,7 @@ def drafter_names(drafter: Any) -> tuple[str, ...]:
 
 
 def model_sizes(model: PreTrainedModel) -> dict[str, int]:
-    """The sizes by which a setting knows its model again."""
+    """The sizes by which a setting recognises its model."""
     check_model(model)
     config = model.config.get_text_config()
     names = ("vocab_size", "hidden_size", "num_hidden_layers")

@@ -157,7 +157,7 @@ def _first_assignment(demand: Sequence[Any], supply: Matrix) -> Matrix:
 
 
 def _shortest_path(carried: Matrix, balance: Sequence[Any]) -> list[int] | None:
-    """From a token above its demand to one below it, over pairs that carry mass."""
+    """A path from a token above its demand to one below it, over pairs that carry mass."""
     before = {i: i for i, lack in enumerate(balance) if lack < 0}
     frontier = list(before)
     while frontier:

@@ -89,7 +89,7 @@ class TreeRunner:
         return result
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
-        """In place of vLLM's verification of chains."""
+        """Verify trees, in place of vLLM's verification of chains."""
         step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
@@ -153,7 +153,7 @@ class TreeRunner:
         return drafts
 
     def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
-        """Tell the control what became of the step's trees, and the times of a step without chunks of prompts."""
+        """Report to the control what became of the step's trees, and the times of a step without chunks of prompts."""
         control = self._drafting.control
         if control is None:
             return

@@ -60,7 +60,7 @@ class WithTrees:
 
 
 class TreeWorker(WithTrees, Worker):
-    """On CUDA. Never run: no test has had a GPU."""
+    """The worker on CUDA. Never run: no test has had a GPU."""
 
     backends: ClassVar = {
         "FLASH_ATTN": "treespec.vllm.cuda_attention.SegmentFlashBackend",
@@ -74,7 +74,7 @@ if current_platform.is_cpu():
     from treespec.vllm.cpu_lora import keep_base_rows
 
     class TreeCPUWorker(WithTrees, CPUWorker):
-        """On a CPU."""
+        """The worker on a CPU."""
 
         backends: ClassVar = {"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"}
 

@@ -27,7 +27,7 @@ def heads(target):
 
 
 def acceptance(target, drafter, tree) -> float:
-    """Of a call whose output is plain `generate`'s."""
+    """Mean acceptance length of a call whose output is plain `generate`'s."""
     speculation = drafter if isinstance(drafter, TreeSpeculation) else TreeSpeculation(Medusa(drafter), tree=tree)
     out = target.generate(prompt(2, 8), **GREEDY, custom_generate=speculation)
     assert torch.equal(out, target.generate(prompt(2, 8), **GREEDY))

@@ -60,8 +60,8 @@ def prob_of(tokens: tuple[int, ...], first: int = 0) -> Fraction:
 
 
 def total_variation(decode: Callable, num_tokens: int, length: int) -> Fraction:
-    """Of the first `length` tokens over drafts, uniforms and the target's own continuation; `decode` gets the drafted
-    tokens, the distributions along them and the uniforms."""
+    """Total variation of the first `length` tokens over drafts, uniforms and the target's continuation; `decode` gets
+    the drafted tokens, the distributions along them and the uniforms."""
     texts = list(product(range(3), repeat=length))
     shift = {text: -prob_of(text) for text in texts}
     draft = np.array(DRAFT[:num_tokens]) / 4
@@ -120,7 +120,7 @@ def plain_loop(tokens, draft, target, generator) -> list[int]:
         weights = target[i] if token is None else np.maximum(target[i] - draft[i], 0)
         cdf = np.cumsum(weights / weights.sum())
         return [*output, int(np.searchsorted(cdf, generator.random(), side="right"))]
-    raise AssertionError("the last one is no draft token")
+    raise AssertionError("the last one is not a draft token")
 
 
 def random_distributions(rng, rows: int, vocab: int) -> np.ndarray:

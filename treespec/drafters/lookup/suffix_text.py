@@ -47,7 +47,7 @@ class SuffixText:
         self.append(tokens)
 
     def __getstate__(self) -> dict[str, np.ndarray]:
-        """Without memoryviews, which cannot be copied or pickled."""
+        """The state without memoryviews, which cannot be copied or pickled."""
         return {"tokens": self.tokens[1:], "order": np.asarray(self._order)}
 
     def __setstate__(self, state: dict[str, np.ndarray]) -> None:

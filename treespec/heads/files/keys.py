@@ -155,7 +155,7 @@ class KindKeys:
             )
 
     def read(self, config: ConfigReader, tensors: Mapping[str, Tensor]) -> Sections:
-        """The checked configuration by section, and what all kinds of shapes have of it. Raises `CheckpointError`."""
+        """The checked configuration by section, and what all kinds share. Raises `CheckpointError`: as `check` does."""
         self.check(config)
         llama, own = llama_keys(config), merged(config, *self._own_section(config))
         layer, vocab_size = layer_config(llama, tensors), llama.integer("vocab_size")

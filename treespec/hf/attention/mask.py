@@ -214,7 +214,7 @@ def _key_positions(slots: CachedSlots, pending_positions: Int[Tensor, "B N"]) ->
 
 
 def _padded(keys: Shaped[Tensor, "*rows _"], slots: CachedSlots) -> Shaped[Tensor, "*rows K"]:
-    """With zeros for the unused slots of a static cache."""
+    """The mask with zeros for the unused slots of a static cache."""
     missing = 0 if slots.num_slots is None else slots.num_slots - keys.shape[-1]
     return torch.nn.functional.pad(keys, (0, missing)) if missing else keys
 

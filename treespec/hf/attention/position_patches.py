@@ -1,6 +1,6 @@
 """Patches, for one pass, of models that take a token's slot in the cache for its position.
 
-In a tree siblings lie in neighbouring slots but have one position. Most models take positions and masks as arguments;
+In a tree siblings are in neighbouring slots but have one position. Most models take positions and masks as arguments;
 the few that count slots themselves are patched here: alibi (bloom, falcon, mpt), windows kept as a buffer (gpt_neo) and
 query temperatures (llama4). A model is unchanged outside the pass, and so are the passes of other threads.
 """

@@ -24,7 +24,7 @@ Output = Tensor | GenerateDecoderOnlyOutput
 
 
 class Outputs(AddOn):
-    """Collects what the caller asked for beside the tokens: processed scores, raw logits, hidden states.
+    """Collects what the caller asked for in addition to the tokens: processed scores, raw logits, hidden states.
 
     Attributes:
         kept: per row the float32 [V] of every token, under "scores" and "logits" where they are wanted.

@@ -11,7 +11,7 @@ from treespec.protocols import Capability, CausalScorer, HiddenStates, Scores
 
 
 class OutputStates:
-    """A target's scorer that keeps the hidden states behind every emitted token.
+    """A target's scorer that keeps the hidden states of every emitted token.
 
     Args:
         scorer: returns the hidden states of all `num_layers` layers, the embeddings counted.

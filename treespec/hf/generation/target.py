@@ -71,7 +71,7 @@ def _plain(call: Call, layers: tuple[int, ...], why_plain: str | None) -> AnySco
     is_static = call.config.cache_implementation == "static"
     cache = call.cache
     if cache is not None and call.has_filled_cache and call.num_rows > 1:
-        # Rows end at different lengths and cannot be continued: the caller's cache stays as it is.
+        # Rows end at different lengths and cannot be continued: the caller's cache is left unchanged.
         cache = twin_cache(cache)
     scorer = make_scorer(
         call.facts,

@@ -27,7 +27,7 @@ Tokenizer: TypeAlias = PreTrainedTokenizerBase | ProcessorMixin
 
 
 class ModelArguments(TypedDict, total=False):
-    """What transformers hands on to the model beside the prompts' ids: these, caches, images and sounds."""
+    """What transformers hands on to the model next to the prompts' ids: these, caches, images and sounds."""
 
     attention_mask: Tensor | None
     position_ids: Tensor | None

@@ -34,12 +34,12 @@ class ModelScorer:
 
     @property
     def vocab_size(self) -> int:
-        """As it is now: a draft model may be resized after it was given."""
+        """The current size: a draft model may be resized after it was given."""
         return num_logits(self.facts.model)
 
     @property
     def device(self) -> torch.device:
-        """Where it is now."""
+        """The current device."""
         return input_device(self.facts.model)
 
     @property

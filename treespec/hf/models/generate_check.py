@@ -82,7 +82,7 @@ def why_plain_by_hooks(facts: ModelFacts) -> str | None:
 
 
 def _hooks_effect(facts: ModelFacts) -> str | None:
-    """What goes wrong in passes over trees under the hooks, or that nothing can be seen of it."""
+    """What goes wrong in passes over trees under the hooks, or why that cannot be measured."""
     if facts.dtype not in (torch.float32, torch.float64):
         return f"rounding to {str(facts.dtype).removeprefix('torch.')} hides what they do, and none has `{MARK} = True`"
     try:

@@ -98,7 +98,7 @@ def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None
     if is_reread and (len(prompt.ids) > 1 or prompt.has_features):
         return (
             f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: single "
-            "texts without images or sounds, and batches that end before, drafts included, or begin behind decode by "
+            "texts without images or sounds, and batches that end before, drafts included, or begin after it decode by "
             "trees (docs/models.md)"
         )
     if rope.is_exceeded_by(longest_text) and keeps_states(facts.model):

@@ -45,7 +45,7 @@ class Diagnosis:
     unknown: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The diagnosis as data for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ class Fit(NamedTuple):
 
 @dataclass
 class TraceSums:
-    """What only a trace tells.
+    """What only a trace reports.
 
     Args:
         fits: of the children of accepted nodes.
@@ -71,7 +71,7 @@ class Evidence:
         num_prompt: tokens of the prompts, of the longest row of every call.
         num_answer: emitted tokens, of one row on average per call, summed over calls.
         pass_ms: the target's measured passes of one row, by number of nodes; None: not measured.
-        trace: what only a trace tells, empty without one (`has_trace`).
+        trace: what only a trace reports, empty without one (`has_trace`).
     """
 
     stats: SpeculationStats

@@ -48,7 +48,7 @@ class Speed:
 
     @property
     def step(self) -> float:
-        """Without the prefill."""
+        """Milliseconds without the prefill."""
         return self.draft + self.target + self.verify + self.commit + self.other
 
     @property
@@ -63,7 +63,7 @@ class Speed:
 
     @property
     def decoding_speedup(self) -> float:
-        """Without reading the prompt."""
+        """Times as fast as plain decoding, prompts excluded."""
         return self.tokens * self.plain / self.step
 
     def but(self, **changes: float) -> float:
@@ -127,7 +127,7 @@ class Case(NamedTuple):
 
     @property
     def perfect_speedup(self) -> float:
-        """With drafts that are always right and cost nothing, of the best length."""
+        """The speed with drafts that are always right, cost nothing and have the best length."""
         return max(self._perfect(length + 1) for length in range(1, LONGEST_DRAFT + 1))
 
     def _perfect(self, tokens: int) -> float:

@@ -44,9 +44,9 @@ def check_drafter(subject: Subject) -> Outcome:
 
 def check_near_ties(subject: Subject) -> Outcome:
     """How often plain decoding itself hangs on rounding."""
-    places = [(text, at, gap) for text, plain in enumerate(subject.plains) for at, gap in enumerate(plain.gaps)]
-    near = [(text, at) for text, at, gap in places if gap <= subject.tie]
-    text = f"{len(near)} of {len(places)} greedy tokens have a second best logit within {subject.tie:.1e}"
+    positions = [(text, at, gap) for text, plain in enumerate(subject.plains) for at, gap in enumerate(plain.gaps)]
+    near = [(text, at) for text, at, gap in positions if gap <= subject.tie]
+    text = f"{len(near)} of {len(positions)} greedy tokens have a second best logit within {subject.tie:.1e}"
     if not near:
         return OK, text
     where = ", ".join(f"text {text + 1} token {at + 1}" for text, at in near[:5])
@@ -84,7 +84,7 @@ def check_rope(subject: Subject) -> Outcome:
     at = next((i for i, pair in enumerate(zip(output, plain.tokens, strict=False)) if pair[0] != pair[1]), len(output))
     if at < len(plain.gaps) and plain.gaps[at] <= subject.tie:
         return OK, f"identical to plain but after a near-tie, token {at + 1} of {len(output)}"
-    text = f"a text of {length} tokens that goes on across {threshold}, where the rope frequencies change,"
+    text = f"a text of {length} tokens that continues across {threshold}, where the rope frequencies change,"
     return FAILED, f"{text} differs from plain greedy decoding from new token {at + 1} on"
 
 

@@ -3,6 +3,8 @@
 A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimated from verified steps only, so what is
 drafted depends on the past and the output distribution is untouched. Trees of selected children also stop at the level,
 and are cut to the nodes, that are worth their time: which ones depends on the draft's probabilities alone.
+
+Axis letters: t numbers of nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ FIRST_WAIT, LONGEST_WAIT = 8, 256
 READING_SHARE = 0.03
 """What must be read to try a drafter again takes at most this share of the plain steps' time."""
 FIRST_TREES, EXPLORED_EVERY = 4, 16
-"""The first drafts, and later every so many, are trees of any depth: a chain says nothing of trees."""
+"""The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
 """In exploring steps what is required of levels and nodes is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7

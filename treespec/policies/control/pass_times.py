@@ -23,11 +23,11 @@ RENEWED_EVERY = 4
 UNIT_STEPS = 9
 """The latest steps whose median is the time of a pass over one token."""
 MOST_ERROR = 1.5
-"""A pass that takes more or less than so many times what was predicted counts as so many."""
+"""A pass that takes more or less than this many times what was predicted counts as this many."""
 NUM_PLAIN = 3
 """Plain steps of several rows after which their time is known."""
 CHANGED = 2.0
-"""Where drafts take more or less than so many times what is predicted, what was observed before is dropped."""
+"""Where drafts take more or less than this many times what is predicted, what was observed before is dropped."""
 MANY_UNREAD = 16
 """Tokens per row: where a drafter has to read more, a draft's time is mostly reading, and teaches that time only."""
 
@@ -105,7 +105,7 @@ class PassTimes:
     def predict(
         self, tokens: Float[np.ndarray, "t"] | Int[np.ndarray, "t"] | float, num_rows: float = 1, context: int = 0
     ) -> Float[np.ndarray, "t"]:
-        """Milliseconds of steps with so many tokens, all rows' together; beyond the measured ones along the last slope.
+        """Milliseconds of steps with this many tokens in all rows; beyond the measured ones along the last slope.
 
         `context`: tokens of the longest text.
         """
@@ -124,7 +124,7 @@ class PassTimes:
         self._num_plain[num_rows.bit_length()] += num_tokens == num_rows
 
     def is_plain_known(self, num_rows: int) -> bool:
-        """Whether plain steps of so many rows were timed, or need not be: a profile is of one row."""
+        """Whether plain steps of this many rows were timed, or need not be: a profile is of one row."""
         return num_rows == 1 or self._num_plain[num_rows.bit_length()] >= NUM_PLAIN
 
     def _more_of(self, tokens: Float[np.ndarray, "t"] | Int[np.ndarray, "t"] | float) -> Float[np.ndarray, "t"]:
@@ -152,7 +152,7 @@ class DraftTimes:
         return float(self._regression.coefficients[1])
 
     def predict(self, num_passes: Float[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
-        """Drafts of so many draft passes and nodes, all rows' together."""
+        """Drafts of this many draft passes and nodes, all rows' together."""
         start, level, node = self._regression.coefficients
         return start + level * num_passes + node * num_nodes
 

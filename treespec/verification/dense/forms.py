@@ -169,7 +169,7 @@ def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]
 def _next_tokens(
     scan: Scan, last: Sequence[int], next_rows: Sequence[int], ahead: Sequence[int] | None, draws: Uniforms
 ) -> list[int]:
-    """The token after every tree's last accepted node, counted through the batch; `ahead` as it was read."""
+    """The token after every tree's last accepted node, counted through the batch; `ahead` as read."""
     found = [-1] * len(last)
     if ahead is not None:
         finals = scan.plan.finals
