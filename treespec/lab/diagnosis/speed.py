@@ -16,7 +16,7 @@ LONGEST_DRAFT = 64
 
 
 def pass_ms(passes: PassTimes, nodes: float) -> float:
-    """Milliseconds of the target's pass over so many nodes."""
+    """Milliseconds of the target's pass over this many nodes."""
     return float(passes.predict(np.array([nodes]))[0])
 
 
