@@ -115,7 +115,7 @@ class PassTimes:
 
     def update(self, num_tokens: int, num_rows: int, context: int, ms: float) -> None:
         """Learn the time of one step."""
-        features = 1.0, float(self._more_of(num_tokens)), *_of_rows(num_rows, context)
+        features = 1.0, float(self._more_of(np.array([num_tokens]))[0]), *_of_rows(num_rows, context)
         expected = self._regression.predict(features)
         self._latest.append(max(ms, 1e-6) / expected)
         self.unit_ms = median_low(self._latest)
