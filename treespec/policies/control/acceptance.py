@@ -10,7 +10,7 @@ from bisect import bisect
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from treespec.policies.calibration import Calibration
 from treespec.policies.control.candidates import Candidates
@@ -128,11 +128,11 @@ class Acceptance:
                 nodes = np.minimum(sizes, kept)
                 self._count(numbers, [gains[nodes], nodes, np.minimum(min(num_passes, depth), sizes)])
 
-    def _count(self, numbers: slice, shown: Sequence[Float[np.ndarray, "c"]]) -> None:
+    def _count(self, numbers: slice, shown: Sequence[Num[np.ndarray, "c"]]) -> None:
         self._sums[:, numbers] = STEP_MEMORY * self._sums[:, numbers] + shown
         self._weights[numbers] = STEP_MEMORY * self._weights[numbers] + 1
 
-    def _of_chains(self, trees: Sequence[DraftedTree]) -> Sequence[Float[np.ndarray, "c"]]:
+    def _of_chains(self, trees: Sequence[DraftedTree]) -> Sequence[Num[np.ndarray, "c"]]:
         """Chains of first children; where they end they are continued at their last rate."""
         lengths = self._candidates.num_nodes[self._candidates.chains]
         levels = np.ones((len(trees), 1 + max(lengths, default=0)))
