@@ -127,7 +127,9 @@ class PassTimes:
         """Whether plain steps of this many rows were timed, or need not be: a profile is of one row."""
         return num_rows == 1 or self._num_plain[num_rows.bit_length()] >= NUM_PLAIN
 
-    def _more_of(self, tokens: Float[np.ndarray, "t"] | Int[np.ndarray, "t"] | float) -> Float[np.ndarray, "t"]:
+    def _more_of(
+        self, tokens: Float[np.ndarray, "t"] | Int[np.ndarray, "t"] | float | int
+    ) -> Float[np.ndarray, "t"] | np.floating:
         beyond = self._slope * np.maximum(np.subtract(tokens, self._tokens[-1]), 0.0)
         return np.interp(tokens, self._tokens, self._more) + beyond
 
