@@ -8,7 +8,7 @@ from helpers import weight
 
 from treespec.hf.add_ons import ADD_ONS
 
-LOOP = 3_210
+LOOP = 3_220
 SPECULATION = 11_100
 DECODE = 11
 

@@ -1,7 +1,7 @@
 """What a call of `generate` may ask for, and its prompts as tensors; all else is refused by name before any work."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict, cast
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Tokenizer |
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         if tokenizer is None:
             raise ConfigError("the prompts are strings: give tokenizer=tokenizer too, or encode them first")
-        encode: Callable[..., Encoding] = tokenizer
+        encode = cast("Callable[..., Encoding]", tokenizer)
         padding = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
         return _encoded(model, encode(list(texts), return_tensors="pt", **padding))
     return {"inputs": inputs}
