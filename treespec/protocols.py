@@ -338,7 +338,7 @@ class ServingDrafter(Drafter, Protocol):
     """A drafter whose rows may also join a running call, as a server's requests do."""
 
     def add_rows(self, num_rows: int) -> None:
-        """The session's history has so many new rows, its last ones."""
+        """The session's history has this many new rows, its last ones."""
 
 
 @runtime_checkable

@@ -7,10 +7,8 @@ import torch
 from helpers.toy_models import FixedLength, TableLM, ToyScorer
 
 import treespec
-from treespec.engine import stats
-from treespec.engine.loop import speculate
+from treespec.engine import loop, stats
 from treespec.engine.observer import Observer
-from treespec.engine.request import Request
 from treespec.lab.trace import Recorder, TraceFile
 from treespec.protocols import Proposal
 from treespec.sampling import NoProcessors
@@ -183,7 +181,9 @@ class Run:
             "processors": ["RepetitionPenaltyLogitsProcessor"] if self.processor_ms else [],
         }
         recorder = Recorder(TraceFile(path), about, drafter)
-        request = Request(
+        run = loop.Run(
+            TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS),
+            drafter,
             prompts,
             torch.ones_like(prompts, dtype=torch.bool),
             FixedLength(self.num_prompt + self.num_new),
@@ -194,8 +194,7 @@ class Run:
             verification=SlowRule(clock, self.rule_ms) if self.rule_ms else "auto",
             observers=[recorder, SlowReader(clock, self.on_token_ms)],
         )
-        result = speculate(TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS), drafter, request)
-        return result.stats, about, [self.num_prompt] * self.num_rows
+        return loop.speculate(run).stats, about, [self.num_prompt] * self.num_rows
 
 
 class SlowReader(Observer):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.engine.loop import speculate
-from treespec.engine.request import Request
+from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError
 from treespec.literature import AdaptiveChain, LowConfidence
 from treespec.policies import BestFirst, Chain
@@ -121,10 +120,8 @@ DRAFTERS = {
 
 
 def decode(drafter, policy, capability=Capability.TREE, prompts=PROMPTS, **options):
-    request = Request(
-        prompts, torch.ones_like(prompts, dtype=torch.bool), FixedLength(45), policy=policy, seed=0, **options
-    )
-    return speculate(ToyScorer(TableLM(4, seed=3), capability), drafter, request)
+    scorer, mask = ToyScorer(TableLM(4, seed=3), capability), torch.ones_like(prompts, dtype=torch.bool)
+    return speculate(Run(scorer, drafter, prompts, mask, FixedLength(45), policy=policy, seed=0, **options))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -42,6 +42,7 @@ def test_the_literal_of_vllm() -> None:
         "5",
         "(0,)",
         [(0,), (0,)],
+        [(False,)],
         [(0, 0)],
         [(1,)],
         [()],

@@ -28,9 +28,7 @@ class DraftModelLearner(Learner):
 
     def __init__(self, model: PreTrainedModel, num_depths: int) -> None:
         super().__init__()
-        self.model = model
-        self.num_depths = num_depths
-        self.reads = {}
+        self.model, self.num_depths, self.reads = model, num_depths, {}
         self.target_ids = torch.arange(len(self.output_weight), device=self.output_weight.device)
         self._check()
 

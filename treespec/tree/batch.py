@@ -65,18 +65,20 @@ class TreeBatch(TreeArrays):
 
     @classmethod
     def from_trees(cls, trees: Sequence[TokenTree]) -> TreeBatch:
-        """Pad trees of different sizes to one batch; their distribution tables are stacked.
+        """Pad trees of different sizes to one batch; their distribution tables are stacked, a shared one once.
 
         Raises `InvalidTreeError`: not a list of trees, or distributions over different vocabularies.
         """
         if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
             raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")
-        probs = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
+        tables = {id(tree.draft_probs): tree.draft_probs for tree in trees}
+        probs = [table for table in tables.values() if table is not None]
         if len({table.shape[1] for table in probs}) > 1:
             raise InvalidTreeError(f"trees of one batch must share V, got {[list(table.shape) for table in probs]}")
-        sizes = (0 if tree.draft_probs is None else len(tree.draft_probs) for tree in trees)
-        tables = zip(trees, accumulate(sizes, initial=0), strict=False)  # Where each one's rows begin.
-        rows = [[row + first if row >= 0 else row for row in tree.draft_index_list] for tree, first in tables]
+        offsets = dict(zip(map(id, probs), accumulate(map(len, probs), initial=0), strict=False))
+        firsts = [offsets.get(id(tree.draft_probs), 0) for tree in trees]
+        drawn = [tree.draft_index_list for tree in trees]
+        rows = [[row + first if row >= 0 else row for row in index] for index, first in zip(drawn, firsts, strict=True)]
 
         def padded(rows: list[list[Item]], filler: Item) -> Tensor:
             return torch.tensor(pad_rows(rows, filler), device="cpu")
@@ -201,6 +203,6 @@ class TreeBatch(TreeArrays):
         cut = {name: getattr(self, name).numpy().take(taken) for name in names}
         new_ids = np.zeros((num_rows, width + 2), np.int64)
         new_ids[rows, nodes] = np.arange(nodes.shape[1])
-        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which stay as they are.
+        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which are left unchanged.
         cut["parents"] = np.where(nodes >= 0, new_ids[rows, cut["parents"]], PADDING_PARENT)
         return replace(self, **{name: torch.from_numpy(array) for name, array in cut.items()})

@@ -34,10 +34,10 @@ class Traversal(BaseRule):
 class BlockVerification(Traversal):
     """Traversal on chains (Sun et al. 2025, Block Verification Accelerates Speculative Decoding, algorithm 2).
 
-    There it accepts as much as any lossless rule can: with `b_0 = 1, b_i = min(1, b_{i-1} P[x_i] / q[x_i])` it keeps
-    the *last* i whose coin is below `h_i`, else 0. One token further is `S_i = sum((b_i P - q)+)`, and
-    `h_i = S_i / (S_i + (1 - b_i))`; at the end of the chain it is b_i. Then it draws from `res((b_i P - q)+)`, there
-    from P. For chains, selected or sampled.
+    It accepts as much as any lossless rule can: with `b_0 = 1, b_i = min(1, b_{i-1} P[x_i] / q[x_i])` it keeps the
+    *last* i whose coin is below `h_i = S_i / (S_i + (1 - b_i))`, `S_i = sum((b_i P - q)+)` one token further, or b_i at
+    the end of the chain; else 0. Then it draws from `res((b_i P - q)+)`, or from P at the end. For chains, selected or
+    sampled.
     """
 
     name = "block"

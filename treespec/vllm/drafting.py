@@ -13,6 +13,7 @@ from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import ConfigError
+from treespec.policies.control import CallFacts, Control
 from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
@@ -20,10 +21,11 @@ from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
 from treespec.vllm.drafts import depth_first
-from treespec.vllm.growth import WorthwhileTrees
 from treespec.vllm.heads import ServedHead
 from treespec.vllm.options import Options
-from treespec.vllm.sizes import Prices
+
+HEAD_SHARE = 0.05
+"""A head's pass is at first expected to take this share of the target's."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +66,26 @@ class Drafting:
 
     def __init__(self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None) -> None:
         """head: with its pages."""
-        self.drafter, self._head, self._policy = make_drafter(options, head), head, options.policy
-        self._is_own, self._num_methods = ":" in options.drafter, options.num_methods
+        self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
+        is_own = ":" in options.drafter
+        self.control = policy if isinstance(policy, Control) else None
+        if self.control is not None:
+            share = 0.0 if head is None else HEAD_SHARE
+            self.control.begin(CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True))
         self.requests: list[str] = []
-        self._history = History(
-            torch.zeros(0, 1, dtype=torch.int64, device="cpu"), torch.zeros(0, 1, dtype=torch.bool, device="cpu")
-        )
+        nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
+        self._history = History(nobody, nobody.bool())
+        # Shares nothing with verification; the same on all ranks.
+        generator = torch.Generator("cpu").manual_seed(seed)
         session = Session(
             history=self._history,
-            is_sampling=self._is_own,  # Trees of drawn children could not be cut to sizes.
+            is_sampling=is_own,  # Trees of drawn children could not be cut to sizes.
             processors=_NO_PROCESSORS,
-            generator=torch.Generator("cpu").manual_seed(
-                seed
-            ),  # Shares nothing with verification; the same on all ranks.
+            generator=generator,
             device=torch.device("cpu"),
             vocab_size=vocab_size,
             row_ids=[],
-            policy=self._policy,
+            policy=policy,
         )
         self.drafter.start(session)
 
@@ -102,26 +107,17 @@ class Drafting:
         self.requests = [row.request for row in (*kept, *joined)]
 
     @property
-    def unread(self) -> list[int]:
-        """By way to draft, see `propose`, the tokens that have to be read first."""
-        count = 0 if self._head is None else self._head.num_unread
-        return [0, count][-self._num_methods :]
+    def num_unread(self) -> int:
+        """Tokens of all requests that have to be read before a draft."""
+        return 0 if self._head is None else self._head.num_unread
 
-    def propose(
-        self,
-        rows: Sequence[ServedRow],
-        tables: np.ndarray | None = None,
-        prices: Prices | None = None,
-        method: int = -1,
-    ) -> TreeBatch:
+    def propose(self, rows: Sequence[ServedRow], tables: np.ndarray | None = None) -> TreeBatch:
         """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
 
         No tree is deeper than its request has room for: a path of depth d emits d + 1 tokens.
 
         Args:
             tables: the batch's block tables, by `tree_row`; a head needs them.
-            prices: trees stop growing where they would not be worth them.
-            method: way to draft: of a merge with a head 0 is the lookups alone; the last one is the whole drafter.
         """
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
@@ -131,17 +127,10 @@ class Drafting:
         if self._head is not None and tables is not None:
             numbers = {row.request: row.tree_row for row in rows}
             self._head.pages.tables = tables[[numbers[request] for request in self.requests]]
-            self._head.is_asked = method in (-1, self._num_methods - 1)
-        self._set_prices(prices or Prices())
         trees = self.drafter.propose(max(rooms)).select_rows([number[row.request] for row in rows])
         if trees.max_nodes > 1 + min(rooms):
             trees = trees.limit_depth(rooms)
         return depth_first(trees)
-
-    def _set_prices(self, prices: Prices) -> None:
-        if isinstance(self._policy, WorthwhileTrees) and not self._is_own:
-            self._policy.least_gain = 0.0 if self._head is None else prices.ms * self._head.level_ms
-            self._policy.least_value = prices.node
 
     def _keep(self, rows: list[int]) -> None:
         if rows != list(range(len(self.requests))):
@@ -188,12 +177,8 @@ def _flat_step(
 ) -> FlatStep:
     chosen = trees.select_rows([row.tree_row for row in rows])
     sizes = chosen.num_nodes.tolist()
-    nodes = torch.cat(
-        [
-            torch.arange(starts[row.tree_row], starts[row.tree_row] + size, device="cpu")
-            for row, size in zip(rows, sizes, strict=True)
-        ]
-    )
+    own = [starts[row.tree_row] + node for row, size in zip(rows, sizes, strict=True) for node in range(size)]
+    nodes = torch.tensor(own, dtype=torch.int64, device="cpu")
     is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes), device="cpu")).all())
     return FlatStep(
         trees=chosen,

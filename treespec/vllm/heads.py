@@ -1,8 +1,7 @@
-"""EAGLE-3 heads in vLLM: features lie in pages next to vLLM's cache, the head's keys in one batched cache."""
+"""EAGLE-3 heads in vLLM: features are in pages next to vLLM's cache, the head's keys in one batched cache."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from treespec.drafters.base import single_nodes
 from treespec.errors import ConfigError
 from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.heads.eagle3.drafter import Eagle3
@@ -21,15 +19,14 @@ from treespec.heads.eagle3.module import Eagle3Head, Eagle3Output
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
-from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
-from treespec.tree import TreeBatch, pad_rows
+from treespec.protocols import Session, VerifiedStep
+from treespec.tree import pad_rows
 from treespec.vllm.cpu_products import pack_products
 
 MOST_READ = 2048
 """The most tokens before the end that the head reads of a request that joins with a longer text."""
 SHORT = 32
 """A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
-TIME_MEMORY = 0.9
 
 
 class FeaturePages:
@@ -130,13 +127,9 @@ class ServedHead(Eagle3):
 
     Attributes:
         pages: where the features are; set before `start`.
-        is_asked: False leaves it out of the next draft: roots alone, and no pass.
-        level_ms: the mean time of a level of its trees below the first one, 0 before there was one.
     """
 
     pages: FeaturePages
-    is_asked = True
-    level_ms = 0.0
     _unread: PagedFeatures  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def start(self, session: Session) -> None:
@@ -152,24 +145,6 @@ class ServedHead(Eagle3):
     def num_unread(self) -> int:
         """Tokens that the next draft reads first, of all rows."""
         return sum(self._unread.counts)
-
-    def propose(self, max_depth: int) -> TreeBatch:
-        if not self.is_asked:
-            return single_nodes(self.root_tokens)
-        self._num_levels, self._began = 0, 0.0
-        trees = super().propose(max_depth)
-        if self._num_levels > 1:
-            ms = 1e3 * (time.perf_counter() - self._began) / (self._num_levels - 1)
-            known = self.level_ms or ms
-            self.level_ms = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(ms, 3 * known)
-        return trees
-
-    def expand(self, frontier: Frontier) -> Proposal:
-        proposal = super().expand(frontier)
-        self._num_levels += 1
-        if self._num_levels == 1:
-            self._began = time.perf_counter()
-        return proposal
 
     def _catch_up(self) -> Eagle3Output:
         counts = self._unread.counts

@@ -8,13 +8,12 @@ from typing import Any
 
 from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst, Paths
+from treespec.policies import BestFirst, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
 from treespec.tree import parse_paths
 from treespec.verification.registry import RULES
 from treespec.verification.rule import Requirements
-from treespec.vllm.growth import WorthwhileTrees
 
 METHOD = "treespec"
 HEAD = "head"
@@ -98,16 +97,6 @@ class Options:
         return cls(**options)
 
     @property
-    def num_methods(self) -> int:
-        """Ways to draft: a merge also drafts without its head."""
-        return 2 if self.head is not None and self.drafter != HEAD else 1
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the sizes of trees follow measured times."""
-        return self.tree == AUTO
-
-    @property
     def _is_chain(self) -> bool:
         return isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
 
@@ -115,7 +104,7 @@ class Options:
     def policy(self) -> TreePolicy:
         """How trees are grown, before any is cut to what it is worth."""
         if self.tree == AUTO:
-            return WorthwhileTrees(self.num_speculative_tokens + 1, None)
+            return Control(self.num_speculative_tokens + 1)
         if isinstance(self.tree, int):
             return BestFirst(check_count("tree", self.tree), child_share=CHILD_SHARE)
         return Paths(self.tree)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.protocols import Scores, VerifiedStep
+from treespec.tree import TreeBatch
 from treespec.vllm.attention import CurrentStep
 from treespec.vllm.drafting import Drafting, ServedRow
-from treespec.vllm.drafts import Draft, as_drafts, first_chains
+from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
-from treespec.vllm.sizes import TreeSizes
 from treespec.vllm.stats import ServingStats
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
@@ -28,7 +28,7 @@ from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
-    """Stands before vLLM's runner among the bases; has no `__init__`, so that a built runner can take it on.
+    """Mixin placed before vLLM's runner in the MRO; has no `__init__`, so that a built runner can take it on.
 
     Everything read from `self` but not set in `start_trees` is vLLM's.
     """
@@ -40,7 +40,7 @@ class TreeRunner:
         self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed) if options.head is None else None
         self._head: ServedHead | None = None
         self._verifier = StepVerifier(options.verification, Streams(seed), self.sampler)
-        self._sizes = TreeSizes(options.num_methods) if options.is_measured else None
+        self._draft_ms = 0.0
         self._drafts: dict[str, Draft] = {}
         self._step: Step | None = None
         self.stats = ServingStats()
@@ -94,13 +94,13 @@ class TreeRunner:
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
         outputs = Outputs(
+            names=batch.req_ids,
             params=[request.sampling_params for request in requests],
             outputs=[request.output_token_ids for request in requests],
             starts=starts,
+            is_discarded=self.discard_request_mask.np[: len(requests)],
         )
-        step.verdicts = self._verifier.verify(
-            step.trees, logits, outputs, batch.req_ids, batch.sampling_metadata, self.discard_request_mask.np
-        )
+        step.verdicts = self._verifier.verify(step.trees, logits, outputs, batch.sampling_metadata)
         step.logits, step.starts = logits, starts
         self._bring_home(step)
         width = metadata.max_spec_len + 1
@@ -142,29 +142,38 @@ class TreeRunner:
         if not rows:
             return drafts
         self._drafting.update(rows, step.trees, step.logits, step.starts)
-        draft_ms = self._draft(step, rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
+        self._learn(step, rows)
+        self._draft(rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
         end = time.perf_counter()
-        self._record(step, rows, 1e3 * (began - step.began), 1e3 * (end - began), 1e3 * (end - step.began) - draft_ms)
+        numbers = [row.tree_row for row in rows]
+        self.stats.record(step.trees, step.verdicts, numbers, step.num_cut)
+        self.stats.pass_ms += 1e3 * (began - step.began)
+        self.stats.draft_ms += 1e3 * (end - began)
         step.logits = None
         return drafts
 
-    def _draft(self: Any, step: Step, rows: list[ServedRow], drafts: list[list[int]], most_nodes: int) -> float:
-        """Fill in the drafts that are predicted to pay; the milliseconds of making them."""
-        began, method, sizes, unread = time.perf_counter(), -1, self._sizes, self._drafting.unread
-        if sizes is not None:
-            sizes.update(step.trees, step.verdicts)
-            has_room = max(row.room for row in rows) > 1
-            method = sizes.choose(len(rows), unread) if has_room else None
-        if method is None:
-            return 0.0
-        trees = self._trees_for(rows, most_nodes, method)
-        for row, draft in zip(rows, as_drafts(trees), strict=True):
+    def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
+        """Tell the control what became of the step's trees, and the times of a step without chunks of prompts."""
+        control = self._drafting.control
+        if control is None:
+            return
+        ms = 1e3 * (time.perf_counter() - step.began) if step.num_prompt == 0 else None
+        trees = step.trees.select_rows([row.tree_row for row in rows])
+        verdicts, emitted = [row.verdict for row in rows], [row.emitted for row in rows]
+        control.learn(VerifiedStep(trees, verdicts, Scores(step.logits), emitted), self._draft_ms, ms)
+
+    def _draft(self: Any, rows: Sequence[ServedRow], drafts: list[list[int]], most_nodes: int) -> None:
+        """Fill in the drafts that are predicted to pay."""
+        began, control = time.perf_counter(), self._drafting.control
+        if control is not None:
+            room = max(row.room for row in rows)
+            context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
+            if not control.choose(len(rows), context, room if room > 1 else 0, self._drafting.num_unread):
+                return
+        for row, draft in zip(rows, as_drafts(self._trees_for(rows, most_nodes)), strict=True):
             self._drafts[row.request] = draft
             drafts[row.tree_row] = draft.tokens[1:]
-        ms = 1e3 * (time.perf_counter() - began)
-        if sizes is not None:
-            sizes.observe_draft(len(rows), unread[method], ms)
-        return ms
+        self._draft_ms = 1e3 * (time.perf_counter() - began)
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
         """The requests that emitted tokens; a chunk of a prompt emits none."""
@@ -186,21 +195,16 @@ class TreeRunner:
             )
         return rows
 
-    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int, method: int) -> TreeBatch:
+    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
         tables = self.input_batch.block_table[0].get_numpy_array()
-        prices = None if self._sizes is None else self._sizes.prices
-        trees = self._drafting.propose(rows, tables, prices, method)
+        trees = self._drafting.propose(rows, tables)
         params = [self.requests[row.request].sampling_params for row in rows]
         has_grammar = [param.structured_outputs is not None for param in params]
         if any(has_grammar):  # vLLM's masks are those of chains.
             trees = first_chains(trees, has_grammar)
-        if self._sizes is not None:
-            trees = self._sizes.cut(trees)
-        if trees.max_nodes > most_nodes:
-            trees = trees.keep_nodes(
-                (trees.parents != PADDING_PARENT) & (torch.arange(trees.max_nodes, device="cpu") < most_nodes)
-            )
-        return trees
+        if self._drafting.control is not None:
+            trees = self._drafting.control.trim(trees)
+        return first_nodes(trees, most_nodes)
 
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""
@@ -215,11 +219,3 @@ class TreeRunner:
         """Drop what belongs to requests that have left."""
         self._drafts = {name: draft for name, draft in self._drafts.items() if name in self.requests}
         self._verifier.streams.keep(self.requests)
-
-    def _record(self: Any, step: Step, rows: Sequence[ServedRow], ms: float, after_ms: float, step_ms: float) -> None:
-        numbers = [row.tree_row for row in rows]
-        self.stats.record(step.trees, step.verdicts, numbers, step.num_cut)
-        self.stats.pass_ms += ms
-        self.stats.draft_ms += after_ms
-        if self._sizes is not None and step.num_prompt == 0 and step.logits is not None:
-            self._sizes.observe_pass(len(numbers), len(step.logits), step_ms)

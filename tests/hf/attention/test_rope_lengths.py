@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import identical
 from helpers.zoo import SIZES
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LogitsProcessor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, check
@@ -70,18 +71,19 @@ def decoded(name: str, inputs: dict[str, Any], speculation: Any = None, **option
 
 
 def trees() -> TreeSpeculation:
-    """By drafters that know a text at its second call."""
     return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+
+
+def by_trees(name: str, inputs: dict[str, Any], **options: Any) -> Any:
+    """The statistics of the second of two calls whose output is plain `generate`'s."""
+    return identical(lambda: tiny(name), inputs, times=2, **OPTIONS | options)
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [6, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1, THRESHOLD + 9])
 def test_one_text(name, length):
-    inputs, speculation = prompts(length), trees()
-    plain = decoded(name, inputs)
-    for _ in range(2):
-        assert torch.equal(decoded(name, inputs, speculation), plain)
+    by_trees(name, prompts(length))
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
@@ -89,34 +91,36 @@ def test_one_text(name, length):
 @pytest.mark.parametrize("lengths", [(14, 9, 12), (THRESHOLD + 3, 9), (THRESHOLD, THRESHOLD - 2)], ids=str)
 @pytest.mark.parametrize("ends", [None, list(range(3, 15))], ids=["full", "rows leave"])
 def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
-    inputs, speculation = prompts(*lengths), trees()
-    plain = decoded(name, inputs, eos_token_id=ends)
+    by_trees(name, prompts(*lengths), eos_token_id=ends)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trees_on_both_sides_of_the_threshold(name):
+    inputs = prompts(6)
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, record_steps=True)
     for _ in range(2):
-        assert torch.equal(decoded(name, inputs, speculation, eos_token_id=ends), plain)
+        assert torch.equal(decoded(name, inputs, speculation), decoded(name, inputs))
+    length, is_beyond = 6, set()
+    for step in speculation.steps:
+        if step.trees[0].num_nodes > 1:
+            is_beyond.add(length > THRESHOLD)
+        length += len(step.emitted[0])
+    assert is_beyond == {False, True}
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "by layer type"])
 def test_trees_go_on_beyond_the_threshold(name):
-    inputs, speculation = prompts(THRESHOLD + 2), trees()
-    for _ in range(2):
-        decoded(name, inputs, speculation)
-    assert speculation.stats.num_accepted_tokens > 0
+    assert by_trees(name, prompts(THRESHOLD + 2)).num_accepted_tokens > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_within_the_threshold_decode_by_trees(name):
-    speculation = trees()
-    for _ in range(2):
-        decoded(name, prompts(6), speculation, max_new_tokens=8)
-    assert speculation.stats.num_draft_tokens > 0
+    assert by_trees(name, prompts(6), max_new_tokens=8).num_draft_tokens > 0
 
 
 def test_texts_that_are_never_read_again_decode_by_trees():
-    inputs, speculation = prompts(THRESHOLD + 2), trees()
-    for _ in range(2):
-        assert torch.equal(decoded("reread", inputs, speculation), decoded("reread", inputs))
-    assert speculation.stats.num_draft_tokens > 0
+    assert by_trees("reread", prompts(THRESHOLD + 2)).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
@@ -171,12 +175,47 @@ def test_compiled_passes_are_refused_by_name():
         decoded("longrope", prompts(6), speculation)
 
 
+@pytest.mark.parametrize("num_cached", [5, 7])
+def test_a_filled_cache_of_a_text_that_is_read_again(num_cached):
+    inputs = prompts(8)
+
+    def continued(speculation: Any) -> torch.Tensor:
+        model, cache = tiny("reread"), DynamicCache()
+        model(inputs["input_ids"][:, :num_cached], **{CACHE_NAME: cache})
+        return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
+
+    speculation = trees()
+    for _ in range(2):
+        assert torch.equal(continued(speculation), continued(None))
+
+
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
-def test_a_text_that_is_read_again_takes_no_filled_cache():
-    model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8)
+def test_a_batch_that_is_read_again_takes_no_filled_cache():
+    model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8, 8)
     model(inputs["input_ids"][:, :5], **{CACHE_NAME: cache})
     with pytest.raises(UnsupportedModelError, match=r"filled cache.*once it is longer than 24 tokens"):
         model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=trees())
+
+
+class Forced(LogitsProcessor):
+    """Goes along a given text."""
+
+    def __init__(self, text: torch.Tensor) -> None:
+        self.text = text
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf).index_fill(1, self.text[input_ids.shape[1]], 0)
+
+
+@pytest.mark.parametrize("length", [5, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1])
+def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
+    inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, seed=0)
+    for _ in range(2):
+        ours: Any = tiny("reread").generate(**inputs, **options | {"do_sample": True}, custom_generate=speculation)
+        plain: Any = tiny("reread").generate(**inputs, **options, logits_processor=[Forced(ours.sequences[0])])
+        torch.testing.assert_close(ours.logits, plain.logits, atol=1e-4, rtol=1e-4)
+    assert speculation.stats.num_accepted_tokens > 0
 
 
 def test_the_model_is_as_before_afterwards():

@@ -9,11 +9,11 @@ from treespec.checks import AUTO, ShowsOptions, check_count
 from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.grafts import SmallerTrees, graft
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.drafters.merge.parts import PartValues
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
+from treespec.policies.control.parts import PartChoice
 from treespec.policies.wrapping import is_chain
 from treespec.protocols import Drafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
@@ -59,7 +59,7 @@ class Merge(ShowsOptions):
         weights = [getattr(drafter, "confidence_weight", 1.0) for drafter in drafters]
         self.pool = OpinionPool(weights) if pool is None else deepcopy(pool)
         self._sampling_pool = deepcopy(self.pool)
-        self._part_values = PartValues(len(self._drafters))
+        self._part_values = PartChoice(len(self._drafters))
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -89,7 +89,8 @@ class Merge(ShowsOptions):
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`; for errors `read_trees`."""
         policy, values = self._session.policy, self._part_values
-        values.choose(policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0, self._drawing)
+        price = policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0
+        values.choose(price, self._session.history.last_tokens.shape[0], self._drawing)
         roots = self._session.history.last_tokens.tolist()
         num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
         nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]

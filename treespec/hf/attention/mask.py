@@ -1,7 +1,7 @@
 """Tree attention masks: with them one forward pass scores every node of a token tree.
 
 A node attends the row's committed tokens, its ancestors and itself. Sliding windows and chunks count *positions*
-(committed tokens before the node, plus its depth), never slots: siblings lie side by side in the cache but have the
+(committed tokens before the node, plus its depth), never slots: siblings are side by side in the cache but have the
 same position.
 """
 
@@ -168,7 +168,7 @@ def pending_attention(
 ) -> TreeAttention:
     """The mask and positions of the last `num_new` of the N pending nodes, which follow the committed slots.
 
-    `parents` is on the host; `dtype` is that of additive masks. Chains behind full slots need no mask. What is small
+    `parents` is on the host; `dtype` is that of additive masks. Chains after full slots need no mask. What is small
     stays on the host, see `TreeAttention.upload`.
     """
     num_pending = parents.shape[1]

@@ -24,6 +24,7 @@ class TreeStopping:
         max_positions: the size of the model's position table, None without one.
         scores_of: (row, length) to the scores of the row's new tokens up to `length` ids, for criteria that read them.
         ranks: the processes that run the model together; criteria may read clocks, so the first one's decide.
+        last_length: the longest text before a single one is read again: no step continues across it.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class TreeStopping:
         max_positions: int | None = None,
         scores_of: Callable[[int, int], tuple[Tensor, ...] | None] | None = None,
         ranks: Ranks | None = None,
+        last_length: int | None = None,
     ) -> None:
         self._max_length = min((c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)), default=None)
         eos = [c for c in criteria if isinstance(c, EosTokenCriteria)]
@@ -41,6 +43,7 @@ class TreeStopping:
         self._max_positions = max_positions
         self._scores_of = scores_of
         self._ranks = ranks or Alone()
+        self._last_length = last_length
         self.is_joint = num_rows > 1 and not any(hasattr(c, "eos_token_id") for c in criteria)
         self._has_stopped = [False] * num_rows
         self._num_open = num_rows
@@ -58,6 +61,8 @@ class TreeStopping:
         if self._max_positions is not None:
             # The last token of a row is never fed back, so a row may hold one token more than there are positions.
             limits.append(self._max_positions + 1 + num_padding)
+        if self._last_length is not None and length <= self._last_length:
+            limits.append(self._last_length + 1)
         return max(min(limits, default=length + 2**30) - length, 0)
 
     def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:

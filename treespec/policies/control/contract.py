@@ -18,7 +18,7 @@ MOST_AHEAD = 256
 class Choice:
     """What one step drafted and why.
 
-    `name`: "plain", "chain of 4", "tree of 16", "tree of 16, depth 3". `tokens_per_second`: predicted, per row, by
+    `name`: "plain", "chain of 4", "tree of 16", "tree of 16, depth 4". `tokens_per_second`: predicted, per row, by
     candidate; all candidates that the limits allow.
     """
 
@@ -36,8 +36,9 @@ class CallFacts:
         draft_share: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
         pass_ms: the target's measured passes by number of nodes, None where nothing was measured.
         is_repeatable: the call must choose as any other call with its seed: from no earlier call, by no clock.
-        is_alone: no other process decodes the same call, see `Ranks` in engine/request.py; if one does, only the times
-            of `update_times`, on which they agree, may change what is drafted.
+        is_alone: no other process decodes the same call, see `Ranks` in engine/ranks.py; if one does, only the times
+            of `learn`, on which they agree, may change what is drafted.
+        is_flat: passes take the rows' nodes without padding, so that each row may have its own number of them.
     """
 
     drafter: Any
@@ -48,13 +49,14 @@ class CallFacts:
     is_on_host: bool = True
     is_repeatable: bool = False
     is_alone: bool = True
+    is_flat: bool = False
 
 
 class StepControl(ABC):
-    """A `LearningPolicy` that chooses at every step what is drafted, if anything; `tree="auto"` is one.
+    """A policy that chooses at every step what is drafted, if anything; `tree="auto"` is one.
 
-    The engine calls per step: `choose`; if that says so the drafter proposes, by `current`, and `trim`; `update` with
-    the verified step; `update_times`. An abstract class, as drafters ask at every step whether a policy is one.
+    Per step: `choose`; if that says so the drafter proposes, by `current`, and `trim`; `learn`. An abstract class, as
+    drafters ask at every step whether a policy is one.
     """
 
     current: TreePolicy
@@ -72,7 +74,7 @@ class StepControl(ABC):
     @property
     @abstractmethod
     def needs_pass_times(self) -> bool:
-        """Whether it wants the target's measured passes in `CallFacts`."""
+        """Whether it needs the target's measured passes in `CallFacts`."""
 
     @abstractmethod
     def begin(self, call: CallFacts) -> None:
@@ -96,9 +98,5 @@ class StepControl(ABC):
         """The nodes of the drafted trees that are to be verified. What is left out may depend on no drawn token."""
 
     @abstractmethod
-    def update(self, step: VerifiedStep) -> None:
-        """Learn from one verified step."""
-
-    @abstractmethod
-    def update_times(self, trees: TreeBatch, draft_ms: float, other_ms: float) -> None:
-        """Learn the times of the step just verified, whose verified trees were these: drafting, and all else."""
+    def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
+        """Learn from a verified step and its times: drafting, and all else (None: something else was done too)."""

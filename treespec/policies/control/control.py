@@ -7,29 +7,47 @@ and are cut to the nodes, that are worth their time: which ones depends on the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
-from treespec.checks import ShowsOptions, check_count, check_number
+from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
-from treespec.policies.control.candidates import ACCELERATOR_SIZE, TREE_SIZES, Candidates, StoppedBestFirst
+from treespec.policies.best_first import BestFirst
+from treespec.policies.control.acceptance import Acceptance, DraftedTree
+from treespec.policies.control.candidates import ANY_DEPTH, PLAIN, TREE_SIZES, Candidates, StoppedBestFirst
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
-from treespec.policies.control.drafted import DraftedTrees
-from treespec.policies.control.learned import Learned
-from treespec.policies.control.times import MOST_NODES
+from treespec.policies.control.pass_times import DraftTimes, PassTimes
 from treespec.protocols import TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
-CUT_MS = 0.1
-"""What it takes to cut a tree."""
-MANY_UNREAD = 16
-"""Tokens per row: where a drafter has to read more, a draft's time is mostly reading, and teaches that time only."""
+MOST_NODES = 64
+"""On an accelerator; on the host the largest of `TREE_SIZES`."""
+LEAST_GAIN, CLEAR_GAIN = 1.03, 1.1
+"""A draft must be predicted to be this many times as fast as plain decoding; the latter after drafts that did not pay,
+as a drafter that is right too seldom is soon predicted close to plain, and in batches, whose rows end at different
+steps."""
+CLOSE_GAIN = 1.5
+"""Where the best draft of a batch is predicted to gain less, plain steps are timed first."""
+FIRST_WAIT, LONGEST_WAIT = 8, 256
+"""Plain steps before drafting is tried again, doubled while it does not pay."""
+READING_SHARE = 0.03
+"""What must be read to try a drafter again takes at most this share of the plain steps' time."""
+FIRST_TREES, EXPLORED_EVERY = 4, 16
+"""The first drafts, and later every so many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
-"""In exploring steps the gain that is required of another level is multiplied by this."""
+"""In exploring steps what is required of levels and nodes is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
+VALUE_SHARE = 0.5
+"""Nodes are drafted down to this share of the value that is worth their time: values are corrected afterwards."""
+CUT_MS = 0.1
+"""What it takes to cut a tree."""
+
+Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
+"""Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
 
 
 class Forecast(NamedTuple):
@@ -38,6 +56,17 @@ class Forecast(NamedTuple):
     tokens_per_second: float
     step_ms: float
     tokens_per_pass: float
+
+
+class _Learned:
+    """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
+
+    def __init__(self, candidates: Candidates, pass_ms: Mapping[int, float] | None, draft_share: float) -> None:
+        self.candidates, self.acceptance = candidates, Acceptance(candidates)
+        self.passes, self.drafts = PassTimes(pass_ms), DraftTimes(draft_share)
+        self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
+        self.break_even = 0.0
+        """Accepted tokens per row that the last draft needed to pay."""
 
 
 class Control(ShowsOptions, StepControl):
@@ -54,8 +83,7 @@ class Control(ShowsOptions, StepControl):
         pass_ms: milliseconds of the target's pass by number of nodes; None: measured once per model and machine and
             kept in the user's cache folder.
 
-    Raises:
-        ConfigError: a number out of range, `pass_ms` without times.
+    Raises `ConfigError`: a number out of range, `pass_ms` without times.
     """
 
     def __init__(
@@ -65,31 +93,24 @@ class Control(ShowsOptions, StepControl):
         is_timed: bool | None = None,
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
-        self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
-        self.max_latency_ms = max_latency_ms
+        self.given_max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
+        self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
+        self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")
-        self.is_timed, self.pass_ms = is_timed, pass_ms
-        if pass_ms is not None:
-            if not isinstance(pass_ms, Mapping) or not pass_ms:
-                raise ConfigError(f"pass_ms must be milliseconds by number of nodes, as {{1: 30.0}}, got {pass_ms!r}")
-            for nodes, ms in pass_ms.items():
-                check_count("a number of nodes in pass_ms", nodes)
-                check_number("a time in pass_ms", ms, lambda ms: ms > 0, "be positive")
-        self._learned_by_call: dict[tuple, Learned] = {}
+        if pass_ms is not None and (not isinstance(pass_ms, Mapping) or not pass_ms):
+            raise ConfigError(f"pass_ms must be milliseconds by number of nodes, as {{1: 30.0}}, got {pass_ms!r}")
+        for nodes, ms in (pass_ms or {}).items():
+            check_count("a number of nodes in pass_ms", nodes)
+            check_number("a time in pass_ms", ms, lambda ms: ms > 0, "be positive")
+        self._kept: dict[tuple, _Learned] = {}
         self._drafter: Any = None
-        self._is_selecting = False
         self.begin(CallFacts(None))
 
     @property
     def max_nodes(self) -> int:
         """See `TreePolicy`."""
-        return self._max_nodes or MOST_NODES
-
-    @property
-    def given_max_nodes(self) -> int | None:
-        """The argument `max_nodes`."""
-        return self._max_nodes
+        return self.given_max_nodes or MOST_NODES
 
     @property
     def needs_pass_times(self) -> bool:
@@ -98,125 +119,163 @@ class Control(ShowsOptions, StepControl):
 
     def begin(self, call: CallFacts) -> None:
         """See `StepControl`."""
-        if call.is_repeatable or call.drafter is not self._drafter:
-            self._is_selecting = False
         if call.drafter is not self._drafter and not call.is_repeatable:
-            self._learned_by_call, self._drafter = {}, call.drafter
-        self._call, self._repeatable = call, dict[tuple, Learned]()
-        self._learned = self._learned_of_call()
-        self._learned.num_repeats = 0
-        self._is_timed = not call.is_repeatable if self.is_timed is None else self.is_timed
-        self._drafted: DraftedTrees | None = None
-        self._size, self._curve = (1, 1), self._learned.passes.curve(1, 1)
+            self._kept, self._drafter = {}, call.drafter
+        self._call, self._is_timed = call, not call.is_repeatable if self.is_timed is None else self.is_timed
+        pass_ms = call.pass_ms if self.pass_ms is None else self.pass_ms
+        found = {} if call.is_repeatable else self._kept
+        key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(pass_ms or {}).items())
+        if key not in found:
+            most = self.given_max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
+            candidates = Candidates(most, call.is_chain_only, call.is_sampling)
+            found[key] = _Learned(candidates, pass_ms, call.draft_share)
+        self._learned = found[key]
+        self._trees: Sequence[DraftedTree] = ()
+        self._num_rows = self._context = 1
         self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
-        self.current: TreePolicy = self._learned.first_policy
+        self.current: TreePolicy = self._learned.candidates.policies[-1] or BestFirst(1)
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
 
     def forecasts(self) -> dict[str, Forecast]:
         """What is expected of every candidate in steps like the last one, by name."""
-        accepted = self._learned.acceptance.expected()[0]
-        rates, times, _ = self._learned.predict(self._size[0], self._curve, 0.0)
-        numbers = zip(1e3 * rates, times, 1 + accepted, strict=True)
+        rates, times, _ = self._predict(0.0)
+        numbers = zip(1e3 * rates, times, rates * times, strict=True)
         names = self._learned.candidates.names
         return {name: Forecast(*map(float, row)) for name, row in zip(names, numbers, strict=True)}
 
-    def _learned_of_call(self) -> Learned:
-        """What is known of such calls; of one that must be repeatable, what it has learned itself."""
-        call, profile = self._call, self._call.pass_ms if self.pass_ms is None else self.pass_ms
-        is_sampled = call.is_sampling and not self._is_selecting
-        found = self._repeatable if call.is_repeatable else self._learned_by_call
-        key = (call.is_sampling, is_sampled, call.is_chain_only, call.is_on_host, *(profile or {}).items())
-        if key not in found:
-            most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else ACCELERATOR_SIZE)
-            found[key] = Learned(Candidates(most, call.is_chain_only, is_sampled), profile, call.draft_share)
-        return found[key]
-
-    def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:
-        """See `StepControl`."""
-        learned = self._learned
-        self._drafted = None
-        if room and num_rows == self._size[0] and learned.repeats_plain():
-            self._size = num_rows, context
-            self._num_unread = (self._num_unread or 0) + 1
-            return False
-        self._size = num_rows, context
-        self._curve = learned.passes.curve(num_rows, context)
+    def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD, num_unread: int | None = None) -> bool:
+        """See `StepControl`; `num_unread`: tokens that the drafter must read first, None: those decoded without it."""
+        learned, self._trees = self._learned, ()
+        self._num_rows, self._context = num_rows, context
         self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
-        reading_ms = learned.reading.predict(self._num_read)
-        rates, times, draft_ms = learned.predict(num_rows, self._curve, reading_ms / max(min(room, MOST_AHEAD), 1))
-        number, is_exploring, reason = 0, False, "no room for a draft"
+        if num_unread is not None:
+            self._num_read = num_unread
+        reading_ms = learned.passes.unit_ms * learned.drafts.reading(self._num_read)
+        rates, times, draft_ms = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
+        number, is_exploring, reason = PLAIN, False, "no room for a draft"
         if room:
-            is_known = not self._is_timed or learned.passes.is_plain_known(num_rows, context)
-            number, is_exploring, reason = learned.decide(
-                rates, times, self.max_latency_ms, reading_ms, num_rows, is_known
-            )
-        self._chosen, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
+            number, is_exploring, reason = self._decide(rates, times, reading_ms)
+        self._number, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
         self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]
         self.choice = Choice(names[number], reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
-        self._num_unread = 0 if policy is not None else self._num_read // num_rows + 1
+        self._num_unread = self._num_read // num_rows + 1 if policy is None else 0
         if policy is None:
             return False
         if isinstance(policy, StoppedBestFirst):
-            level_ms = learned.drafts(num_rows).level_ms
-            share = EXPLORED_SHARE if is_exploring else 1.0
-            policy.least_gain = share * self._rate * level_ms / NEXT_LEVEL_SHARE
-            policy.num_passes = 0
+            self._set_prices(policy, EXPLORED_SHARE if is_exploring else 1.0)
         self.current = policy
         return True
 
+    def _predict(self, ms_per_token: float) -> Rates:
+        """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
+        learned, num_rows = self._learned, self._num_rows
+        accepted, nodes, num_passes = learned.acceptance.expected
+        draft = learned.drafts.predict(num_passes, num_rows * learned.candidates.num_nodes)
+        draft_ms = learned.passes.unit_ms * draft + ms_per_token * (1 + accepted)
+        draft_ms[PLAIN] = 0.0
+        step_ms = draft_ms + self._pass_ms(1 + nodes)
+        return (1 + accepted) / step_ms, step_ms, draft_ms
+
+    def _pass_ms(self, nodes_per_row: Float[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+        return self._learned.passes.predict(self._num_rows * nodes_per_row, self._num_rows, self._context)
+
+    def _decide(
+        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float
+    ) -> tuple[int, bool, str]:
+        """The number of the candidate to take, whether it is taken to explore, and the reason."""
+        learned, drafting = self._learned, rates.copy()
+        if len(rates) == 1:
+            return PLAIN, False, "max_nodes=1"
+        drafting[PLAIN] = 0.0
+        if self.max_latency_ms is not None:
+            drafting[times > self.max_latency_ms] = 0.0
+        best = int(drafting.argmax())
+        if best == PLAIN:
+            return PLAIN, False, "every draft is predicted to exceed max_latency_ms"
+        gain = drafting[best] / rates[PLAIN]
+        if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
+            return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
+        learned.break_even = times[best] / times[PLAIN] - 1
+        if gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
+            learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
+            trees, is_exploring = learned.candidates.by_depth.get(ANY_DEPTH), learned.num_drafts % EXPLORED_EVERY == 0
+            if (learned.num_drafts <= FIRST_TREES or is_exploring) and trees and drafting[trees].any():
+                tree = trees.start + int(drafting[trees].argmax())
+                return tree, is_exploring, "a tree in any case: it shows chains too"
+            return best, False, f"{gain:.2f} times plain"
+        if learned.num_plain >= max(learned.wait, reading_ms / (READING_SHARE * times[PLAIN])):
+            learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
+            return best, False, "probed again after plain steps"
+        learned.num_plain += 1
+        return PLAIN, False, f"the best draft is {gain:.2f} times plain"
+
+    def _set_prices(self, policy: StoppedBestFirst, share: float) -> None:
+        """What another level, and a node, must gain."""
+        one, most = self._pass_ms(np.array([1, policy.num_nodes]))
+        rate, level_ms = share * self._rate, self._learned.drafts.pass_share * self._learned.passes.unit_ms
+        policy.least_gain = rate * level_ms / NEXT_LEVEL_SHARE
+        policy.least_value = rate * VALUE_SHARE * float(most - one) / (policy.num_nodes - 1)
+        policy.num_passes = 0
+
     def trim(self, trees: TreeBatch) -> TreeBatch:
         """Keep the nodes that are worth the time to verify them, in trees of selected children with values."""
-        is_selected = trees.draft_probs is None and trees.values is not None and trees.max_nodes > 1
-        if is_selected and self._call.is_sampling and not self._is_selecting:
-            self._is_selecting, self._learned = True, self._learned_of_call()  # Learns from the next step on.
+        learned, is_selected = self._learned, trees.draft_probs is None and trees.values is not None
+        self._trees = drafted = learned.acceptance.read(trees)
+        most = max(trees.max_nodes, self.max_nodes)
+        ms = self._pass_ms(np.arange(1, most + 1))
+        worth = self._rate * (ms - ms[0])
+        learned.acceptance.add(drafted, self._number, self._num_passes(), worth if is_selected else None)
+        if not is_selected:
             return trees
-        drafted = self._drafted = self._learned.acceptance.read(trees)
-        self._is_trimming = is_selected
-        most = trees.max_nodes - 1
-        num_kept = self._num_kept(drafted) if self._is_trimming else most
-        if num_kept == most:
+        probs = [[tree.probs[node] for node in tree.order] for tree in drafted]
+        kept = self._most_valuable(probs, ms, worth)
+        if kept == list(map(len, probs)):
             return trees
-        return trees.select_nodes([[0, *sorted(row)] for row in drafted.order[:, :num_kept].tolist()])
+        return trees.select_nodes([[0, *sorted(tree.order[:n])] for tree, n in zip(drafted, kept, strict=True)])
 
-    def _num_kept(self, drafted: DraftedTrees) -> int:
-        """The number of nodes below the roots that gains most tokens, less what its time is worth; the best ones."""
-        num_rows, most = len(drafted.probs), len(drafted.probs[0])
-        gains = np.zeros(most + 1)
-        drafted.probs.sum(0).cumsum(out=gains[1:])
-        cost = self._curve.take(np.arange(1, most + 2), mode="clip")
+    def _most_valuable(
+        self, probs: Sequence[Sequence[float]], ms: Float[np.ndarray, "t"], worth: Float[np.ndarray, "t"]
+    ) -> list[int]:
+        """How many of each row's nodes, best first, gain most tokens, less what their time is worth.
+
+        Padded rows cost as much as the longest one; flat ones share the nodes of a pass.
+        """
+        sizes = list(map(len, probs))
+        gains = np.zeros((len(probs), max(sizes) + 1))
+        for row, of_row in zip(gains, probs, strict=True):
+            row[1 : 1 + len(of_row)] = of_row
+        if self._call.is_flat:
+            price = self._rate * (ms[-1] - ms[0]) / max(len(ms) - 1, 1)
+            return (gains[:, 1:] > price).sum(1).tolist()
+        profits = gains.mean(0).cumsum() - worth[: gains.shape[1]]
         if self.max_latency_ms is not None:
-            gains[1:][cost[1:] + self._draft_ms > self.max_latency_ms] = -1.0
-        tokens_per_ms = num_rows * self._rate
-        profits = gains - tokens_per_ms * cost
+            profits[1:][ms[1 : len(profits)] + self._draft_ms > self.max_latency_ms] = -np.inf
         best = int(profits.argmax())
-        return best if profits[best] - profits[most] > tokens_per_ms * CUT_MS else most
+        is_worth_it = profits[best] - profits[-1] > self._rate * CUT_MS
+        return [min(size, best) for size in sizes] if is_worth_it else sizes
 
-    def update(self, step: VerifiedStep) -> None:
-        """See `LearningPolicy`."""
-        drafted = self._drafted
-        if drafted is None:
-            return
-        self._learned.update(len(step.emitted[0]) - 1)
-        loss = self._rate if self._is_trimming else 0.0
-        self._learned.acceptance.update(drafted, step.emitted, self._chosen, self._num_passes(), self._curve, loss)
-
-    def update_times(self, trees: TreeBatch, draft_ms: float, other_ms: float) -> None:
+    def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
+        learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
+        num_nodes = step.trees.num_nodes.tolist()
+        if trees:
+            # A server's requests may have left since they were drafted for.
+            verified = learned.acceptance.read(step.trees) if self._call.is_flat else trees
+            learned.acceptance.update(verified, num_nodes, step.emitted)
+            if learned.wait > FIRST_WAIT and sum(map(len, step.emitted)) / num_rows - 1 > learned.break_even:
+                learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if not self._is_timed:
             return
-        num_rows, context = self._size
-        self._learned.passes.update(num_rows, context, trees.max_nodes, other_ms)
-        if self._drafted is not None:
-            nodes, drafts = int(self._drafted.num_nodes.sum()), self._learned.drafts(num_rows)
-            if self._num_read > MANY_UNREAD * num_rows:  # What that took says little of drafting.
-                expected_ms = drafts.of_step(self._num_passes(), nodes)
-                self._learned.reading.update(self._num_read, draft_ms - expected_ms)
-            else:
-                drafts.update(self._num_passes(), nodes, draft_ms)
+        if other_ms is not None:
+            num_tokens = sum(num_nodes) if self._call.is_flat else num_rows * step.trees.max_nodes
+            learned.passes.update(num_tokens, num_rows, self._context, other_ms)
+        if trees:
+            drafted, time = sum(len(tree.order) for tree in trees), draft_ms / learned.passes.unit_ms
+            learned.drafts.update(self._num_passes(), drafted, self._num_read, self._num_rows, time)
 
     def _num_passes(self) -> int:
         """Draft passes of the last step; of chains the levels."""
         if isinstance(self.current, StoppedBestFirst):
             return self.current.num_passes
-        return 0 if self._drafted is None else int(self._drafted.depths.max())
+        return max((max(tree.depths) for tree in self._trees), default=0)

@@ -27,7 +27,7 @@ from treespec.verification.traversal import BlockVerification, Traversal
 
 NO_TOKEN = -1
 DRAWN_AHEAD = 1 << 24
-"""Up to so many numbers, drawing after all nodes takes a device less time than waiting for the one to draw after."""
+"""Up to this many numbers, drawing after all nodes takes a device less time than waiting for the one to draw after."""
 
 
 class DenseForm(NamedTuple):

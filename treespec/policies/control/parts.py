@@ -1,0 +1,88 @@
+"""Which part of a merge is not worth its time, where `tree="auto"` says what time is worth."""
+
+from collections import defaultdict, deque
+from math import sqrt
+from statistics import fmean, median, pstdev
+from time import perf_counter
+
+from treespec.protocols import Drafter
+from treespec.tree import TreeBatch
+
+FIRST_STEPS = 12
+"""All parts are asked until this many steps have said what one adds."""
+FIRST_WAIT, LONGEST_WAIT = 16, 64
+"""Steps without a part before it is asked again, doubled while it is not worth its time: a head then reads all that was
+decoded without it, which takes batches a step's time."""
+EXAMINED_EVERY = 4
+"""After the first steps: how many of the steps that ask all parts measure what one adds."""
+CLEARLY = 1.5
+"""A part is left out where its time is worth this many times what it adds: one that hardly pays costs little."""
+LEAST_WORTH = 0.1
+"""Accepted tokens that a part's time must be worth before it is asked what it adds, which takes time as well."""
+NUM_TIMES, NUM_GAINS = 9, 64
+"""The last drafts whose median is a part's time, so that cold ones soon do not count, and whose mean is its gain."""
+
+
+class PartChoice:
+    """Per part of a merge the milliseconds of a draft, and the accepted tokens that it added to the others'.
+
+    Attributes:
+        left_out: the part that this step does not ask.
+        examined: the part of which `update` needs to know what it added, in some of the steps that ask all.
+    """
+
+    def __init__(self, num_parts: int) -> None:
+        self._ms = [defaultdict[int, deque[float]](lambda: deque(maxlen=NUM_TIMES)) for _ in range(num_parts)]
+        """By rows of a batch, those of one power of two together."""
+        self._gains = [deque[float](maxlen=NUM_GAINS) for _ in range(num_parts)]
+        self._num_steps = self._num_without = self._size = 0
+        self._wait, self.clock = FIRST_WAIT, perf_counter
+        self.left_out: int | None = None
+        self.examined: int | None = None
+        self._behind: int | None = None  # The part that did not follow the last step.
+
+    def choose(self, tokens_per_ms: float, num_rows: int, drawing: int | None = None) -> None:
+        """Leave out the slowest part where its time is worth more than what it adds; never the one that draws.
+
+        One part at most: what two of them add together is not known. A part that may add enough, by two standard errors
+        of what it has added, stays: left out, it would show little of itself.
+
+        Args:
+            tokens_per_ms: accepted tokens per row that time is worth.
+        """
+        self._num_steps, self._size = self._num_steps + 1, num_rows.bit_length()
+        self._behind, self.left_out, self.examined = self.left_out, None, None
+        times = [0.0 if part == drawing else self._time(part) for part in range(len(self._ms))]
+        part = max(range(len(times)), key=times.__getitem__)
+        worth, gains = tokens_per_ms * times[part], self._gains[part]
+        if worth < LEAST_WORTH:
+            return
+        is_known = len(gains) >= FIRST_STEPS
+        if is_known and worth > CLEARLY * (fmean(gains) + 2 * pstdev(gains) / sqrt(len(gains))):
+            self._num_without += 1
+            if self._num_without <= self._wait:
+                self.left_out = part
+                return
+            self._num_without, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+            self.examined = part
+        else:
+            self._num_without, self._wait = 0, FIRST_WAIT
+            if not is_known or self._num_steps % EXAMINED_EVERY == 0:
+                self.examined = part
+
+    def _time(self, part: int) -> float:
+        known = [size for size, ms in self._ms[part].items() if ms]
+        return median(self._ms[part][min(known, key=lambda size: abs(size - self._size))]) if known else 0.0
+
+    def propose(self, part: int, drafter: Drafter, max_depth: int) -> TreeBatch:
+        """A part's trees, and its time: not where it has to read first what was decoded without it."""
+        start = self.clock()
+        trees = drafter.propose(max_depth)
+        if part != self._behind:
+            self._ms[part][self._size].append(1e3 * (self.clock() - start))
+        return trees
+
+    def update(self, num_added: float) -> None:
+        """Learn how many accepted tokens, a mean over rows, the others would not have had without `examined`."""
+        assert self.examined is not None
+        self._gains[self.examined].append(num_added)
