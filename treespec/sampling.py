@@ -113,17 +113,8 @@ def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
     return cdf.masked_fill(weights == 0, 0.0).cummax(-1).values
 
 
-def draw_without_replacement(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k draws (at most V) per distribution [..., V] by `race`: int64 [..., k] in drawing order, and bool [..., k].
-
-    The flag is False where fewer than k tokens had positive mass.
-    """
-    tokens, speeds = race(probs, k, generator)
-    return tokens, speeds > 0
-
-
 def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The k first arrivals of independent exponential clocks with rates `probs`, float [..., V].
+    """k draws without replacement (at most V): the first arrivals of exponential clocks with rates `probs` [..., V].
 
     They have exactly the distribution of successive draws from the renormalised rest: Gumbel top-k (Kool et al. 2019)
     on another scale, `exp(-Gumbel)`. Returns tokens int64 [..., k], first arrival first, and speeds float64 [..., k],

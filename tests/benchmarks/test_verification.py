@@ -30,7 +30,7 @@ from benchmarks.verification import run as verification
 from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
 from treespec.lab.store import Store
 from treespec.literature.optimum import shape_inclusion, tree_bound
-from treespec.sampling import draw_without_replacement
+from treespec.sampling import race
 from treespec.testing import enumerate_traces
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
@@ -80,7 +80,7 @@ def test_sampled_bound_has_the_mean_of_the_whole_tree_bound(siblings):
 
 def test_slot_probabilities_are_frequencies():
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    pairs, _ = draw_without_replacement(probs.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
+    pairs, _ = race(probs.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
     for token in range(4):
         drawn = (pairs == token).double().mean(0).tolist()
         assert sibling_probs(WITHOUT_REPLACEMENT, probs, token, 2) == pytest.approx(drawn, abs=0.01)

@@ -120,6 +120,8 @@ class TreeBuilder:
         chosen: Children,
         values: Float[np.ndarray, "B F k"],
         columns: Int[np.ndarray, "*rows w"],
+        *,
+        is_read: bool = True,
     ) -> Int[np.ndarray, "B w"]:
         """Add a level of children; returns their columns.
 
@@ -129,18 +131,10 @@ class TreeBuilder:
             values: the children's path values.
             columns: [w] or [B, w] into the F * k children: those to be added, in this order. Siblings must keep their
                 verification order, and of sampled siblings only later ones may be left out.
+            is_read: see `grow`.
         """
-        self._read_levels()
-        return self._add(nodes, chosen, values, columns)
-
-    def _add(
-        self,
-        nodes: Int[np.ndarray, "B F"],
-        chosen: Children,
-        values: Float[np.ndarray, "B F k"],
-        columns: Int[np.ndarray, "*rows w"],
-    ) -> Int[np.ndarray, "B w"]:
-        """See `add`."""
+        if is_read:
+            self._read_levels()
         k = chosen.tokens.shape[-1]
         columns = columns + self.root  # One list for every row; `broadcast_to` takes longer.
         parents = np.asarray(nodes)[self._rows, columns // k]
@@ -181,7 +175,7 @@ class TreeBuilder:
             unread = UnreadLevel(picked, widths, np.asarray(nodes), chosen, self.tokens.shape[1])
             self._unread.append(unread)
             level = unread.stand_in()
-            return self._add(nodes, level, level.probs, chosen)
+            return self.add(nodes, level, level.probs, chosen, is_read=False)
         (level,) = read_children([(picked, widths)])
         return self.add(nodes, level, self.take(self.values, nodes)[..., None] * level.probs, chosen)
 

@@ -17,6 +17,7 @@ from treespec.tree.arrays import (
     PADDING_PARENT,
     POINT_MASS,
     ROOT_PARENT,
+    Item,
     TreeArrays,
     ancestor_mask,
     check_shapes,
@@ -70,28 +71,25 @@ class TreeBatch(TreeArrays):
         """
         if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
             raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")
-        width = max(tree.num_nodes for tree in trees)
         tables = {id(tree.draft_probs): tree.draft_probs for tree in trees}
         probs = [table for table in tables.values() if table is not None]
         if len({table.shape[1] for table in probs}) > 1:
             raise InvalidTreeError(f"trees of one batch must share V, got {[list(table.shape) for table in probs]}")
         offsets = dict(zip(map(id, probs), accumulate(map(len, probs), initial=0), strict=False))
-        draft_rows = []
-        for tree in trees:
-            row = torch.tensor(tree.draft_index_list, device="cpu")
-            draft_rows.append(torch.where(row >= 0, row + offsets.get(id(tree.draft_probs), 0), row))
-        flags = [torch.tensor(tree.is_without_replacement_list, device="cpu") for tree in trees]
+        firsts = [offsets.get(id(tree.draft_probs), 0) for tree in trees]
+        drawn = [tree.draft_index_list for tree in trees]
+        rows = [[row + first if row >= 0 else row for row in index] for index, first in zip(drawn, firsts, strict=True)]
 
-        def pad(rows: list[Tensor], value: int) -> Tensor:
-            return torch.stack([torch.nn.functional.pad(r.cpu(), (0, width - len(r)), value=value) for r in rows])
+        def padded(rows: list[list[Item]], filler: Item) -> Tensor:
+            return torch.tensor(pad_rows(rows, filler), device="cpu")
 
         return cls(
-            tokens=pad([t.tokens for t in trees], 0),
-            parents=pad([t.parents for t in trees], PADDING_PARENT),
+            tokens=padded([tree.token_list for tree in trees], 0),
+            parents=padded([tree.parent_list for tree in trees], PADDING_PARENT),
             draft_probs=torch.cat(probs) if probs else None,
-            draft_index=pad(draft_rows, POINT_MASS) if probs else None,
-            is_without_replacement=pad(flags, 0) if probs else None,
-            is_width_fixed=all(t.is_width_fixed for t in trees),
+            draft_index=padded(rows, POINT_MASS) if probs else None,
+            is_without_replacement=padded([t.is_without_replacement_list for t in trees], False) if probs else None,
+            is_width_fixed=all(tree.is_width_fixed for tree in trees),
         )
 
     @classmethod
