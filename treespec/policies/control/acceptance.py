@@ -3,14 +3,14 @@
 A best-first tree holds all smaller ones and the chain of first children, so one drafted tree says what each of them
 would gain, and its least probable nodes what a larger tree would add.
 
-Axis letters: t numbers of nodes.
+Axis letters: c some candidates, t numbers of nodes.
 """
 
 from bisect import bisect
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from treespec.policies.calibration import Calibration
 from treespec.policies.control.candidates import Candidates
@@ -22,7 +22,7 @@ MOST_RANK, MOST_DEPTH = 3, 4
 """Later siblings and deeper nodes are corrected together."""
 PRIOR_TRIALS, TRIAL_MEMORY = 24.0, 0.997
 """See `Calibration`."""
-OUTCOME_MEMORY, PRIOR_ACCEPTED = 0.96, 3.0
+OUTCOME_MEMORY, PRIOR_ACCEPTED = 0.96, 6.0
 """The factor per drafted step on what was accepted, and the tokens that expectations without it count for."""
 STEP_MEMORY, PRIOR_STEPS = 0.985, 2.0
 """The factor per drafted step on what candidates have shown, and the steps that the first expectation counts for."""
@@ -128,11 +128,11 @@ class Acceptance:
                 nodes = np.minimum(sizes, kept)
                 self._count(numbers, [gains[nodes], nodes, np.minimum(min(num_passes, depth), sizes)])
 
-    def _count(self, numbers: slice, shown: Sequence[Float[np.ndarray, "c"]]) -> None:
+    def _count(self, numbers: slice, shown: Sequence[Num[np.ndarray, "c"]]) -> None:
         self._sums[:, numbers] = STEP_MEMORY * self._sums[:, numbers] + shown
         self._weights[numbers] = STEP_MEMORY * self._weights[numbers] + 1
 
-    def _of_chains(self, trees: Sequence[DraftedTree]) -> Sequence[Float[np.ndarray, "c"]]:
+    def _of_chains(self, trees: Sequence[DraftedTree]) -> Sequence[Num[np.ndarray, "c"]]:
         """Chains of first children; where they end they are continued at their last rate."""
         lengths = self._candidates.num_nodes[self._candidates.chains]
         levels = np.ones((len(trees), 1 + max(lengths, default=0)))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from treespec.checks import ShowsOptions, check_count, check_number
 from treespec.errors import ConfigError
@@ -176,7 +176,7 @@ class Control(ShowsOptions, StepControl):
         step_ms = draft_ms + self._pass_ms(1 + nodes)
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
-    def _pass_ms(self, nodes_per_row: Float[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+    def _pass_ms(self, nodes_per_row: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         return self._learned.passes.predict(self._num_rows * nodes_per_row, self._num_rows, self._context)
 
     def _decide(
