@@ -93,7 +93,7 @@ class Control(ShowsOptions, StepControl):
         is_timed: bool | None = None,
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
-        self.given_max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
+        self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
         self.max_latency_ms, self.is_timed, self.pass_ms = max_latency_ms, is_timed, pass_ms
         if max_latency_ms is not None:
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")
@@ -109,7 +109,12 @@ class Control(ShowsOptions, StepControl):
     @property
     def max_nodes(self) -> int:
         """See `TreePolicy`."""
-        return self.given_max_nodes or MOST_NODES
+        return self._max_nodes or MOST_NODES
+
+    @property
+    def given_max_nodes(self) -> int | None:
+        """The argument `max_nodes`."""
+        return self._max_nodes
 
     @property
     def needs_pass_times(self) -> bool:
@@ -125,7 +130,7 @@ class Control(ShowsOptions, StepControl):
         found = {} if call.is_repeatable else self._kept
         key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(pass_ms or {}).items())
         if key not in found:
-            most = self.given_max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
+            most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
             candidates = Candidates(most, call.is_chain_only, call.is_sampling)
             found[key] = _Learned(candidates, pass_ms, call.draft_share)
         self._learned = found[key]
